@@ -8,11 +8,11 @@ from .moves import Moves
 from .pool import Retained
 from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Run, Span, first_of, num_nodes
 from .sharing import Hit
-from .side_content import HitEnd
+from .side_content import HitEnd, Part
 from .views import GroupStats, GroupTables, MemoryStats, RowView, TierView
 
 __all__ = [
     "DEVICE", "HOST", "NO_BLOCKS", "Admission", "BlockManager", "Blocks", "Cleared", "Composed", "Event", "GroupStats",
-    "GroupTables", "Hit", "HitEnd", "LayerGroup", "Layout", "Memory", "MemoryStats", "Moves", "Node", "Removed",
-    "RestartPoint", "Retained", "RowView", "Run", "Span", "Stored", "TierView", "first_of", "num_nodes",
+    "GroupTables", "Hit", "HitEnd", "LayerGroup", "Layout", "Memory", "MemoryStats", "Moves", "Node", "Part",
+    "Removed", "RestartPoint", "Retained", "RowView", "Run", "Span", "Stored", "TierView", "first_of", "num_nodes",
 ]  # fmt: skip

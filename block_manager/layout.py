@@ -95,6 +95,7 @@ class Layout:
 
     block_pages   pages that a row draws with one more block, over all groups that have blocks
     full_pages    of them those of the full group; 0 without one
+    pages_of_place  of a block, by place on the device (`PrefixIndex.pools`)
     state_pages   pages that a row draws with its first block besides
     spare_pages   pages that a row may need for a moment, beyond what it holds: where content is kept, other states
     """
@@ -116,6 +117,7 @@ class Layout:
         self.states = tuple(side for side in self.sides if side.is_state)
         # Table, place and pages of each group that has blocks.
         self.of_blocks = ((0, 0, self.full_pages), *((side.table, side.place, side.pages) for side in self.bounded))
+        self.pages_of_place = {0: self.full_pages} | {side.place: side.pages for side in self.sides}
         self.block_pages = self.full_pages + sum(side.pages for side in self.bounded)
         self.state_pages = sum(side.pages for side in self.states)
         self.spare_pages = self.state_pages if keeps else 0

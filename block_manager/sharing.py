@@ -24,7 +24,7 @@ from .layout import Counts
 from .pool import Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
 from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
-from .side_content import HitEnd, SideContent
+from .side_content import HitEnd, Part, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
 from .views import WINDOW
@@ -400,22 +400,49 @@ class Content:
                 return spans[:i] + here, [(run, first + num, stop), *spans[i + 1 :]]
         return spans, []
 
-    def pin(self, spans: list[Span]) -> Blocks:
-        """Hold the blocks of these nodes, which the device has, until `unpin`. Returns them, int64 [n]."""
-        blocks = self._index.blocks_of(DEVICE, spans).copy()
-        self._index.pools[DEVICE].keep(blocks)
-        return blocks
+    def within(self, spans: list[Span], room: int, *, with_end: bool = False) -> tuple[int, list[Part]]:
+        """How many of these confirmed blocks, behind which every group can stand, are on the device or come to it with `room`
+        free pages; and what a row takes of them there. `with_end`: the end of a row behind all of them, too."""
+        here, there = self.split(spans)
+        num_here, sides = num_nodes(here), self._sides
+        if sides is None:
+            there = first_of(there, room)
+            blocks = np.append(self._index.blocks_of(DEVICE, here), np.full(num := num_nodes(there), -1))
+            return num_here + num, [(DEVICE, here + there, blocks)]
+        # By the part of the spans, and the tiers.
+        looked = ((here, 1), (spans, 1 + (self._offload is not None)))
+        found, both = [sides.standing(each, tiers, with_end=with_end) for each, tiers in looked]
+        best, parts = sides.cheapest(found, both, 0, room, lambda *_: True)
+        return best.hit.num_blocks, parts or sides.taken_by(best, 0, num_here)
 
-    def unpin(self, blocks: Blocks) -> None:
-        self._index.pools[DEVICE].let_go(blocks.copy())
+    def lacks(self, parts: list[Part]) -> bool:
+        """Whether only the host has some of these blocks."""
+        return any((blocks == -1).any() for _, _, blocks in parts)
 
-    def fetch(self, here: list[Span], there: list[Span]) -> None:
-        """Plan copies of nodes that only the host has, behind those that the device has, to free blocks of the device, where
-        all of them are cached as just used."""
+    def pages_of(self, parts: list[Part]) -> int:
+        """The pages of those of these blocks that the device has."""
+        pages = self._growth.layout.pages_of_place
+        return sum(int(np.count_nonzero(blocks >= 0)) * pages[place] for place, _, blocks in parts)
+
+    def pin(self, parts: list[Part]) -> list[tuple[int, Blocks]]:
+        """Hold what the device has of these parts until `unpin`. Returns places, and blocks, int64 [n]."""
+        held = [(place, blocks[blocks >= 0]) for place, _, blocks in parts]
+        for place, blocks in held:
+            self._index.pools[place].keep(blocks)
+        return held
+
+    def unpin(self, held: list[tuple[int, Blocks]]) -> None:
+        for place, blocks in held:
+            self._index.pools[place].let_go(blocks.copy())
+
+    def fetch(self, parts: list[Part]) -> None:
+        """Plan copies of what only the host has of these parts to free blocks of the device, where all is cached as just used."""
         assert self._offload is not None, "content is on the host alone only where it is offloaded"
-        pool, blocks = self._index.pools[DEVICE], self._index.blocks_of(DEVICE, here)
-        pool.hold(blocks)
-        pool.release(np.concatenate([blocks, self._offload.load(there)]))
+        # What comes later in a prompt goes first, and what windows and states have before all of the full group.
+        brought = self._offload.bring(parts)[::-1]
+        brought.sort(key=lambda held: held[0] == DEVICE)
+        for place, blocks in brought:
+            self._index.pools[place].release(blocks)
 
     def demote(self, way: list[Node], most: int | None = None) -> tuple[Blocks, int]:
         """Let the end of a way that nothing goes on behind, its last `most` blocks, be the next to be evicted, whatever retained

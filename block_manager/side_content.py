@@ -95,7 +95,7 @@ class SideContent:
         self._index, self._tables, self._device = index, growth.tables, growth.device
         self._layout, self._size = growth.layout, growth.tables.block_size
         layout = self._layout
-        self._pages = {DEVICE: layout.full_pages} | {side.place: side.pages for side in layout.sides}
+        self._pages = layout.pages_of_place
         # Where rows ended within a block; None without states, or where no row begins there.
         has_ends = row_ends and layout.keeps and bool(layout.states)
         self.ends = RowEnds(index, growth) if has_ends else None
@@ -119,6 +119,11 @@ class SideContent:
         first `tiers` have, 1: the device."""
         stands = self._stands(match, have, row, tiers)
         return _cut(Found(match, stands, NOTHING, None), _last(np.logical_and.reduce(stands)))
+
+    def standing(self, spans: list[Span], tiers: int, *, with_end: bool) -> Found:
+        """`longest` of confirmed nodes, or, `with_end`, the end of a row behind all of them."""
+        found = self.longest(Match(spans, num_nodes(spans), -1), tiers=tiers)
+        return self.ends.behind(found, tiers) if with_end and spans and self.ends is not None else found
 
     def find(
         self, path: Path, tokens: NDArray[np.int32], match: Match, have: int = 0, row: int = -1, tiers: int = 1
@@ -493,15 +498,23 @@ class RowEnds:
             needed = layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
             if num_blocks < hit.num_blocks or not is_theirs or room < needed:
                 continue
-            places = [DEVICE, *(side.place for side in layout.sides)]
-            is_whole = all(any(end.block(place + tier, 0) >= 0 for tier in range(tiers)) for place in places)
-            # Where the row stands already, its windows do.
-            if num_blocks and is_whole:
-                sides = zip(self._layout.sides, stands, strict=True)
-                is_whole = all(side.is_state or its[num_blocks - 1] for side, its in sides)
-            if is_whole:
+            if self._is_whole(end, stands, num_blocks, tiers):
                 return _cut(found, num_blocks)._replace(end=end)
         return found
+
+    def behind(self, found: Found, tiers: int) -> Found:
+        """What was `found`, or the end of a row behind all of its match."""
+        run, _, stop = found.match.spans[-1]
+        end, num = self._index.end_of(run, stop - 1), found.match.num_blocks
+        is_whole = end is not None and self._is_whole(end, found.stands, num, tiers)
+        return _cut(found, num)._replace(end=end) if is_whole else found
+
+    def _is_whole(self, end: Run, stands: list[NDArray[np.bool_]], num_blocks: int, tiers: int) -> bool:
+        """Whether these tiers have all of an end behind so many blocks, and windows stand there."""
+        is_there = all(any(end.block(at + tier, 0) >= 0 for tier in range(tiers)) for at in self._layout.pages_of_place)
+        # Where the row stands already, its windows do.
+        sides = zip(self._layout.sides, stands, strict=True) if num_blocks else ()
+        return is_there and all(side.is_state or its[num_blocks - 1] for side, its in sides)
 
     def _below(self, path: Path, match: Match, most: int) -> Iterator[tuple[int, Run]]:
         """The ends of the first `most` nodes of a match, and of the node before, with the number of nodes: longest first."""

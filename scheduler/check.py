@@ -32,10 +32,13 @@ def violations_of(state: State) -> list[str]:
                 found.append(f'9: request "{request.id}" is {request.status.value} and stands in the {name} queue.')
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
-    if state.manager.blocks.kept != Counter(held := state.outstanding.held() + state.hints.held()):
-        found.append(
-            f"2: blocks {held} are pinned, or held for ended requests; memory keeps {state.manager.blocks.kept}."
-        )
+    held = {pool: Counter[int]() for pool in (state.manager.blocks, state.manager.device)}
+    held[state.manager.blocks].update(state.outstanding.held())
+    for place, blocks in state.hints.held():
+        held[state.manager.index.pools[place]].update(blocks.tolist())
+    for pool, wanted in held.items():
+        if pool.kept != wanted:
+            found.append(f"2: blocks {dict(wanted)} are pinned, or held for ended requests; memory keeps {pool.kept}.")
     found += _rows(state) + _in_flight(state) + state.waiting.violations(state.requests.values(), state.idle)
     found += state.hints.violations(
         [each.request.session_id for each in state.requests.values() if each.request.session_id]

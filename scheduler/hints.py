@@ -15,7 +15,7 @@ import numpy as np
 from paged.base.arguments import token_array
 from paged.base.fields import Finite, Level, Name, checked_fields
 from paged.base.words import counted
-from paged.block_manager import Blocks, Memory, Node, Retained, Run, Span, first_of, num_nodes
+from paged.block_manager import Blocks, Memory, Node, Part, Retained, Run, num_nodes
 from paged.errors import InvalidHint, InvalidNamespace, InvalidTokens
 
 from .request import RequestState, Retention, request_root
@@ -73,7 +73,9 @@ class Pin(msgspec.Struct, frozen=True, eq=False, gc=False):
     target: tuple[str, object]
     tenant: str | None
     until: float
-    blocks: Blocks
+    num_blocks: int
+    num_pages: int
+    held: list[tuple[int, Blocks]]
 
 
 class Hints:
@@ -89,8 +91,8 @@ class Hints:
         self._retained: OrderedDict[tuple[str, object], Retained] = OrderedDict()
         # The first time at which a pin ends.
         self.next_end = math.inf
-        # Ways that the next step brings to the device, as far as there is room.
-        self.to_fetch: list[list[Node]] = []
+        # Ways that the next step brings to the device, as far as there is room, and whether with the end of a row.
+        self.to_fetch: list[tuple[list[Node], bool]] = []
 
     def carry_out(self, hint: Hint, request: RequestState | None) -> HintOutcome:
         """Carry out a checked hint; `request`: the live one that it is of."""
@@ -109,43 +111,45 @@ class Hints:
             retention = Retention(priority=hint.priority, lasts=hint.lasts)
             if not self.sessions.expect(session, hint.waits_for, retention):
                 return HintOutcome("deferred", "it counts from the end of the turn that lives.")
-            return self._done(self._content.spans_of(session.way), session.num_blocks, "retained")
+            return self._done(num_nodes(self._content.spans_of(session.way)), session.num_blocks, "retained")
         if session is not None:
-            return self._of_content(hint, session.way, self._content.spans_of(session.way), session.num_blocks)
+            return self._of_content(hint, session.way, session.num_blocks)
         if request is not None and hint.action != "prefetch":
             request.defer(hint)
             return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes, as far as it can be then.')
         if request is not None and request.live_rows:
             return HintOutcome("accepted", f'"{request.id}" has been admitted, and holds it.')
         tokens, root = (hint.tokens, hint.root) if request is None else (request.first_tokens, request.root)
-        spans = self._content.confirmed(tokens, root)
-        return self._of_content(hint, self._content.way_to(spans), spans, len(tokens) // self._size)
+        way = self._content.way_to(self._content.confirmed(tokens, root))
+        return self._of_content(hint, way, len(tokens) // self._size, was_left=False)
 
     def finish(self, request: RequestState, way: list[Node]) -> None:
         """Carry out what was deferred until the request finished, which left this way."""
         for hint in request.hints:
-            self._of_content(hint, way, self._content.spans_of(way), 0)
+            self._of_content(hint, way, 0)
 
-    def _of_content(self, hint: Hint, way: list[Node], spans: list[Span], wanted: int) -> HintOutcome:
-        """`wanted`: its blocks, cached or not."""
-        if not spans:
+    def _of_content(self, hint: Hint, way: list[Node], wanted: int, *, was_left: bool = True) -> HintOutcome:
+        """`wanted`: its blocks, cached or not. `was_left`: a row ended there."""
+        if not (spans := self._content.spans_of(way)):
             return HintOutcome("missing", "no full block of it is in the cache.")
         if hint.action == "retain":
             self._retain(hint, way[0])
-            return self._done(spans, wanted, "retained")
+            return self._done(num_nodes(spans), wanted, "retained")
         if hint.action == "demote":
             return self._demoted(self._content.demote(way)[1])
-        if self._manager.sides is not None:
-            return HintOutcome("rejected", f"{hint.action} is not for layers of several kinds.")
-        here, there = self._content.split(spans)
         if hint.action == "pin":
-            return self._pin(hint, here, wanted)
-        if there and not self._manager.host_caching:
+            here, _ = self._content.split(spans)
+            return self._pin(hint, *self._content.within(here, 0, with_end=was_left), wanted)
+        _, parts = self._content.within(spans, self._manager.num_blocks, with_end=was_left)
+        if (is_lacking := self._content.lacks(parts)) and not self._manager.host_caching:
             return HintOutcome("rejected", "the host keeps no content (host_caching).")
-        if there and not self._room():
+        if is_lacking and not self._room():
             return HintOutcome("rejected", "no block of the device is free; others are not evicted for it.")
-        self.to_fetch += [way] if there and way not in self.to_fetch else []
-        return self._done(here + first_of(there, self._room()), wanted, "on the device, or will be after the next step")
+        num, _ = self._content.within(spans, self._room(), with_end=was_left)
+        if not num:
+            return HintOutcome("missing", "no prompt can begin with what is in the cache, or there is room for.")
+        self.to_fetch += [(way, was_left)] if is_lacking and (way, was_left) not in self.to_fetch else []
+        return self._done(num, wanted, "on the device, or will be after the next step")
 
     def _retain(self, hint: Hint, node: Node) -> None:
         """Retain a node as the hint says, and no longer as the last one of the same target said."""
@@ -173,34 +177,36 @@ class Hints:
         self.sessions.forget(session)
         return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
 
-    def _done(self, spans: list[Span], wanted: int, what: str) -> HintOutcome:
-        num = num_nodes(spans)
+    def _done(self, num: int, wanted: int, what: str) -> HintOutcome:
         status, of_all = ("clipped", f" of {wanted:,}") if num < wanted else ("accepted", "")
         return HintOutcome(status, f"{num:,}{of_all} blocks are {what}.", num * self._size)
 
-    def _pin(self, hint: Hint, spans: list[Span], wanted: int) -> HintOutcome:
-        if not (num := num_nodes(spans)):
-            return HintOutcome("missing", "no full block of it is on the device; prefetch it first.")
+    def _pin(self, hint: Hint, num: int, parts: list[Part], wanted: int) -> HintOutcome:
+        if not num:
+            return HintOutcome("missing", "no prompt can begin with what the device has of it; prefetch it first.")
         others = [pin for pin in self.pins if (pin.target, pin.tenant) != (hint.target, hint.tenant)]
         of_tenant = [pin for pin in others if pin.tenant == hint.tenant]
         caps = ("max_pinned", self._max_pinned, others), ("max_pinned_per_tenant", self._max_per_tenant, of_tenant)
+        pages = self._content.pages_of(parts)
         for name, most, pins in caps:
-            have = sum(len(pin.blocks) for pin in pins)
-            if most is not None and have + num > most:
-                return HintOutcome("rejected", f"{num:,} blocks beside {have:,} pinned ones exceed {name} ({most:,}).")
-        pin = Pin(hint.target, hint.tenant, self._until(hint), self._content.pin(spans))
+            have = sum(pin.num_pages for pin in pins)
+            if most is not None and have + pages > most:
+                return HintOutcome(
+                    "rejected", f"{pages:,} blocks beside {have:,} pinned ones exceed {name} ({most:,})."
+                )
+        pin = Pin(hint.target, hint.tenant, self._until(hint), num, pages, self._content.pin(parts))
         self._unpin(hint.target, hint.tenant)
         self.pins.append(pin)
         self.next_end = min(self.next_end, pin.until)
-        return self._done(spans, wanted, "pinned")
+        return self._done(num, wanted, "pinned")
 
     def _unpin(self, target: tuple[str, object], *tenants: str | None) -> HintOutcome:
         """End the pins of a target, of one tenant or of all."""
         gone = [pin for pin in self.pins if pin.target == target and (not tenants or pin.tenant in tenants)]
         self.pins = [pin for pin in self.pins if pin not in gone]
         for pin in gone:
-            self._content.unpin(pin.blocks)
-        num = sum(len(pin.blocks) for pin in gone)
+            self._content.unpin(pin.held)
+        num = sum(pin.num_blocks for pin in gone)
         if not gone:
             return HintOutcome("missing", "it is not pinned.")
         return HintOutcome("accepted", f"{counted(num, 'block')} are pinned no longer.", num * self._size)
@@ -210,10 +216,10 @@ class Hints:
 
     def fetch(self) -> None:
         """Plan the copies of what was to be prefetched, as far as it is still on the host alone and there is room."""
-        for way in self.to_fetch:
-            here, there = self._content.split(self._content.spans_of(way))
-            if spans := first_of(there, self._room()):
-                self._content.fetch(here, spans)
+        for way, was_left in self.to_fetch:
+            _, parts = self._content.within(self._content.spans_of(way), self._room(), with_end=was_left)
+            if self._content.lacks(parts):
+                self._content.fetch(parts)
         self.to_fetch = []
 
     def expire(self, now: float) -> None:
@@ -224,7 +230,7 @@ class Hints:
 
     def num_pinned(self, session_id: str | None = None) -> int:
         """Return the blocks that hints have pinned, or those of hints that name this session."""
-        return sum(len(pin.blocks) for pin in self.pins if session_id is None or pin.target == ("session", session_id))
+        return sum(pin.num_pages for pin in self.pins if session_id is None or pin.target == ("session", session_id))
 
     def _until(self, hint: Hint) -> float:
         return math.inf if hint.lasts is None else self.sessions.now() + hint.lasts
@@ -235,9 +241,9 @@ class Hints:
         found = [f"8: {num} blocks are pinned; {self._max_pinned} may be."] if num > self._max_pinned else []
         return found + self.sessions.violations(sessions)
 
-    def held(self) -> list[int]:
-        """Return the pinned blocks, each as often as it is."""
-        return [block for pin in self.pins for block in pin.blocks.tolist()]
+    def held(self) -> list[tuple[int, Blocks]]:
+        """Return places and the blocks there that are pinned, each as often as it is."""
+        return [held for pin in self.pins for held in pin.held]
 
 
 class Quotas:

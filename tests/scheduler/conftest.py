@@ -12,11 +12,13 @@ from paged import BlockManager, Hint, HintOutcome, Request, Scheduler
 
 
 class Desk:
-    """Serves requests whole, each with one output, so that what one leaves is its prompt. Blocks have one token."""
+    """Serves requests whole, each with one output, so that what one leaves is its prompt. Blocks have one token, or `size`."""
 
-    def __init__(self, num_blocks: int, *, host_blocks: int = 0, groups: Any = None, **limits: Any) -> None:
+    def __init__(
+        self, num_blocks: int, size: int = 1, *, host_blocks: int = 0, groups: Any = None, **limits: Any
+    ) -> None:
         several = {} if groups is None else {"groups": groups}
-        self.manager = BlockManager(num_blocks, 1, host_blocks=host_blocks, host_caching=host_blocks > 0, **several)
+        self.manager = BlockManager(num_blocks, size, host_blocks=host_blocks, host_caching=host_blocks > 0, **several)
         self.scheduler = Scheduler(self.manager, max_tokens_per_step=64, max_sequences=8, **limits)
         self.num = 0
 
@@ -57,8 +59,8 @@ def desk() -> Iterator[Any]:
     """Builds desks; each must be free of violations when the test ends."""
     made: list[Desk] = []
 
-    def make(num_blocks: int, **options: Any) -> Desk:
-        made.append(Desk(num_blocks, **options))
+    def make(*numbers: int, **options: Any) -> Desk:
+        made.append(Desk(*numbers, **options))
         return made[-1]
 
     yield make

@@ -346,13 +346,60 @@ def test_the_prompt_of_a_waiting_request_is_prefetched(desk):
 # Layers of several kinds
 
 
-@pytest.mark.parametrize("action", ["pin", "prefetch"])
-def test_layers_of_several_kinds_are_refused_by_name_for_what_holds_or_moves_content(desk, action):
-    desk = desk(40, groups=(LayerGroup("full"), LayerGroup("window", 2)), max_pinned=8)
-    desk.serve([1] * 6, "s")
-    outcome = desk.hint(action, session="s")
-    assert outcome.status == "rejected" and f"{action} is not for layers of several kinds" in outcome.reason
-    assert [desk.hint(other, session="s").status for other in ("retain", "demote", "end")] == ["accepted"] * 3
+FULL, WINDOW, STATE = LayerGroup("full"), LayerGroup("window", 6), LayerGroup("state", pages=3)
+SEVERAL = pytest.mark.parametrize(
+    "groups", [(FULL, WINDOW), (FULL, STATE), (WINDOW, STATE), (LayerGroup("full", pages=2), WINDOW, STATE)]
+)
+
+
+def found(desk, prompt):
+    """Tokens of a prompt that a request would find on the device, and on the host beside them."""
+    hit = desk.manager.lookup(prompt)
+    return hit.num_tokens, hit.host_tokens
+
+
+@SEVERAL
+def test_what_is_pinned_of_layers_of_several_kinds_is_found_whole_however_much_comes_after_it(desk, groups):
+    desk = desk(100, 4, groups=groups, max_pinned=60)
+    turn = list(range(30))
+    desk.serve(turn, "s")
+    # Where there are states, a prompt begins where the turn ended, within a block.
+    before = found(desk, [*turn, 7, 8, 9])
+    assert before == (30 if STATE in groups else 28, 0)
+    assert said(desk.hint("pin", session="s")) == ("accepted", 28)
+    assert desk.manager.device.num_used == desk.scheduler.num_pinned > 0
+    for token in range(100, 112):
+        desk.serve([token] * 40)
+    assert found(desk, [*turn, 7, 8, 9]) == before
+    desk.serve([*turn, 7, 8, 9], "s")
+    assert said(desk.hint("unpin", session="s")) == ("accepted", 28)
+    assert desk.manager.device.num_used == 0
+
+
+@SEVERAL
+def test_pages_of_all_layers_count_for_the_cap_of_pins(desk, groups):
+    desk = desk(80, 4, groups=groups, max_pinned=4)
+    desk.serve(list(range(30)), "s")
+    outcome = desk.hint("pin", session="s")
+    assert outcome.status == "rejected" and "beside 0 pinned ones exceed max_pinned (4)" in outcome.reason
+
+
+@SEVERAL
+def test_what_the_host_has_of_layers_of_several_kinds_is_brought_to_free_pages(desk, groups):
+    desk = desk(26 if groups[0] is WINDOW else 40, 4, host_blocks=200, groups=groups)
+    turn = list(range(30))
+    desk.serve(turn, "s")
+    length, _ = found(desk, [*turn, 7, 8, 9])
+    for token in range(100, 108):
+        desk.add([token] * 20, writes_cache=False, max_tokens=10)
+    desk.run()
+    here, there = found(desk, [*turn, 7, 8, 9])
+    assert here < length == here + there
+    assert said(desk.hint("prefetch", session="s")) == ("accepted", 28)
+    assert len(desk.step().moves.host_to_device)
+    assert found(desk, [*turn, 7, 8, 9]) == (length, 0)
+    desk.serve([*turn, 7, 8, 9], "s")
+    assert desk.scheduler.stats().hit_tokens == length
 
 
 # Wrong input
