@@ -60,8 +60,8 @@ class Scheduler(Uncopyable):
     costs                what swapping and recomputing cost
     tenant_weights       shares of tenants, by name, where the policy's order is "fair"; 1 for tenants not named
     max_outstanding      batches that may be out at a time
-    max_pinned           blocks of content that hints may pin, all tenants together. What is never evicted can serve no
-                         request: `NeverFits` counts them as taken from the start
+    max_pinned           blocks of content (pages, of layers of several kinds) that hints may pin, all tenants together.
+                         What is never evicted can serve no request: `NeverFits` counts them as taken from the start
     max_pinned_per_tenant  of each tenant; None: max_pinned
     max_cached_per_tenant  blocks that each tenant's finished requests may leave: what is over goes first; None: no limit
     remember_evicted     evictions, and steps, that are remembered for `explain_prefix`

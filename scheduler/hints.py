@@ -70,6 +70,8 @@ class HintOutcome(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """`num_blocks` of a prompt, for which `num_pages` of all layers are held."""
+
     target: tuple[str, object]
     tenant: str | None
     until: float
@@ -229,7 +231,7 @@ class Hints:
         self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
     def num_pinned(self, session_id: str | None = None) -> int:
-        """Return the blocks that hints have pinned, or those of hints that name this session."""
+        """Return the blocks, pages of layers of several kinds, that hints have pinned, or those that name this session."""
         return sum(pin.num_pages for pin in self.pins if session_id is None or pin.target == ("session", session_id))
 
     def _until(self, hint: Hint) -> float:

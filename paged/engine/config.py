@@ -294,7 +294,7 @@ class MemoryConfig(Config, frozen=True, kw_only=True):
     host_blocks: Annotated[int, Field(help="Host blocks to swap to; pages where layers are of several kinds.", when="When requests are preempted, and the host has memory to spare.", least=0)] = 0
     prefix_caching: Annotated[bool, Field(help="Share equal full blocks.", when="Turn it off to measure without hits.", vllm=("enable_prefix_caching",))] = True
     host_caching: Annotated[bool, Field(help="Keep evicted blocks in host blocks; a hit brings them back.", when="When prefixes return after they left the device. It needs host_blocks.")] = False
-    max_pinned: Annotated[int, Field(help="Blocks of content that hints may pin, which are never evicted; requests have so many fewer.", when="When prompts have to stay whatever comes: a system prompt, a session.", least=0)] = 0
+    max_pinned: Annotated[int, Field(help="Blocks of content that hints may pin, pages where layers are of several kinds; never evicted, and requests have so many fewer.", when="When prompts have to stay whatever comes: a system prompt, a session.", least=0)] = 0
     max_pinned_per_tenant: Annotated[int | None, Field(help="Of each tenant.", when="When tenants share the blocks that may be pinned.", usually="all of --max-pinned", least=0)] = None
     max_cached_per_tenant: Annotated[int | None, Field(help="Blocks that each tenant's finished requests may leave in the cache; what is over goes first.", when="When one tenant's prompts push out those of others.", usually="no limit", least=0)] = None
     remember_evicted: Annotated[int, Field(help="Evictions that are remembered, to explain why a prompt is not in the cache.", when="To learn why prefixes that were computed are missing.", least=0)] = 0

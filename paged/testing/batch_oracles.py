@@ -376,3 +376,9 @@ def paths(rig: SchedulerRig, namespace: object, tokens: Sequence[int], num_block
     data = np.array(tokens, np.int32).tobytes()
     blocks = [data[i * size : (i + 1) * size] for i in range(num_blocks)]
     return [(root, *blocks[: i + 1]) for i in range(num_blocks)]
+
+
+def content_namespace(namespace: Any) -> Any:
+    """The namespace that our scheduler gives to the manager for a request's (salt, adapter, extra key)."""
+    _, *parts = namespace
+    return None if parts == [None, None, None] else tuple(parts)

@@ -14,6 +14,7 @@ import msgspec
 from paged.scheduler import Hint
 from paged.testing import batch_oracles
 from paged.testing.flight import Path
+from paged.testing.naive_layers import full_pages
 
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
@@ -90,9 +91,21 @@ class NaiveHints:
                 found.append(
                     f"18: {key} is pinned, and {len(lost)} of its {len(pin.paths)} blocks have left the device"
                 )
+            found += self._found_again(pin) if rig.world.groups and rig.now < pin.until else []
         for id, session in self.sessions.items():
             found += self._session(id, session, here)
         return found
+
+    def _found_again(self, pin: ExpectedPin) -> list[str]:
+        """Of layers of several kinds: a prompt that begins with what is pinned finds at least that."""
+        if pin.hint.tokens is None:
+            return []
+        least, namespace = (
+            pin.num_blocks * self._rig.world.block_size,
+            batch_oracles.content_namespace(self.namespace(pin.hint)),
+        )
+        hit = self._rig.manager.lookup([*list(pin.hint.tokens)[:least], 0], namespace)
+        return [] if hit.num_tokens >= least else [f"18: {least} tokens are pinned; a prompt finds {hit.num_tokens}"]
 
     def _session(self, id: str, session: ExpectedSession, here: set[Path]) -> list[str]:
         rig, view = self._rig, self._rig.scheduler.session(id)
@@ -239,8 +252,11 @@ class NaiveHints:
         if hint.action == "unpin":
             self.pins.pop(self._key(hint), None)
         if hint.action == "pin" and is_done:
-            num, paths = outcome.num_tokens // rig.world.block_size, set[Path]()
-            if hint.tokens is not None:
+            num, paths, groups = outcome.num_tokens // rig.world.block_size, set[Path](), rig.world.groups
+            if groups and not full_pages(groups):
+                # Content without full layers is not listed.
+                pass
+            elif hint.tokens is not None:
                 paths = set(batch_oracles.paths(rig, self.namespace(hint), hint.tokens, num))
             elif session is not None and len(left := [self._paths(turn, num) for turn in session.left]) == 1:
                 paths = set(left[0])

@@ -704,7 +704,7 @@ class SchedulerRig:
         key = typed(namespace)
         if key not in self._roots:
             probe = type(self.manager)(1, 1)
-            row = probe.add([0], namespace=content_namespace(namespace))
+            row = probe.add([0], namespace=batch_oracles.content_namespace(namespace))
             probe.allocate([row], [1])
             probe.confirm()
             self._roots[key] = next(iter(probe.cached_contents()))[0]
@@ -719,7 +719,7 @@ class SchedulerRig:
         for path in self.contents():
             tokens = np.frombuffer(b"".join(path[1:]), np.int32).tolist()
             namespace = self._namespaces[path[0]]
-            if self.manager.lookup([*tokens, 0], content_namespace(namespace)).num_tokens == len(tokens):
+            if self.manager.lookup([*tokens, 0], batch_oracles.content_namespace(namespace)).num_tokens == len(tokens):
                 paths.append(path)
                 lacks = self.shadow.lacking(namespace, tokens) if has_run else []
                 found += [f"16: a prompt may begin behind {tokens}, and no page has {each}" for each in lacks]
@@ -932,9 +932,3 @@ class SchedulerRig:
         except Exception as error:
             self.has_failed = True
             raise Violation([sentence_of(error)], self.program) from error
-
-
-def content_namespace(namespace: Any) -> Any:
-    """The namespace that our scheduler gives to the manager for a request's (salt, adapter, extra key)."""
-    _, *parts = namespace
-    return None if parts == [None, None, None] else tuple(parts)

@@ -281,7 +281,7 @@ def layer_worlds(draw: st.DrawFn) -> World:
     if host_caching:
         # Hardly more than one sequence has room: what others left is on the host.
         num_blocks, keeps, host_blocks = max(2, min(num_blocks, need * 5 // 4)), True, max(host_blocks, 2)
-    return World(
+    world = World(
         num_blocks=max(2, num_blocks),
         block_size=block_size,
         host_blocks=host_blocks * num_blocks // 2,
@@ -304,9 +304,11 @@ def layer_worlds(draw: st.DrawFn) -> World:
         # A bounded request with windows holds more than was reserved for it while several batches are out.
         max_preemptions=draw(st.sampled_from([None, None, 1, 2])),
         known_outputs=draw(st.sampled_from([None, 0, 2])),
-        max_pinned=min(draw(st.sampled_from([0, 0, 0, 1])), num_blocks - 2) if num_blocks > 2 else 0,
+        # What one sequence of full length leaves; the others have as much room as without.
+        max_pinned=draw(st.sampled_from([0, 0, 0, need])),
         max_cached_per_tenant=draw(st.sampled_from([None, None, None, 0, 3])),
     )
+    return replace(world, num_blocks=world.num_blocks + world.max_pinned)
 
 
 def manager_worlds() -> st.SearchStrategy[ManagerWorld]:
