@@ -400,18 +400,20 @@ class Content:
                 return spans[:i] + here, [(run, first + num, stop), *spans[i + 1 :]]
         return spans, []
 
-    def within(self, spans: list[Span], room: int, *, with_end: bool = False) -> tuple[int, list[Part]]:
-        """How many of these confirmed blocks, behind which every group can stand, are on the device or come to it with `room`
-        free pages; and what a row takes of them there. `with_end`: the end of a row behind all of them, too."""
+    def within(self, way: list[Node], room: int, *, was_left: bool) -> tuple[int, list[Part]]:
+        """How many blocks of a way, behind which every group can stand, are on the device (`room` -1), or come to it with so
+        many free pages; and what a row takes of them there. `was_left`: a row ended behind it, and its end counts, too."""
+        spans = self.spans_of(way)
+        # Where only a part of it is cached, another row ended behind that.
+        with_end = was_left and num_nodes(spans) == sum(at + 1 for _, at in way)
         here, there = self.split(spans)
         num_here, sides = num_nodes(here), self._sides
         if sides is None:
-            there = first_of(there, room)
+            there = first_of(there, max(room, 0))
             blocks = np.append(self._index.blocks_of(DEVICE, here), np.full(num := num_nodes(there), -1))
             return num_here + num, [(DEVICE, here + there, blocks)]
-        # By the part of the spans, and the tiers.
-        looked = ((here, 1), (spans, 1 + (self._offload is not None)))
-        found, both = [sides.standing(each, tiers, with_end=with_end) for each, tiers in looked]
+        found = sides.standing(here, 1, with_end=with_end and not there)
+        both = sides.standing(spans, 1 + (self._offload is not None), with_end=with_end)
         best, parts = sides.cheapest(found, both, 0, room, lambda *_: True)
         return best.hit.num_blocks, parts or sides.taken_by(best, 0, num_here)
 

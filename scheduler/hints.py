@@ -132,22 +132,21 @@ class Hints:
 
     def _of_content(self, hint: Hint, way: list[Node], wanted: int, *, was_left: bool = True) -> HintOutcome:
         """`wanted`: its blocks, cached or not. `was_left`: a row ended there."""
-        if not (spans := self._content.spans_of(way)):
+        if not (num := num_nodes(self._content.spans_of(way))):
             return HintOutcome("missing", "no full block of it is in the cache.")
         if hint.action == "retain":
             self._retain(hint, way[0])
-            return self._done(num_nodes(spans), wanted, "retained")
+            return self._done(num, wanted, "retained")
         if hint.action == "demote":
             return self._demoted(self._content.demote(way)[1])
         if hint.action == "pin":
-            here, _ = self._content.split(spans)
-            return self._pin(hint, *self._content.within(here, 0, with_end=was_left), wanted)
-        _, parts = self._content.within(spans, self._manager.num_blocks, with_end=was_left)
+            return self._pin(hint, *self._content.within(way, -1, was_left=was_left), wanted)
+        _, parts = self._content.within(way, self._manager.num_blocks, was_left=was_left)
         if (is_lacking := self._content.lacks(parts)) and not self._manager.host_caching:
             return HintOutcome("rejected", "the host keeps no content (host_caching).")
         if is_lacking and not self._room():
             return HintOutcome("rejected", "no block of the device is free; others are not evicted for it.")
-        num, _ = self._content.within(spans, self._room(), with_end=was_left)
+        num, _ = self._content.within(way, self._room(), was_left=was_left)
         if not num:
             return HintOutcome("missing", "no prompt can begin with what is in the cache, or there is room for.")
         self.to_fetch += [(way, was_left)] if is_lacking and (way, was_left) not in self.to_fetch else []
@@ -219,7 +218,7 @@ class Hints:
     def fetch(self) -> None:
         """Plan the copies of what was to be prefetched, as far as it is still on the host alone and there is room."""
         for way, was_left in self.to_fetch:
-            _, parts = self._content.within(self._content.spans_of(way), self._room(), with_end=was_left)
+            _, parts = self._content.within(way, self._room(), was_left=was_left)
             if self._content.lacks(parts):
                 self._content.fetch(parts)
         self.to_fetch = []
