@@ -174,3 +174,31 @@ def test_an_engine_for_asyncio_takes_the_same():
     status, is_same, waits_for, told = asyncio.run(main())
     assert (status, is_same, waits_for) == ("accepted", True, "tool")
     assert told == "24 of 24 tokens are cached on the device."
+
+
+@pytest.mark.parametrize("action", ["pin", "prefetch"])
+def test_a_pinned_or_fetched_turn_of_a_model_with_states_goes_on_where_it_ended_as_if_computed(action):
+    def answered(engine, prompt, session=None):
+        params = SamplingParams(max_tokens=4, ignore_eos=True)
+        engine.add_request(prompt, params, id="turn", session_id=session, writes_cache=session is not None)
+        outputs = driven(engine)
+        return [token for output in outputs for token in output.token_ids], outputs[-1].usage.hit_tokens
+
+    pins = action == "pin"
+    engine = Engine(
+        "hybrid", num_blocks=60, **({"max_pinned": 24} if pins else {"host_blocks": 120, "host_caching": True})
+    )
+    prompt = list(range(1, 60))
+    prompt += answered(engine, prompt, "a")[0] + [7, 8, 9]
+
+    def hint():
+        assert engine.hint(Hint(action=action, session="a")).status == "accepted"
+
+    # Another prompt takes all that may be evicted.
+    for do in (hint, lambda: answered(engine, [5] * 265)) if pins else (lambda: answered(engine, [5] * 440), hint):
+        do()
+    driven(engine)
+    there = engine.explain_prefix(prompt)
+    assert (there.device_tokens, there.host_tokens) == (48, 0)
+    # The last token of a turn is not computed.
+    assert answered(engine, prompt, "a") == (answered(Engine("hybrid", num_blocks=60), prompt)[0], 62)
