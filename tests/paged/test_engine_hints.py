@@ -194,8 +194,15 @@ def test_a_pinned_or_fetched_turn_of_a_model_with_states_goes_on_where_it_ended_
     def hint():
         assert engine.hint(Hint(action=action, session="a")).status == "accepted"
 
-    # Another prompt takes all that may be evicted.
-    for do in (hint, lambda: answered(engine, [5] * 265)) if pins else (lambda: answered(engine, [5] * 440), hint):
+    def fill():
+        """Let others take all that may be evicted; before a prefetch they leave nothing."""
+        for other in ("b", "c", "d") if pins else ():
+            answered(engine, [ord(other)] * 265, other)
+            engine.hint(Hint(action="retain", session=other, priority=3))
+        if not pins:
+            answered(engine, [5] * 440)
+
+    for do in (hint, fill) if pins else (fill, hint):
         do()
     driven(engine)
     there = engine.explain_prefix(prompt)
