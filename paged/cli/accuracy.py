@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.extras import import_with_extra
 from paged.cli.models import ModelArgument, Threads, loaded_model, model_name
 from paged.cli.options import Json, listed
-from paged.cli.show import print_json, progress_bar, table
+from paged.cli.show import print_json, show_all, table
 from paged.errors import InvalidConfig
 from paged.model.checkpoint.text import SEQUENCE
 from paged.study.accuracy import Accuracy, compared, held_out_text, pieces_of, read
@@ -52,20 +50,18 @@ def accuracy(
     words = held_out_text() if text is None else text_of(text)
     ways = _several(weights, _WEIGHTS, "--weights") if weights else _ways_of(model)
     kv_dtypes = _several(kv_cache_dtype, KV_DTYPES, "--kv-cache-dtype")
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    task = None if bar is None else bar.add_task("ways of storing", total=len(ways) * len(kv_dtypes))
-    found = []
-    with bar or nullcontext():
-        for each in _measured(model, words, ways, kv_dtypes, length, threads):
-            found.append(each)
-            if bar is not None and task is not None:
-                bar.advance(task)
-    if json:
-        print_json({"model": model_name(model, None), "length": length, "ways": msgspec.to_builtins(found)})
-        return
-    columns = ["weights", "K and V", "loss", "change", "other choices", "where sure", "log-prob error", "p99"]
-    title = f"{model_name(model, None)}: {found[0].positions:,} positions; sure of {found[0].sure:.0%}"
-    table(title, columns, [_cells(each) for each in found], right=range(2, len(columns)))
+    name = model_name(model, None)
+
+    def show(found: list[Accuracy]) -> None:
+        if json:
+            print_json({"model": name, "length": length, "ways": msgspec.to_builtins(found)})
+            return
+        columns = ["weights", "K and V", "loss", "change", "other choices", "where sure", "log-prob error", "p99"]
+        title = f"{name}: {found[0].positions:,} positions; sure of {found[0].sure:.0%}"
+        table(title, columns, [_cells(each) for each in found], right=range(2, len(columns)))
+
+    measured = _measured(model, words, ways, kv_dtypes, length, threads)
+    show_all(measured, len(ways) * len(kv_dtypes), "way of storing", show)
 
 
 def text_of(file: Path) -> list[str]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
 from itertools import groupby, product
 from typing import TYPE_CHECKING, Annotated
 
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from typer import Option
 
 from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.budget import short
 from paged.base.extras import import_with_extra
+from paged.base.words import counted
 from paged.cli.options import Json, count, listed
-from paged.cli.show import counted, figures, loading, print_json, progress_bar, table
+from paged.cli.show import counting, figures, loading, print_json, say, table
 from paged.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -85,23 +83,18 @@ def attention(
     ]
     results: list[AttentionTimes] = []
     num_ended = 0
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    task = None if bar is None else bar.add_task("rounds", total=rounds * len(asked))
     try:
-        with bar or nullcontext():
+        with counting("rounds", rounds * len(asked)) as advance:
             rate = copy_rate()
             for (shape, size), ways in zip(asked, chosen, strict=True):
                 results += attention_times(
-                    *(ways, shape, size, load, kind),
-                    copy_bytes_per_s=rate,
-                    rounds=rounds,
-                    after_round=lambda: None if bar is None or task is None else bar.advance(task),
+                    *(ways, shape, size, load, kind), copy_bytes_per_s=rate, rounds=rounds, after_round=advance
                 )
                 num_ended += 1
     except KeyboardInterrupt:
         if results:
             _show(results, load, rounds, not fast, json)
-        print(f"paged: interrupted; {num_ended} of {counted(len(asked), 'measurement')} had ended", file=sys.stderr)
+        say(f"interrupted; {num_ended} of {counted(len(asked), 'measurement')} had ended")
         raise
     _show(results, load, rounds, not fast, json)
 

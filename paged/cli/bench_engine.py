@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
-from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from typer import Option
 
 from paged.attention.kv_dtypes import AUTO
+from paged.base.words import counted
 from paged.cli import models
 from paged.cli.options import Json
-from paged.cli.show import counted, figures, print_json, progress_bar
+from paged.cli.show import figures, print_json, show_all
 from paged.errors import InvalidConfig
 from paged.study.bench.measured import Measured
 from paged.study.bench.workloads import WORKLOADS, workload as made_workload
@@ -101,29 +100,14 @@ def engine(
         kv_cache_dtype=kv_cache_dtype,
     )
     bench = EngineBench(loaded, trace, serving, rate=rate_scale)
-    found: list[EngineRun] = []
 
-    def show() -> None:
+    def show(found: list[EngineRun]) -> None:
         times = bench.times(found, model=models.model_name(model, shape), workload=workload)
         print_json(times) if json else _show(times)
 
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    task = None if bar is None else bar.add_task("runs", total=1 + runs)
-    try:
-        with bar or nullcontext():
-            for number in range(1 + runs):
-                run = bench.run()
-                # The first one pays for what is made once.
-                if number:
-                    found.append(run)
-                if bar is not None and task is not None:
-                    bar.advance(task)
-    except KeyboardInterrupt:
-        if found:
-            show()
-        print(f"paged: interrupted; {len(found)} of {counted(runs, 'run')} had ended", file=sys.stderr)
-        raise
-    show()
+    # The first one pays for what is made once.
+    counting_ones = islice((bench.run() for _ in range(1 + runs)), 1, None)
+    show_all(counting_ones, runs, "run", show)
 
 
 def _check(blocks: int | None, memory_share: float | None, rate_scale: float | None) -> None:

@@ -1,12 +1,11 @@
 """`paged bench scheduler`: the time of the scheduler on this machine, without a model."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from paged.cli.options import Json
-from paged.cli.show import counted, print_json, table
+from paged.cli.show import print_json, show_all, table
 from paged.errors import InvalidConfig
 from paged.study.bench import DecodeStep, decode_step
 
@@ -33,16 +32,8 @@ def scheduler(
     Example: `paged bench scheduler --rows 1024 --holes 16 --caching on`
     """
     asked = [(count, is_on) for count in _numbers(rows) for is_on in _caching(caching)]
-    results: list[DecodeStep] = []
-    try:
-        for count, is_on in asked:
-            results.append(decode_step(count, caching=is_on, context=context, holes=holes, steps=steps))
-    except KeyboardInterrupt:
-        if results:
-            _show(results, context, holes, json)
-        print(f"paged: interrupted; {len(results)} of {counted(len(asked), 'measurement')} had ended", file=sys.stderr)
-        raise
-    _show(results, context, holes, json)
+    measured = (decode_step(count, caching=is_on, context=context, holes=holes, steps=steps) for count, is_on in asked)
+    show_all(measured, len(asked), "measurement", lambda results: _show(results, context, holes, json))
 
 
 def _show(results: list[DecodeStep], context: int, holes: int, json: bool) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from paged.attention.kv_dtypes import AUTO
+from paged.base.words import counted
 from paged.cli import models
 from paged.cli.options import Json
-from paged.cli.show import counted, figures, print_json, table
+from paged.cli.show import figures, print_json, table
 from paged.study.bench.measured import Measured
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from paged.base.budget import as_bytes
+from paged.base.words import counted
 from paged.cli import SET_FOR_ITSELF
 from paged.cli.options import Json
-from paged.cli.show import as_time, console, counted, is_terminal, print_json, printed, table
+from paged.cli.show import as_time, console, is_terminal, print_json, printed, table
 from paged.cli.signals import at_once
 from paged.model.doctor import Answer, Engine, Findings, NativeCode, examine
 

@@ -3,18 +3,17 @@
 import math
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from paged import BeamSearchParams, ContrastiveSearchParams, SamplingParams, StructuredOutputsParams
+from paged.base.words import counted
 from paged.cli.config_options import takes
 from paged.cli.options import Json
-from paged.cli.show import console, counted, loading, print_json, printed, progress_bar, say, table
+from paged.cli.show import console, counting, loading, print_json, printed, say, table
 from paged.engine.config import EngineConfig
 from paged.errors import InvalidSampling, NoPrompt
 
@@ -344,16 +343,13 @@ def _answered(
 ) -> "list[Completion]":
     """All answers, shown when the last one has ended, or an interrupt has come; behind a bar at a terminal."""
     found: dict[int, Completion] = {}
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[rate]}"))
-    task = None if bar is None else bar.add_task("answers", total=len(prompts), rate="")
-
-    def note(place: int, completion: "Completion") -> None:
-        found[place] = completion
-        if bar is not None and task is not None:
-            bar.update(task, advance=1, rate=f"{_tokens_per_s(llm.engine.stats()):,.0f} tokens/s")
-
     try:
-        with bar or nullcontext():
+        with counting("answers", len(prompts)) as advance:
+
+            def note(place: int, completion: "Completion") -> None:
+                found[place] = completion
+                advance(more=f"{_tokens_per_s(llm.engine.stats()):,.0f} tokens/s")
+
             answered: list[Completion] = llm.generate(prompts, params, on_completion=note, use_tqdm=False)
     except KeyboardInterrupt:
         show(found)

@@ -1,6 +1,5 @@
 """`paged plan`: the highest rate, the smallest memory or the fewest devices at which a trace meets its targets."""
 
-import sys
 from collections.abc import Collection
 from contextlib import nullcontext
 
@@ -9,6 +8,7 @@ import typer
 from rich.progress import TaskID, TimeElapsedColumn
 
 from paged.base.extras import import_with_extra
+from paged.base.words import counted
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
 from paged.cli.options import check_outputs
@@ -25,7 +25,7 @@ from paged.cli.plan_words import (
     under_way,
     why,
 )
-from paged.cli.show import counted, print_json, progress_bar, say
+from paged.cli.show import print_json, progress_bar, say
 from paged.cli.trace_words import described, over_budget, unsettled
 from paged.errors import InvalidConfig
 from paged.study.report import PlanPage, write_plan_csv, write_plan_html
@@ -94,7 +94,7 @@ def plan(
         print_answers(found, [binds(binding) for binding in bindings if binding is not None])
     unmet = [plan for plan in found if plan.answer is None]
     for plan in unmet:
-        print(f"paged: {nothing_meets(plan)}", file=sys.stderr)
+        say(nothing_meets(plan))
     if unmet:
         raise typer.Exit(options.TARGETS_MISSED)
 
@@ -113,7 +113,7 @@ def _bindings(found: list[Plan], jobs: int, json: bool) -> list[Binding]:
         else:
             for plan in found:
                 print_probes(plan, why(plan, None))
-        print("paged: interrupted; what binds is not known", file=sys.stderr)
+        say("interrupted; what binds is not known")
         raise
 
 
@@ -173,8 +173,5 @@ def _planned(
             for plan in begun:
                 print_probes(plan)
         num_probes = sum(len(plan.probes) for plan in begun)
-        print(
-            f"paged: interrupted; {counted(num_probes, 'value')} had been tried, and there is no answer",
-            file=sys.stderr,
-        )
+        say(f"interrupted; {counted(num_probes, 'value')} had been tried, and there is no answer")
         raise

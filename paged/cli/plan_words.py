@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from paged.base.budget import as_bytes
-from paged.cli.show import as_time, counted, printed, table
+from paged.base.words import counted
+from paged.cli.show import as_time, printed, table
 from paged.cli.trace_words import described, print_limits, unsettled
 from paged.study.simulator import UNBOUNDED, Binding, Effect, Miss, P99s, Plan, Progress, Scenario
 from paged.study.simulator.trace_facts import per_second

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from paged.attention.kv_dtypes import AUTO
+from paged.base.words import counted
 from paged.cli.imported import imported
 from paged.cli.models import (
     MODEL,
@@ -27,7 +26,7 @@ from paged.cli.models import (
     model_name,
 )
 from paged.cli.options import Json, check_outputs
-from paged.cli.show import figures, print_json, progress_bar, table
+from paged.cli.show import counting, figures, print_json, table
 from paged.errors import InvalidConfig
 from paged.model.machine import machine
 from paged.study.hardware import Profile, device_names
@@ -115,7 +114,10 @@ def profile(
         design = _design(max_sequences, room, max_tokens_per_step, block_size)
     engine = engine_for(loaded, design, backend=backend, batch_invariant=not fast, kv_cache_dtype=kv_cache_dtype)
     times = StepTimes(engine, design)
-    _time(times, rounds)
+    with counting("rounds", 1 + rounds) as advance:
+        for run in (times.warm_up, *[times.round] * rounds):
+            run()
+            advance()
     name = model_name(model, shape)
     found = times.profile(_about(engine, fast), name=name)
     found.save(out)
@@ -154,24 +156,12 @@ def _about(engine: Any, fast: bool) -> str:
     here = machine()
     mode = "packed" if fast else "batch-invariant"
     dtype = precision_of(engine)
-    num_threads = torch.get_num_threads()
-    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+    threads = counted(torch.get_num_threads(), "thread")
     versions = ", ".join(f"{name} {here[name]}" for name in ("paged", "python", "torch", "transformers"))
     return (
         f"{here['processor']}, {engine.model.device.type}, {threads}, {dtype}, {mode}, "
         f"{engine.runner.backend.name}; {versions}"
     )
-
-
-def _time(times: StepTimes, rounds: int) -> None:
-    """All rounds, with a bar on standard error at a terminal."""
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    task = None if bar is None else bar.add_task("rounds", total=1 + rounds)
-    with bar or nullcontext():
-        for run in (times.warm_up, *[times.round] * rounds):
-            run()
-            if bar is not None and task is not None:
-                bar.advance(task)
 
 
 def _cells(kind: str | None, steps: list[TimedStep], found: Profile) -> list[str]:

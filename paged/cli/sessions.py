@@ -11,8 +11,9 @@ import msgspec
 from typer import Argument, Exit, Option
 
 from paged.base.extras import import_with_extra
+from paged.base.words import counted
 from paged.cli.options import VIOLATIONS_FOUND, Check, Json, check_outputs, listed
-from paged.cli.show import as_time, counted, print_json, printed, say, table
+from paged.cli.show import as_time, print_json, printed, say, table
 from paged.errors import InvalidConfig
 from paged.study.hardware import device_names, model_names
 from paged.study.report import write_sessions_html

@@ -1,20 +1,18 @@
 """`paged simulate`: a trace on a model, a device and a policy of your choice; or on several, side by side."""
 
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from paged.base.extras import import_with_extra
 from paged.base.whole_file import whole_file
 from paged.cli import options
 from paged.cli.asked import asks_for_scenarios
 from paged.cli.options import check_outputs
-from paged.cli.show import print_json, progress_bar, say
+from paged.cli.show import counting, print_json, say
 from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled
 from paged.errors import InvalidConfig
@@ -112,7 +110,7 @@ def _show(outcomes: list[Outcome], json: bool, *, is_one: bool = False) -> None:
     violations = sum(outcome.result.violations for outcome in outcomes)
     if violations:
         first = next(message for outcome in outcomes for message in outcome.result.violation_messages)
-        print(f"paged: {violations} violations; the first: {first}", file=sys.stderr)
+        say(f"{violations} violations; the first: {first}")
         raise typer.Exit(options.VIOLATIONS_FOUND)
 
 
@@ -146,10 +144,6 @@ def as_document(outcome: Outcome) -> dict[str, object]:
     return {**msgspec.to_builtins(outcome.result), **asked}
 
 
-def _bar() -> Progress | None:
-    return progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-
-
 def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Path | None) -> Outcome:
     """One simulation in this process, with a bar of its requests."""
     simulation, events = scenario.started(check=check), TraceEvents()
@@ -158,10 +152,8 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
         if log is not None:
             file = stack.enter_context(whole_file(log))
             watchers.append(lambda step: file.write(as_line(decision_of(step)) + "\n"))
-        progress = _bar()
-        if progress is not None:
-            bar = stack.enter_context(progress).add_task("requests", total=len(simulation.trace))
-            watchers.append(lambda step: progress.advance(bar, len(step.ended)))
+        advance = stack.enter_context(counting("requests", len(simulation.trace)))
+        watchers.append(lambda step: advance(len(step.ended)))
         for step in simulation.steps():
             for see in watchers:
                 see(step)
@@ -174,21 +166,17 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
 def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool, json: bool) -> list[Outcome]:
     """All of them. Interrupted, it shows those that have ended."""
     found: dict[int, Outcome] = {}
-    progress = _bar()
-    bar = None if progress is None else progress.add_task("simulations", total=len(scenarios))
     try:
-        with progress or nullcontext(), closing(run_all(scenarios, jobs=jobs, check=check)) as ended:
+        with (
+            counting("simulations", len(scenarios)) as advance,
+            closing(run_all(scenarios, jobs=jobs, check=check)) as ended,
+        ):
             for place, outcome in ended:
                 found[place] = outcome
-                if progress is not None and bar is not None:
-                    progress.advance(bar)
+                advance()
     except KeyboardInterrupt:
         if found:
-            _show(_in_order(found), json)
-            print(f"paged: interrupted; {len(found)} of {len(scenarios)} simulations had ended", file=sys.stderr)
+            _show([found[place] for place in sorted(found)], json)
+            say(f"interrupted; {len(found)} of {len(scenarios)} simulations had ended")
         raise
-    return _in_order(found)
-
-
-def _in_order(found: dict[int, Outcome]) -> list[Outcome]:
     return [found[place] for place in sorted(found)]

@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from paged.base.words import counted
 from paged.block_manager import LayerGroup
-from paged.cli.show import as_time, counted, figures, table
+from paged.cli.show import as_time, figures, table
 from paged.cli.view import COLOURS, DIM, EDGE, GOOD, PALETTE, STATES, TIGHT, bar, block_map, colour_of, legend
 from paged.serving.block_map import CACHED
 from paged.serving.sight import RequestSight, Snapshot
