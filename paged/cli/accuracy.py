@@ -8,10 +8,11 @@ from typing import Annotated
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.extras import import_with_extra
-from paged.cli.models import ModelArgument, Threads, loaded_model, model_name
+from paged.cli.models import AskedModel, ModelArgument, Threads
 from paged.cli.options import Json, listed
 from paged.cli.show import print_json, show_all, table
 from paged.errors import InvalidConfig
@@ -19,6 +20,7 @@ from paged.model.checkpoint.text import SEQUENCE
 from paged.study.accuracy import Accuracy, compared, held_out_text, pieces_of, read
 
 AS_IS = "as-is"
+_WANTED = "reading text"
 _KV_DTYPES = ",".join(KV_DTYPES)
 _WEIGHTS = (AS_IS, "int8", "int4")
 
@@ -50,17 +52,17 @@ def accuracy(
     words = held_out_text() if text is None else text_of(text)
     ways = _several(weights, _WEIGHTS, "--weights") if weights else _ways_of(model)
     kv_dtypes = _several(kv_cache_dtype, KV_DTYPES, "--kv-cache-dtype")
-    name = model_name(model, None)
+    asked = AskedModel(model, threads=threads)
 
     def show(found: list[Accuracy]) -> None:
         if json:
-            print_json({"model": name, "length": length, "ways": msgspec.to_builtins(found)})
+            print_json({"model": asked.name, "length": length, "ways": msgspec.to_builtins(found)})
             return
         columns = ["weights", "K and V", "loss", "change", "other choices", "where sure", "log-prob error", "p99"]
-        title = f"{name}: {found[0].positions:,} positions; sure of {found[0].sure:.0%}"
+        title = f"{asked.name}: {found[0].positions:,} positions; sure of {found[0].sure:.0%}"
         table(title, columns, [_cells(each) for each in found], right=range(2, len(columns)))
 
-    measured = _measured(model, words, ways, kv_dtypes, length, threads)
+    measured = _measured(asked, words, ways, kv_dtypes, length)
     show_all(measured, len(ways) * len(kv_dtypes), "way of storing", show)
 
 
@@ -74,24 +76,17 @@ def text_of(file: Path) -> list[str]:
 
 def loss_of(model: str | Path, text: list[str]) -> float:
     """The loss of a model as it is on text, in pieces of as many tokens as the models that ship were trained on."""
-    loaded = loaded_model(str(model), None, dtype="auto", wanted="reading text")
+    loaded = AskedModel(str(model)).loaded(_WANTED)
     return read(loaded, pieces_of(loaded, text), AUTO).loss
 
 
 def _measured(
-    model: str | None, text: list[str], ways: list[str], kv_dtypes: list[str], length: int, threads: int | None
+    asked: AskedModel, text: list[str], ways: list[str], kv_dtypes: list[str], length: int
 ) -> Iterator[Accuracy]:
     """Each way, weights first; the base is both as they are, which is read in any case."""
     base = None
     for weights in dict.fromkeys((AS_IS, *ways)):
-        loaded = loaded_model(
-            model,
-            None,
-            dtype="auto",
-            threads=threads,
-            wanted="reading text",
-            quantization=None if weights == AS_IS else weights,
-        )
+        loaded = replace(asked, quantization=None if weights == AS_IS else weights).loaded(_WANTED)
         pieces = pieces_of(loaded, text, length)
         if base is None:
             base = read(loaded, pieces, AUTO)
@@ -113,7 +108,7 @@ def _several(text: str, known: tuple[str, ...], option: str) -> list[str]:
 
 def _ways_of(model: str | None) -> list[str]:
     """All for a checkpoint of floats; one in codes has its own."""
-    import_with_extra("torch", "reading text")
+    import_with_extra("torch", _WANTED)
     from paged.model.checkpoint import named_or_shipped
     from paged.model.loading import config_of
     from paged.model.quantised.checkpoints import settings_of

@@ -2,8 +2,6 @@
 
 import inspect
 import math
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import msgspec
@@ -169,19 +167,3 @@ def _rate_scales(load: Load, rate_scale: str | None, rate: str | None) -> list[f
 
 
 _ASKED = inspect.signature(scenarios).parameters
-
-
-def asks_for_scenarios(command: Callable[..., None]) -> Callable[..., None]:
-    """A decorator for a command whose first parameter is a list of scenarios: on the command line it has the options of `scenarios` instead, and its own."""
-
-    @wraps(command)
-    def asking(**given: Any) -> None:
-        described = {name: given.pop(name) for name in _ASKED}
-        command(scenarios(**described), **given)
-
-    _, *own = inspect.signature(command).parameters.values()
-    # What has to be given stands before what need not be, in the help, too.
-    ordered = sorted((*_ASKED.values(), *own), key=lambda parameter: parameter.default is not parameter.empty)
-    by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
-    asking.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
-    return asking

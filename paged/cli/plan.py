@@ -10,7 +10,8 @@ from rich.progress import TaskID, TimeElapsedColumn
 from paged.base.extras import import_with_extra
 from paged.base.words import counted
 from paged.cli import options
-from paged.cli.asked import asks_for_scenarios
+from paged.cli.asked import scenarios as asked_scenarios
+from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
 from paged.cli.plan_words import (
     answer,
@@ -32,7 +33,7 @@ from paged.study.report import PlanPage, write_plan_csv, write_plan_html
 from paged.study.simulator import Binding, Find, Plan, Progress, Scenario, Targets, plans, what_binds
 
 
-@asks_for_scenarios
+@with_options_of(asked_scenarios)
 def plan(
     asked: list[Scenario],
     find: options.FindWhat,

@@ -14,6 +14,7 @@ from paged.base.words import counted
 from paged.cli.imported import imported
 from paged.cli.models import (
     MODEL,
+    AskedModel,
     Backend,
     Dtype,
     Fast,
@@ -21,9 +22,6 @@ from paged.cli.models import (
     Quantization,
     QuantizeHead,
     Shape,
-    check_one,
-    loaded_model,
-    model_name,
 )
 from paged.cli.options import Json, check_outputs
 from paged.cli.show import counting, figures, print_json, table
@@ -95,31 +93,23 @@ def profile(
     for option, value in (("--on", on), ("--source", source), ("--license", license)):
         if value:
             raise InvalidConfig(f"{option} {value} goes with --import; without it steps are timed here")
-    check_one(model, shape)
+    asked = AskedModel(
+        *(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads), device=device
+    )
     check_outputs({"--out": out}, [shape])
     # What is wrong with these is said before a model is loaded.
     design = _design(max_sequences, max_context or _MOST_CONTEXT, max_tokens_per_step, block_size)
-    loaded = loaded_model(
-        model,
-        shape,
-        dtype=dtype,
-        quantization=quantization,
-        quantize_head=quantize_head,
-        device=device,
-        threads=threads,
-        wanted="profiling",
-    )
+    loaded = asked.loaded("profiling")
     if max_context is None:
         room = _context_for(loaded, max_tokens_per_step, block_size)
         design = _design(max_sequences, room, max_tokens_per_step, block_size)
-    engine = engine_for(loaded, design, backend=backend, batch_invariant=not fast, kv_cache_dtype=kv_cache_dtype)
+    engine = engine_for(loaded, design, **asked.engine_options)
     times = StepTimes(engine, design)
     with counting("rounds", 1 + rounds) as advance:
         for run in (times.warm_up, *[times.round] * rounds):
             run()
             advance()
-    name = model_name(model, shape)
-    found = times.profile(_about(engine, fast), name=name)
+    found = times.profile(_about(engine, fast), name=asked.name)
     found.save(out)
     if json:
         print_json(
@@ -128,7 +118,7 @@ def profile(
         return
     columns = ["steps", "fitted", "held out", "median error", "p90 error", "in total", "spread, median", "spread, p90"]
     rows = [_cells(kind, times.steps, found) for kind in (*KINDS, None)]
-    title = f"{name}: profile and timed steps, {rounds} rounds; errors on those that were held out"
+    title = f"{asked.name}: profile and timed steps, {rounds} rounds; errors on those that were held out"
     table(title, columns, rows, right=range(1, len(columns)))
     figures("what a step takes", [*_prices(found), ("taken on", found.about), ("written to", str(out))])
 

@@ -10,7 +10,8 @@ import typer
 from paged.base.extras import import_with_extra
 from paged.base.whole_file import whole_file
 from paged.cli import options
-from paged.cli.asked import asks_for_scenarios
+from paged.cli.asked import scenarios as asked_scenarios
+from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
 from paged.cli.show import counting, print_json, say
 from paged.cli.summary import print_comparison, print_outcome
@@ -22,7 +23,7 @@ from paged.study.simulator import Outcome, Routing, Scenario, Step, as_line, dec
 _ROUTING = Routing()
 
 
-@asks_for_scenarios
+@with_options_of(asked_scenarios)
 def simulate(
     asked: list[Scenario],
     price_per_hour: options.PricePerHour = None,
