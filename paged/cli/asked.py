@@ -167,3 +167,22 @@ def _rate_scales(load: Load, rate_scale: str | None, rate: str | None) -> list[f
 
 
 _ASKED = inspect.signature(scenarios).parameters
+
+
+def files_of(scenario: Scenario) -> list[str | None]:
+    """Files that a scenario may read; what is the name of something that ships is none."""
+    return [scenario.load.trace, scenario.device.profile, scenario.device.model, scenario.device.device]
+
+
+def device_document(device: Device) -> dict[str, object]:
+    """What the JSON of a simulation and of a plan says of the device."""
+    return {
+        "model": device.model,
+        "device": device.device,
+        "kv_dtype": device.kv_dtype,
+        "kv_dtype_skip_layers": device.kv_dtype_skip_layers,
+        "quantization": device.codes(),
+        "quantize_head": device.quantize_head,
+        "timed_by": device.timed_by(),
+        "not_modelled": device.not_modelled(),
+    }

@@ -4,8 +4,7 @@ In its second half the model is a hybrid, whose layers keep states beside K and 
 """
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -15,8 +14,7 @@ from rich.live import Live
 
 from paged.base.extras import has_extra, installed_by
 from paged.cli.options import VIOLATIONS_FOUND, Json
-from paged.cli.show import console, figures, print_json, printed
-from paged.cli.signals import at_once
+from paged.cli.show import at_work, console, figures, print_json, printed
 from paged.cli.summary import print_summary
 from paged.cli.view import render
 from paged.cli.watch import Frame, Watch
@@ -103,7 +101,7 @@ def _stand_in_demo(speed: float, is_silent: bool) -> SimulationResult:
 
 def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
     """Run the simulation under pressure, and compare it with one in ample memory."""
-    with _reading("reading the model: a few seconds; the first time up to a minute", is_silent):
+    with at_work("reading the model: a few seconds; the first time up to a minute", is_silent):
         from paged.cli.demo_model import alike
         from paged.model.checkpoint import checkpoint_path
 
@@ -126,7 +124,7 @@ def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[s
 
 def _hybrid_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
     """Run the hybrid's simulation under pressure, and compare it with each request alone."""
-    with _reading("reading the hybrid", is_silent):
+    with at_work("reading the hybrid", is_silent):
         from paged.cli.demo_model import alike
         from paged.model.checkpoint import hybrid_path
 
@@ -145,17 +143,6 @@ def _hybrid_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[
         "hit_tokens": sum(found.values()),
         **_compared(tight, alone),
     }
-
-
-@contextmanager
-def _reading(what: str, is_silent: bool) -> Iterator[None]:
-    """Say at a terminal what is read within the block; a signal ends the process there."""
-    out = console()
-    with out.status(what) if out.is_terminal and not is_silent else nullcontext():
-        # What ends at once could not show it again.
-        out.show_cursor()
-        with at_once():
-            yield
 
 
 def _compared(run: "ModelRun", other: "ModelRun") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 import paged.study  # noqa: F401  (registers its policies)
 from paged import POLICIES
+from paged.base.extras import import_with_extra
 from paged.base.whole_file import writable
 from paged.cli.config_options import declared
 from paged.errors import InvalidConfig
@@ -147,7 +148,8 @@ _KINDS: dict[Callable[[str], object], str] = {
 
 
 def check_outputs(written: Mapping[str, Path | None], read: Iterable[str | Path | None] = ()) -> None:
-    """Raise InvalidConfig if an option's file is another one's or one that is `read`, and UnwritablePath if it cannot be written."""
+    """Raise InvalidConfig if an option's file is another one's or one that is `read`, UnwritablePath if it cannot be written, and MissingExtra
+    where plots are asked for and cannot be drawn: all of it before a long run."""
     names = {os.path.realpath(path): "" for path in read if path and Path(path).exists()}
     for option, path in written.items():
         if path is None:
@@ -158,3 +160,5 @@ def check_outputs(written: Mapping[str, Path | None], read: Iterable[str | Path 
             raise InvalidConfig(f"{option} would overwrite {path}, which is read; give it another file")
         if other is not option:
             raise InvalidConfig(f"{other} and {option} are both {path}; give each a file of its own")
+    if written.get("--html") is not None:
+        import_with_extra("plotly", "study.report")

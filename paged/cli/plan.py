@@ -7,10 +7,9 @@ import msgspec
 import typer
 from rich.progress import TaskID, TimeElapsedColumn
 
-from paged.base.extras import import_with_extra
 from paged.base.words import counted
 from paged.cli import options
-from paged.cli.asked import scenarios as asked_scenarios
+from paged.cli.asked import files_of, scenarios as asked_scenarios
 from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
 from paged.cli.plan_words import (
@@ -71,10 +70,7 @@ def plan(
     elif find == "memory":
         _one("--blocks", {scenario.blocks for scenario in asked})
     files = {"--csv": csv, "--html": html}
-    check_outputs(files, [asked[0].load.trace, asked[0].device.profile, asked[0].device.model, asked[0].device.device])
-    if html is not None:
-        # What it needs is asked for before the search, too.
-        import_with_extra("plotly", "study.report.write_plan_html")
+    check_outputs(files, files_of(asked[0]))
     priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in asked]
     found = _planned(find, priced, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, json=json)
     bindings = _bindings(found, jobs, json) if explain else [None] * len(found)

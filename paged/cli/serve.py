@@ -22,7 +22,7 @@ from paged.base.extras import import_with_extra, leave_torch_out
 from paged.cli import signals
 from paged.cli.commands import Command
 from paged.cli.config_options import takes
-from paged.cli.show import figures, is_terminal, printed, say
+from paged.cli.show import console, figures, printed, say
 from paged.engine.vllm_flags import translated
 from paged.errors import InvalidConfig, PagedError
 from paged.serving.request_log import to_stderr
@@ -127,7 +127,7 @@ def _announce(settings: Settings, num_replicas: int, ready: "Ready", port: int) 
     unit = "pages, blocks" if ready.groups else "blocks"
     memory = f"{ready.num_blocks:,} {unit} of {ready.block_size} tokens"
     each = "" if num_replicas == 1 else f"{num_replicas} replicas of "
-    if is_terminal():
+    if console().is_terminal:
         bytes_of_blocks = as_bytes(ready.num_blocks * ready.block_bytes)
         pairs = [
             ("interface", f"{url}/v1"),

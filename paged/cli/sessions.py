@@ -10,7 +10,6 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Exit, Option
 
-from paged.base.extras import import_with_extra
 from paged.base.words import counted
 from paged.cli.options import VIOLATIONS_FOUND, Check, Json, check_outputs, listed
 from paged.cli.show import as_time, print_json, printed, say, table
@@ -84,8 +83,6 @@ def sessions(
     if unknown := [way for way in ways if way not in KEEPS]:
         raise InvalidConfig(f'--keeps takes {", ".join(KEEPS)}, or several with commas; got "{unknown[0]}"')
     check_outputs({"--html": html}, [file])
-    if html is not None:
-        import_with_extra("plotly", "study.report.write_sessions_html")
     begun = draw_sessions(open_sessions(file), count, random.Random(seed), spread_s=spread)
     on = Device(model=model, device=device)
     roofline = on.roofline()

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,11 +20,6 @@ T = TypeVar("T")
 def console() -> Console:
     """Return standard output as a terminal to draw on; made when needed, because tests and pipes replace it."""
     return Console(highlight=False)
-
-
-def is_terminal() -> bool:
-    """Whether this is a terminal: a live view is drawn only then."""
-    return console().is_terminal
 
 
 def printed(text: str) -> None:
@@ -46,6 +41,17 @@ def loading(what: object) -> Iterator[None]:
         say(f"loading {what or 'the model that ships'}")
     with at_once():
         yield
+
+
+@contextmanager
+def at_work(words: str, is_silent: bool) -> Iterator[None]:
+    """Show these words at a terminal within the block, unless nothing is to be shown; a signal ends the process there."""
+    out = console()
+    with out.status(words) if out.is_terminal and not is_silent else nullcontext():
+        # What ends at once could not show it again.
+        out.show_cursor()
+        with at_once():
+            yield
 
 
 def print_json(document: Any) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import typer
 
-from paged.base.extras import import_with_extra
 from paged.base.whole_file import whole_file
 from paged.cli import options
-from paged.cli.asked import scenarios as asked_scenarios
+from paged.cli.asked import device_document, files_of, scenarios as asked_scenarios
 from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
 from paged.cli.show import counting, print_json, say
@@ -69,10 +68,7 @@ def simulate(
     if html is not None and replicas > 1:
         raise InvalidConfig(f"--html shows one replica over time; {replicas} were asked for")
     files = {"--csv": csv, "--html": html, "--trace-events": trace_events, "--log": log}
-    check_outputs(files, [asked[0].load.trace, asked[0].device.profile, asked[0].device.model, asked[0].device.device])
-    if html is not None:
-        # What it needs is asked for before the simulation, too.
-        import_with_extra("plotly", "study.report.write_html")
+    check_outputs(files, files_of(asked[0]))
     if len(scenarios) == 1:
         outcomes = [_watched(scenarios[0], check, log, trace_events)]
     else:
@@ -126,15 +122,8 @@ def as_document(outcome: Outcome) -> dict[str, object]:
     asked = {
         "rate_scale": scenario.load.rate,
         "seed": scenario.load.seed,
-        "model": scenario.device.model,
-        "device": scenario.device.device,
-        "kv_dtype": scenario.device.kv_dtype,
-        "kv_dtype_skip_layers": scenario.device.kv_dtype_skip_layers,
-        "quantization": scenario.device.codes(),
-        "quantize_head": scenario.device.quantize_head,
-        "timed_by": scenario.device.timed_by(),
+        **device_document(scenario.device),
         "notes": [*filter(None, [unsettled(outcome.load)]), *scenario.device.notes()],
-        "not_modelled": scenario.device.not_modelled(),
         "profile": scenario.device.profile,
         "clients": scenario.load.clients,
         "applied": outcome.applied,
