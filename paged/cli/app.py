@@ -7,8 +7,9 @@ could be, is a line there. Anything else is a bug of ours and keeps its tracebac
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -83,12 +84,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit status."""
     try:
         with _warnings_in_a_line():
-            status = app(args=None if arguments is None else list(arguments), prog_name="paged", standalone_mode=False)
+            given = None if arguments is None else list(arguments)
+            status = _commands()(args=given, prog_name="paged", standalone_mode=False)
             sys.stdout.flush()
     except BaseException as problem:
         return signals.status() if signals.is_interrupt(problem) else _status_of(problem)
     # Typer makes a status of a KeyboardInterrupt, one for all.
     return signals.status() if status == INTERRUPTED else status if isinstance(status, int) else 0
+
+
+@cache
+def _commands() -> Callable[..., Any]:
+    """The commands and their options, made once: a process that gives several command lines would make 400 options for each."""
+    return typer.main.get_command(app)
 
 
 @contextmanager

@@ -208,15 +208,11 @@ def generate(
 def _form(
     schema: Path | None, is_object: bool, regex: str | None, choice: list[str] | None, grammar: Path | None
 ) -> StructuredOutputsParams | None:
-    if schema is None and not is_object and regex is None and not choice and grammar is None:
-        return None
-    return StructuredOutputsParams(
-        json=None if schema is None else _decoded(str(schema), schema.read_bytes()),
-        json_object=is_object,
-        regex=regex,
-        choice=tuple(choice) if choice else None,
-        grammar=None if grammar is None else _decoded(str(grammar), grammar.read_bytes()),
-    )
+    texts = {
+        name: _decoded(str(file), file.read_bytes()) for name, file in _named(json=schema, grammar=grammar).items()
+    }
+    form = texts | _named(json_object=is_object or None, regex=regex, choice=tuple(choice or ()) or None)
+    return StructuredOutputsParams(**form) if form else None
 
 
 def _biases(given: list[str] | None) -> dict[int, float] | None:

@@ -28,7 +28,7 @@ from paged.cli.show import counting, figures, print_json, table
 from paged.errors import InvalidConfig
 from paged.model.machine import machine
 from paged.study.hardware import Profile, device_names
-from paged.study.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for
+from paged.study.profiling import KINDS, StepTimes, TimedStep, designed, engine_for
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
@@ -98,11 +98,11 @@ def profile(
     )
     check_outputs({"--out": out}, [shape])
     # What is wrong with these is said before a model is loaded.
-    design = _design(max_sequences, max_context or _MOST_CONTEXT, max_tokens_per_step, block_size)
+    sizes = {"max_sequences": max_sequences, "max_tokens_per_step": max_tokens_per_step, "block_size": block_size}
+    design = designed(max_context=max_context or _MOST_CONTEXT, **sizes)
     loaded = asked.loaded("profiling")
     if max_context is None:
-        room = _context_for(loaded, max_tokens_per_step, block_size)
-        design = _design(max_sequences, room, max_tokens_per_step, block_size)
+        design = designed(max_context=_context_for(loaded, max_tokens_per_step, block_size), **sizes)
     engine = engine_for(loaded, design, **asked.engine_options)
     times = StepTimes(engine, design)
     with counting("rounds", 1 + rounds) as advance:
@@ -121,15 +121,6 @@ def profile(
     title = f"{asked.name}: profile and timed steps, {rounds} rounds; errors on those that were held out"
     table(title, columns, rows, right=range(1, len(columns)))
     figures("what a step takes", [*_prices(found), ("taken on", found.about), ("written to", str(out))])
-
-
-def _design(max_sequences: int, max_context: int, max_tokens_per_step: int, block_size: int) -> Design:
-    return designed(
-        max_sequences=max_sequences,
-        max_context=max_context,
-        max_tokens_per_step=max_tokens_per_step,
-        block_size=block_size,
-    )
 
 
 def _context_for(model: LoadedModel, max_tokens_per_step: int, block_size: int) -> int:

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -75,7 +75,8 @@ def serve(
     with signals.at_once():
         leave_torch_out()
         serving = import_with_extra("paged.serving.server", "serve")
-        several = None if replicas == 1 else _replicas_on_ray()
+        # Raises UnsupportedRay.
+        several = None if replicas == 1 else import_module("paged.integrations.ray.local")
     loading = f"loading {settings.engine.model.model or 'the model that ships'}"
     to_stderr("info", loading) if says_json else say(loading)
     try:
@@ -97,13 +98,6 @@ def serve(
         raise typer.Exit(CANNOT_BEGIN) from None
     if not has_drained:
         raise typer.Exit(ENDED_AT_ONCE)
-
-
-def _replicas_on_ray() -> ModuleType:
-    """Return the function that starts replicas. Raises UnsupportedRay."""
-    from paged.integrations.ray import local
-
-    return local
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """The parts of `make gpu` on a stand-in: their code runs, and what holds on every device holds here."""
 
-import sys
-
 import pytest
 
 pytest.importorskip("torch")
@@ -9,14 +7,10 @@ pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
-def script(repository):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(repository / "benchmarks"))
-        import on_gpu
-
-        with on_gpu.stand_in_for("cpu", small=True):
-            yield on_gpu
-        sys.modules.pop("on_gpu", None)
+def script(benchmark_script):
+    on_gpu = benchmark_script("on_gpu")
+    with on_gpu.stand_in_for("cpu", small=True):
+        yield on_gpu
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from paged.study.simulator import ROUTERS
 OF_VLLM = {"--save-result", "--save-detailed"}
 
 
-@pytest.mark.parametrize("page", ["routing", "sessions", "tiers"])
+@pytest.mark.parametrize("page", ["routing", "sessions", "tiers", "decoding"])
 def test_the_program_of_a_page_runs_and_prints_what_the_page_says(page, text_of, fences, capsys):
     text = text_of(f"docs/{page}.md")
     (program,) = fences(text, "python")

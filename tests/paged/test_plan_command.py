@@ -40,7 +40,9 @@ def test_what_nothing_meets_is_status_1_with_the_best_and_by_how_much_it_misses(
     assert (status, out.splitlines()[0].split()[0], err.count("\n")) == (1, "replicas", 1)
     assert err.startswith("paged: with policy paged no number of replicas meets p99 first within 1 ms; nearest of ")
     assert "is 8 replicas, p99 first 20 ms, 19 ms over 1 ms" in err
-    status, out, err = paged("plan", TRACE, *POOL, "--policy", "vllm,paged", "--find", "rate", "--itl", 0.001, "--no-explain", "--json")
+    status, out, err = paged(
+        "plan", TRACE, *POOL, "--policy", "vllm,paged", "--find", "rate", "--itl", 0.001, "--no-explain", "--json"
+    )
     assert (status, [plan["answer"] for plan in json.loads(out)], err.count("\n")) == (1, [None, None], 2)
     # A request that never fits is said with what would do.
     path = trace_file("0,8,3", "1,999,9", "2,8,3")
