@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.extras import import_with_extra
 from paged.cli.models import AskedModel, ModelArgument, Threads
-from paged.cli.options import Json, listed
+from paged.cli.options import Json, chosen
 from paged.cli.show import print_json, show_all, table
 from paged.errors import InvalidConfig
 from paged.model.checkpoint.text import SEQUENCE
@@ -50,8 +50,8 @@ def accuracy(
     Example: `paged accuracy embedded --weights as-is,int4 --kv-cache-dtype auto,int8`
     """
     words = held_out_text() if text is None else text_of(text)
-    ways = _several(weights, _WEIGHTS, "--weights") if weights else _ways_of(model)
-    kv_dtypes = _several(kv_cache_dtype, KV_DTYPES, "--kv-cache-dtype")
+    ways = chosen(weights, "--weights", _WEIGHTS) if weights else _ways_of(model)
+    kv_dtypes = chosen(kv_cache_dtype, "--kv-cache-dtype", KV_DTYPES)
     asked = AskedModel(model, threads=threads)
 
     def show(found: list[Accuracy]) -> None:
@@ -96,14 +96,6 @@ def _measured(
             is_base = weights == AS_IS and kv_dtype == AUTO
             found = base if is_base else read(loaded, pieces, kv_dtype)
             yield compared(base, found, weights=weights, kv_dtype=kv_dtype)
-
-
-def _several(text: str, known: tuple[str, ...], option: str) -> list[str]:
-    found = listed(text, option, str)
-    for each in found:
-        if each not in known:
-            raise InvalidConfig(f'{option} takes {", ".join(known)}, or several with commas between; got "{each}"')
-    return list(dict.fromkeys(found))
 
 
 def _ways_of(model: str | None) -> list[str]:

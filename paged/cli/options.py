@@ -1,7 +1,7 @@
 """Options of the commands."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -120,6 +120,14 @@ def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
             several = ", or several with commas between" if "," not in text else " between commas"
             raise InvalidConfig(f'{what} takes {_KINDS[kind]}{several}; got "{part.strip()}"') from None
     return parts
+
+
+def chosen(text: str, what: str, known: Collection[str]) -> list[str]:
+    """Return the values between commas, each once. Raises InvalidConfig for one that is not known."""
+    found = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if unknown := [each for each in found if each not in known]:
+        raise InvalidConfig(f'{what} takes {", ".join(known)}, or several with commas between; got "{unknown[0]}"')
+    return found
 
 
 def names_in(text: str | None) -> tuple[str, ...]:
