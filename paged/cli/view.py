@@ -47,11 +47,8 @@ def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
 
 
 def _device(frame: Frame) -> str:
-    if not frame.groups:
-        return f"device: {len(frame.cells)} blocks of {frame.block_size} tokens"
-    return (
-        f"device: {len(frame.cells)} pages for layers of {len(frame.groups)} kinds, blocks of {frame.block_size} tokens"
-    )
+    pages = f"pages for layers of {len(frame.groups)} kinds, " if frame.groups else ""
+    return f"device: {len(frame.cells)} {pages}blocks of {frame.block_size} tokens"
 
 
 def colour_of(request: int) -> str:
@@ -188,13 +185,12 @@ def _states(frame: Frame) -> Text:
 
 def _pressure(frame: Frame) -> Text:
     line = Text(" preempted ", style=DIM, no_wrap=True)
-    line.append(f"{frame.preemptions_recompute}", "bold default")
-    line.append(" by recompute, ", DIM)
-    line.append(f"{frame.preemptions_swap}", "bold default")
-    line.append(" by swap", DIM)
-    line.append("   prefix hits ", DIM)
-    line.append(f"{frame.hit_tokens:,}", "bold default")
-    line.append(f" of {frame.prompt_tokens:,} tokens", DIM)
+    for number, words in (
+        (frame.preemptions_recompute, " by recompute, "),
+        (frame.preemptions_swap, " by swap   prefix hits "),
+        (frame.hit_tokens, f" of {frame.prompt_tokens:,} tokens"),
+    ):
+        line.append(f"{number:,}", "bold default").append(words)
     return line
 
 
