@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+from msgspec.structs import replace
 
 from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.extras import import_with_extra
-from paged.cli.models import ModelArgument, Threads, loaded_model, model_name
-from paged.cli.options import Json, listed
-from paged.cli.show import print_json, progress_bar, table
+from paged.cli.models import AskedModel, ModelArgument, Threads
+from paged.cli.options import Json, chosen
+from paged.cli.show import print_json, show_all, table
 from paged.errors import InvalidConfig
 from paged.model.checkpoint.text import SEQUENCE
 from paged.study.accuracy import Accuracy, compared, held_out_text, pieces_of, read
 
 AS_IS = "as-is"
+_WANTED = "reading text"
 _KV_DTYPES = ",".join(KV_DTYPES)
 _WEIGHTS = (AS_IS, "int8", "int4")
 
@@ -50,22 +50,20 @@ def accuracy(
     Example: `paged accuracy embedded --weights as-is,int4 --kv-cache-dtype auto,int8`
     """
     words = held_out_text() if text is None else text_of(text)
-    ways = _several(weights, _WEIGHTS, "--weights") if weights else _ways_of(model)
-    kv_dtypes = _several(kv_cache_dtype, KV_DTYPES, "--kv-cache-dtype")
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    task = None if bar is None else bar.add_task("ways of storing", total=len(ways) * len(kv_dtypes))
-    found = []
-    with bar or nullcontext():
-        for each in _measured(model, words, ways, kv_dtypes, length, threads):
-            found.append(each)
-            if bar is not None and task is not None:
-                bar.advance(task)
-    if json:
-        print_json({"model": model_name(model, None), "length": length, "ways": msgspec.to_builtins(found)})
-        return
-    columns = ["weights", "K and V", "loss", "change", "other choices", "where sure", "log-prob error", "p99"]
-    title = f"{model_name(model, None)}: {found[0].positions:,} positions; sure of {found[0].sure:.0%}"
-    table(title, columns, [_cells(each) for each in found], right=range(2, len(columns)))
+    ways = chosen(weights, "--weights", _WEIGHTS) if weights else _ways_of(model)
+    kv_dtypes = chosen(kv_cache_dtype, "--kv-cache-dtype", KV_DTYPES)
+    asked = AskedModel(model, threads=threads)
+
+    def show(found: list[Accuracy]) -> None:
+        if json:
+            print_json({"model": asked.name, "length": length, "ways": msgspec.to_builtins(found)})
+            return
+        columns = ["weights", "K and V", "loss", "change", "other choices", "where sure", "log-prob error", "p99"]
+        title = f"{asked.name}: {found[0].positions:,} positions; sure of {found[0].sure:.0%}"
+        table(title, columns, [_cells(each) for each in found], right=range(2, len(columns)))
+
+    measured = _measured(asked, words, ways, kv_dtypes, length)
+    show_all(measured, len(ways) * len(kv_dtypes), "way of storing", show)
 
 
 def text_of(file: Path) -> list[str]:
@@ -78,24 +76,17 @@ def text_of(file: Path) -> list[str]:
 
 def loss_of(model: str | Path, text: list[str]) -> float:
     """The loss of a model as it is on text, in pieces of as many tokens as the models that ship were trained on."""
-    loaded = loaded_model(str(model), None, dtype="auto", wanted="reading text")
+    loaded = AskedModel(str(model)).loaded(_WANTED)
     return read(loaded, pieces_of(loaded, text), AUTO).loss
 
 
 def _measured(
-    model: str | None, text: list[str], ways: list[str], kv_dtypes: list[str], length: int, threads: int | None
+    asked: AskedModel, text: list[str], ways: list[str], kv_dtypes: list[str], length: int
 ) -> Iterator[Accuracy]:
     """Each way, weights first; the base is both as they are, which is read in any case."""
     base = None
     for weights in dict.fromkeys((AS_IS, *ways)):
-        loaded = loaded_model(
-            model,
-            None,
-            dtype="auto",
-            threads=threads,
-            wanted="reading text",
-            quantization=None if weights == AS_IS else weights,
-        )
+        loaded = replace(asked, quantization=None if weights == AS_IS else weights).loaded(_WANTED)
         pieces = pieces_of(loaded, text, length)
         if base is None:
             base = read(loaded, pieces, AUTO)
@@ -107,17 +98,9 @@ def _measured(
             yield compared(base, found, weights=weights, kv_dtype=kv_dtype)
 
 
-def _several(text: str, known: tuple[str, ...], option: str) -> list[str]:
-    found = listed(text, option, str)
-    for each in found:
-        if each not in known:
-            raise InvalidConfig(f'{option} takes {", ".join(known)}, or several with commas between; got "{each}"')
-    return list(dict.fromkeys(found))
-
-
 def _ways_of(model: str | None) -> list[str]:
     """All for a checkpoint of floats; one in codes has its own."""
-    import_with_extra("torch", "reading text")
+    import_with_extra("torch", _WANTED)
     from paged.model.checkpoint import named_or_shipped
     from paged.model.loading import config_of
     from paged.model.quantised.checkpoints import settings_of

@@ -7,8 +7,9 @@ could be, is a line there. Anything else is a bug of ours and keeps its tracebac
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -16,11 +17,11 @@ import typer
 from paged import PagedError, __version__
 from paged.cli import signals
 from paged.cli.accuracy import accuracy
-from paged.cli.bench import bench_app
+from paged.cli.bench import bench
 from paged.cli.capacity import capacity
 from paged.cli.chat import chat
-from paged.cli.check import check_app
-from paged.cli.commands import Command, Group
+from paged.cli.check import check
+from paged.cli.commands import Command, Group, show_help
 from paged.cli.demo import demo
 from paged.cli.doctor import doctor
 from paged.cli.generate import generate
@@ -52,23 +53,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=Command)(demo)
-app.command(cls=Command)(doctor)
-app.command(cls=Command)(generate)
-app.command(cls=Command)(chat)
+for _command in (demo, doctor, generate, chat):
+    app.command(cls=Command)(_command)
 app.command(cls=ServeCommand)(serve)
-app.command(cls=Command)(simulate)
-app.command(cls=Command)(sessions)
-app.command(cls=Command)(plan)
-app.command(cls=Command)(validate)
-app.add_typer(bench_app, name="bench")
-app.add_typer(check_app, name="check")
-app.command(cls=Command)(capacity)
-app.command(cls=Command)(profile)
-app.command(cls=Command)(quantise)
-app.command(cls=Command)(accuracy)
-app.command(cls=Command)(policies)
-app.command(cls=Command)(top)
+for _command in (simulate, sessions, plan, validate):
+    app.command(cls=Command)(_command)
+app.add_typer(bench, name="bench")
+app.add_typer(check, name="check")
+for _command in (capacity, profile, quantise, accuracy, policies, top):
+    app.command(cls=Command)(_command)
 
 
 def _show_version(wanted: bool) -> None:
@@ -84,20 +77,26 @@ def _paged(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        printed(context.get_help())
+    show_help(context)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit status."""
     try:
         with _warnings_in_a_line():
-            status = app(args=None if arguments is None else list(arguments), prog_name="paged", standalone_mode=False)
+            given = None if arguments is None else list(arguments)
+            status = _commands()(args=given, prog_name="paged", standalone_mode=False)
             sys.stdout.flush()
     except BaseException as problem:
         return signals.status() if signals.is_interrupt(problem) else _status_of(problem)
     # Typer makes a status of a KeyboardInterrupt, one for all.
     return signals.status() if status == INTERRUPTED else status if isinstance(status, int) else 0
+
+
+@cache
+def _commands() -> Callable[..., Any]:
+    """The commands and their options, made once: a process that gives several command lines would make 400 options for each."""
+    return typer.main.get_command(app)
 
 
 @contextmanager

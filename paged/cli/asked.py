@@ -2,8 +2,6 @@
 
 import inspect
 import math
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import msgspec
@@ -171,17 +169,20 @@ def _rate_scales(load: Load, rate_scale: str | None, rate: str | None) -> list[f
 _ASKED = inspect.signature(scenarios).parameters
 
 
-def asks_for_scenarios(command: Callable[..., None]) -> Callable[..., None]:
-    """A decorator for a command whose first parameter is a list of scenarios: on the command line it has the options of `scenarios` instead, and its own."""
+def files_of(scenario: Scenario) -> list[str | None]:
+    """Files that a scenario may read; what is the name of something that ships is none."""
+    return [scenario.load.trace, scenario.device.profile, scenario.device.model, scenario.device.device]
 
-    @wraps(command)
-    def asking(**given: Any) -> None:
-        described = {name: given.pop(name) for name in _ASKED}
-        command(scenarios(**described), **given)
 
-    _, *own = inspect.signature(command).parameters.values()
-    # What has to be given stands before what need not be, in the help, too.
-    ordered = sorted((*_ASKED.values(), *own), key=lambda parameter: parameter.default is not parameter.empty)
-    by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
-    asking.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
-    return asking
+def device_document(device: Device) -> dict[str, object]:
+    """What the JSON of a simulation and of a plan says of the device."""
+    return {
+        "model": device.model,
+        "device": device.device,
+        "kv_dtype": device.kv_dtype,
+        "kv_dtype_skip_layers": device.kv_dtype_skip_layers,
+        "quantization": device.codes(),
+        "quantize_head": device.quantize_head,
+        "timed_by": device.timed_by(),
+        "not_modelled": device.not_modelled(),
+    }

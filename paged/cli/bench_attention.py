@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
 from itertools import groupby, product
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from typer import Option
 
 from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.budget import short
 from paged.base.extras import import_with_extra
+from paged.base.words import counted
 from paged.cli.options import Json, count, listed
-from paged.cli.show import counted, figures, loading, print_json, progress_bar, table
+from paged.cli.show import counting, figures, loading, print_json, say, table
 from paged.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from paged.study.bench.attention import AttentionTimes, Load
 
-_DTYPES = ("float32", "bfloat16")
 _MOST_NEW = 256
 _STEPS = ("decode", "prefill", "mixed")
 _STEP, _TIMING = "What is computed", "How it is timed"
@@ -29,7 +26,7 @@ _STEP, _TIMING = "What is computed", "How it is timed"
 Backends = Annotated[str | None, Option(help="Backends, with commas between: native, torch_gather, reference.", show_default="all that can run here; reference is too slow to wait for")]
 Shapes = Annotated[str, Option(metavar="HEADS/KV/SIZE[,…]", help="Query heads, heads of K and V, size of a head.", rich_help_panel=_STEP)]
 BlockSizes = Annotated[str, Option(metavar="N[,…]", help="Tokens a block.", rich_help_panel=_STEP)]
-Dtype = Annotated[str, Option(help="Dtype of queries, K and V: float32 or bfloat16.", rich_help_panel=_STEP)]
+Dtype = Annotated[Literal["float32", "bfloat16"], Option(help="Dtype of queries, K and V.", rich_help_panel=_STEP)]
 KvCacheDtype = Annotated[str, Option(help="Storage of K and V: auto, as --dtype; int8 or int4.", rich_help_panel=_STEP)]
 Sequences = Annotated[int, Option(min=1, help="Sequences of a decode.", rich_help_panel=_STEP)]
 Context = Annotated[int, Option(min=1, help="Tokens of each sequence.", rich_help_panel=_STEP)]
@@ -61,8 +58,6 @@ def attention(
 
     Example: `paged bench attention --shapes 9/3/64 --block-sizes 16 --dtype bfloat16`
     """
-    if dtype not in _DTYPES:
-        raise InvalidConfig(f'--dtype is "{dtype}"; it takes {" or ".join(_DTYPES)}')
     if kv_cache_dtype not in KV_DTYPES:
         raise InvalidConfig(f'--kv-cache-dtype is "{kv_cache_dtype}"; it takes {", ".join(KV_DTYPES)}')
     pairs = [_numbers(part) for part in shapes.split(",")]
@@ -85,23 +80,18 @@ def attention(
     ]
     results: list[AttentionTimes] = []
     num_ended = 0
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    task = None if bar is None else bar.add_task("rounds", total=rounds * len(asked))
     try:
-        with bar or nullcontext():
+        with counting("rounds", rounds * len(asked)) as advance:
             rate = copy_rate()
             for (shape, size), ways in zip(asked, chosen, strict=True):
                 results += attention_times(
-                    *(ways, shape, size, load, kind),
-                    copy_bytes_per_s=rate,
-                    rounds=rounds,
-                    after_round=lambda: None if bar is None or task is None else bar.advance(task),
+                    *(ways, shape, size, load, kind), copy_bytes_per_s=rate, rounds=rounds, after_round=advance
                 )
                 num_ended += 1
     except KeyboardInterrupt:
         if results:
             _show(results, load, rounds, not fast, json)
-        print(f"paged: interrupted; {num_ended} of {counted(len(asked), 'measurement')} had ended", file=sys.stderr)
+        say(f"interrupted; {num_ended} of {counted(len(asked), 'measurement')} had ended")
         raise
     _show(results, load, rounds, not fast, json)
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
-from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 from typer import Option
 
-from paged.attention.kv_dtypes import AUTO
-from paged.cli import models
+from paged.base.words import counted
+from paged.cli.commands import with_options_of
+from paged.cli.models import AskedModel, asked_model
 from paged.cli.options import Json
-from paged.cli.show import counted, figures, print_json, progress_bar
+from paged.cli.show import figures, print_json, show_all
 from paged.errors import InvalidConfig
 from paged.study.bench.measured import Measured
 from paged.study.bench.workloads import WORKLOADS, workload as made_workload
@@ -42,9 +41,9 @@ Runs = Annotated[int, Option(min=1, help="Runs, after a first one that does not 
 # fmt: on
 
 
+@with_options_of(asked_model)
 def engine(
-    model: models.ModelArgument = None,
-    shape: models.Shape = None,
+    asked: AskedModel,
     workload: Workload = "offline",
     limit: Limit = None,
     scale: Scale = 1.0,
@@ -54,13 +53,6 @@ def engine(
     block_size: BlockSize = 16,
     max_sequences: MaxSequences = 128,
     max_tokens_per_step: MaxTokensPerStep = 2048,
-    dtype: models.Dtype = "auto",
-    quantization: models.Quantization = None,
-    quantize_head: models.QuantizeHead = False,
-    kv_cache_dtype: models.KvCacheDtype = AUTO,
-    backend: models.Backend = "auto",
-    fast: models.Fast = False,
-    threads: models.Threads = None,
     runs: Runs = 3,
     json: Json = False,
 ) -> None:
@@ -72,19 +64,10 @@ def engine(
 
     Example: `paged bench engine --workload offline --memory-share 0.35 --runs 5`
     """
-    models.check_one(model, shape, "MODEL")
     _check(blocks, memory_share, rate_scale)
     # What is wrong with the requests is said before a model is loaded.
     made_workload(workload, limit=limit, scale=scale)
-    loaded = models.loaded_model(
-        model,
-        shape,
-        dtype=dtype,
-        quantization=quantization,
-        quantize_head=quantize_head,
-        threads=threads,
-        wanted="bench",
-    )
+    loaded = asked.loaded("bench")
     from paged.study.bench.engine import EngineBench, Serving, blocks_wanted
 
     trace = made_workload(workload, limit=limit, scale=scale, context=loaded.max_length)
@@ -96,34 +79,17 @@ def engine(
         block_size=block_size,
         max_sequences=max_sequences,
         max_tokens_per_step=max_tokens_per_step,
-        backend=backend,
-        batch_invariant=not fast,
-        kv_cache_dtype=kv_cache_dtype,
+        **asked.engine_options,
     )
     bench = EngineBench(loaded, trace, serving, rate=rate_scale)
-    found: list[EngineRun] = []
 
-    def show() -> None:
-        times = bench.times(found, model=models.model_name(model, shape), workload=workload)
+    def show(found: list[EngineRun]) -> None:
+        times = bench.times(found, model=asked.name, workload=workload)
         print_json(times) if json else _show(times)
 
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    task = None if bar is None else bar.add_task("runs", total=1 + runs)
-    try:
-        with bar or nullcontext():
-            for number in range(1 + runs):
-                run = bench.run()
-                # The first one pays for what is made once.
-                if number:
-                    found.append(run)
-                if bar is not None and task is not None:
-                    bar.advance(task)
-    except KeyboardInterrupt:
-        if found:
-            show()
-        print(f"paged: interrupted; {len(found)} of {counted(runs, 'run')} had ended", file=sys.stderr)
-        raise
-    show()
+    # The first one pays for what is made once.
+    counting_ones = islice((bench.run() for _ in range(1 + runs)), 1, None)
+    show_all(counting_ones, runs, "run", show)
 
 
 def _check(blocks: int | None, memory_share: float | None, rate_scale: float | None) -> None:

@@ -1,14 +1,14 @@
 """`paged bench scheduler`: the time of the scheduler on this machine, without a model."""
 
-import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from paged.cli.options import Json
-from paged.cli.show import counted, print_json, table
-from paged.errors import InvalidConfig
+from paged.cli.options import Json, count, listed
+from paged.cli.show import print_json, show_all, table
 from paged.study.bench import DecodeStep, decode_step
+
+_CACHING = {"off": [False], "on": [True], "both": [False, True]}
 
 
 def scheduler(
@@ -19,7 +19,7 @@ def scheduler(
     holes: Annotated[
         int, typer.Option(min=0, help="Sequences that are aborted before timing, for free rows among the live ones.")
     ] = 0,
-    caching: Annotated[str, typer.Option(help="Prefix caching: on, off or both.")] = "both",
+    caching: Annotated[Literal["on", "off", "both"], typer.Option(help="Prefix caching.")] = "both",
     steps: Annotated[
         int | None, typer.Option(min=16, help="Steps to time.", show_default="2^18 / rows, 160 to 2048")
     ] = None,
@@ -32,17 +32,9 @@ def scheduler(
 
     Example: `paged bench scheduler --rows 1024 --holes 16 --caching on`
     """
-    asked = [(count, is_on) for count in _numbers(rows) for is_on in _caching(caching)]
-    results: list[DecodeStep] = []
-    try:
-        for count, is_on in asked:
-            results.append(decode_step(count, caching=is_on, context=context, holes=holes, steps=steps))
-    except KeyboardInterrupt:
-        if results:
-            _show(results, context, holes, json)
-        print(f"paged: interrupted; {len(results)} of {counted(len(asked), 'measurement')} had ended", file=sys.stderr)
-        raise
-    _show(results, context, holes, json)
+    asked = [(num, is_on) for num in listed(rows, "--rows", count) for is_on in _CACHING[caching]]
+    measured = (decode_step(num, caching=is_on, context=context, holes=holes, steps=steps) for num, is_on in asked)
+    show_all(measured, len(asked), "measurement", lambda results: _show(results, context, holes, json))
 
 
 def _show(results: list[DecodeStep], context: int, holes: int, json: bool) -> None:
@@ -52,25 +44,6 @@ def _show(results: list[DecodeStep], context: int, holes: int, json: bool) -> No
         title = f"a decode step, µs of CPU time; prompts of {context:,} tokens, {holes} holes"
         columns = ["rows", "caching", "µs a step", "fastest window", "slowest window", "schedule", "update", "µs a row"]
         table(title, columns, [_cells(result) for result in results], right=(0, 2, 3, 4, 5, 6, 7))
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidConfig(
-            f'--rows is "{text}"; it takes whole numbers with commas between, such as 64,1024'
-        ) from None
-    if min(numbers) < 1:
-        raise InvalidConfig(f"--rows has {min(numbers)}; at least 1 row is needed")
-    return numbers
-
-
-def _caching(text: str) -> list[bool]:
-    choices = {"off": [False], "on": [True], "both": [False, True]}
-    if text not in choices:
-        raise InvalidConfig(f'--caching is "{text}"; it takes on, off or both')
-    return choices[text]
 
 
 def _cells(result: DecodeStep) -> list[str]:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from paged.attention.kv_dtypes import AUTO
-from paged.cli import models
+from paged.base.words import counted
+from paged.cli.commands import with_options_of
+from paged.cli.models import AskedModel, asked_model
 from paged.cli.options import Json
-from paged.cli.show import counted, figures, print_json, table
+from paged.cli.show import figures, print_json, table
 from paged.study.bench.measured import Measured
 
 if TYPE_CHECKING:
@@ -23,19 +24,12 @@ Steps = Annotated[int, Option(min=1, help="Steps to time.")]
 # fmt: on
 
 
+@with_options_of(asked_model)
 def step(
-    model: models.ModelArgument = None,
-    shape: models.Shape = None,
+    asked: AskedModel,
     rows: Rows = 64,
     context: Context = 256,
     block_size: BlockSize = 16,
-    dtype: models.Dtype = "auto",
-    quantization: models.Quantization = None,
-    quantize_head: models.QuantizeHead = False,
-    kv_cache_dtype: models.KvCacheDtype = AUTO,
-    backend: models.Backend = "auto",
-    fast: models.Fast = False,
-    threads: models.Threads = None,
     steps: Steps = 64,
     json: Json = False,
 ) -> None:
@@ -46,28 +40,17 @@ def step(
 
     Example: `paged bench step --rows 64 --context 512`
     """
-    models.check_one(model, shape, "MODEL")
-    loaded = models.loaded_model(
-        model,
-        shape,
-        dtype=dtype,
-        quantization=quantization,
-        quantize_head=quantize_head,
-        threads=threads,
-        wanted="bench",
-    )
+    loaded = asked.loaded("bench")
     from paged.study.bench.step import step_parts
 
     found = step_parts(
         loaded,
-        name=models.model_name(model, shape),
+        name=asked.name,
         rows=rows,
         context=context,
         steps=steps,
         block_size=block_size,
-        backend=backend,
-        batch_invariant=not fast,
-        kv_cache_dtype=kv_cache_dtype,
+        **asked.engine_options,
     )
     if json:
         print_json(found)

@@ -10,8 +10,9 @@ import typer
 from typer import Argument, Option
 
 from paged.base.budget import as_bytes, short
+from paged.base.words import counted
 from paged.cli.options import Json, KvDtype, KvDtypeSkipLayers, Quantization, QuantizeHead, names_in
-from paged.cli.show import counted, figures, print_json
+from paged.cli.show import figures, print_json
 from paged.errors import InvalidConfig, NotModelled, UnknownModel
 from paged.model.layer_plan import Group, LayerPlan, plan_layers
 from paged.study.hardware import (

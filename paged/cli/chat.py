@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paged import SamplingParams
+from paged.base.words import counted
 from paged.cli.config_options import takes
-from paged.cli.show import console, counted, loading, printed, say
+from paged.cli.show import console, loading, printed, say
 from paged.engine.config import EngineConfig
 from paged.errors import InvalidRequest, NeverFits
 from paged.model.checkpoint import NAMES

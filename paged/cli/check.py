@@ -5,22 +5,13 @@ from typing import Annotated
 
 import typer
 
-from paged.cli.commands import Command, Group
+from paged.cli.commands import group_of
 from paged.cli.options import Json
 from paged.cli.show import print_json, printed
 
 STILL_FAILS = 1
 
-check_app = typer.Typer(help="Run saved failures of the test kit again.", cls=Group, no_args_is_help=False)
 
-
-@check_app.callback(invoke_without_command=True)
-def _check(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-@check_app.command(cls=Command)
 def replay(
     file: Annotated[Path, typer.Argument(help="A program that the kit saved, or `save` of paged.testing.")],
     build: Annotated[
@@ -62,3 +53,6 @@ def replay(
         printed(str(violation))
     if violation is not None:
         raise typer.Exit(STILL_FAILS)
+
+
+check = group_of("Run saved failures of the test kit again.", replay)

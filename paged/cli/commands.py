@@ -1,5 +1,8 @@
 """Commands as Typer makes them, but for flags: they take no value, and their help names no type of one."""
 
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +41,38 @@ class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options and arguments."""
         return _without_types(super().get_params(ctx))
+
+
+def group_of(help: str, *commands: Callable[..., None]) -> typer.Typer:  # noqa: A002
+    """Return a command that has these commands, and shows its help without one."""
+    group = typer.Typer(help=help, cls=Group, no_args_is_help=False)
+    for command in commands:
+        group.command(cls=Command)(command)
+    group.callback(invoke_without_command=True)(show_help)
+    return group
+
+
+def show_help(context: typer.Context) -> None:
+    """Print the help of a command that was called without one of its commands."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator for a command whose first parameter is what `make` returns: on the command line it has the options of `make` instead, and its own."""
+    made = inspect.signature(make, eval_str=True).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def taking(**given: Any) -> None:
+            its = {name: given.pop(name) for name in made}
+            command(make(**its), **given)
+
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        # What has to be given stands before what need not be, in the help, too.
+        ordered = sorted((*made.values(), *own), key=lambda parameter: parameter.default is not parameter.empty)
+        by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
+        taking.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
+        return taking
+
+    return decorate

@@ -5,8 +5,7 @@ In its second half the model is a hybrid, whose layers keep states beside K and 
 
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -15,12 +14,14 @@ from rich.live import Live
 
 from paged.base.extras import has_extra, installed_by
 from paged.cli.options import VIOLATIONS_FOUND, Json
-from paged.cli.show import console, figures, print_json, printed
-from paged.cli.signals import at_once
+from paged.cli.show import at_work, console, figures, print_json, printed
 from paged.cli.summary import print_summary
 from paged.cli.view import render
 from paged.cli.watch import Frame, Watch
 from paged.study.simulator import Load, Scenario, Simulation, SimulationResult
+
+if TYPE_CHECKING:
+    from paged.cli.demo_model import ModelRun
 
 TITLE = "paged demo · a chat service on far too small a memory"
 AMPLE_TITLE = "paged demo · the same requests with ample memory"
@@ -100,80 +101,52 @@ def _stand_in_demo(speed: float, is_silent: bool) -> SimulationResult:
 
 def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
     """Run the simulation under pressure, and compare it with one in ample memory."""
-    out = console()
-    waits = "reading the model: a few seconds; the first time up to a minute"
-    with out.status(waits) if out.is_terminal and not is_silent else nullcontext():
-        # What ends at once could not show it again.
-        out.show_cursor()
-        with at_once():
-            from paged.cli.demo_model import ModelAnswers, RealText
-            from paged.model.checkpoint import checkpoint_path
-            from paged.model.loading import load_model
+    with at_work("reading the model: a few seconds; the first time up to a minute", is_silent):
+        from paged.cli.demo_model import alike
+        from paged.model.checkpoint import checkpoint_path
 
-            model = load_model(checkpoint_path())
-        trace = WITH_MODEL.load.build()
-        prompt_of = RealText(trace, model.tokenizer).prompt
         ample_memory = msgspec.structs.replace(WITH_MODEL, blocks=AMPLE_BLOCKS, host_blocks=0)
-        schedulers = [scenario.scheduler() for scenario in (WITH_MODEL, ample_memory)]
-        answers = [ModelAnswers(model, scheduler) for scheduler in schedulers]
-        under_pressure, with_ample = [
-            Simulation(
-                trace, scheduler, WITH_MODEL.device.cost_model(), check=True, prompt_of=prompt_of, answer=its_answers
-            )
-            for scheduler, its_answers in zip(schedulers, answers, strict=True)
-        ]
-    _run(under_pressure, TITLE, speed, is_silent, answers[0].texts)
-    tight, tokens, seconds = under_pressure.result(), answers[0].tokens, answers[0].seconds
+        tight, ample = alike(checkpoint_path(), [WITH_MODEL, ample_memory])
+    _run(tight.simulation, TITLE, speed, is_silent, tight.answers.texts)
+    result = tight.simulation.result()
     try:
-        _run(with_ample, AMPLE_TITLE, 1000.0, is_silent, answers[1].texts)
+        _run(ample.simulation, AMPLE_TITLE, 1000.0, is_silent, ample.answers.texts)
     except KeyboardInterrupt:
-        _show(tight, {}, is_silent)
+        _show(result, {}, is_silent)
         raise
-    ample, expected = with_ample.result(), answers[1].tokens
-    return tight, {
+    preemptions = ample.simulation.result().preemptions
+    return result, {
         "model": "the checkpoint that ships with paged",
-        "ample_preemptions": ample.preemptions.recompute + ample.preemptions.swap,
-        **_compared(tokens, expected, seconds),
+        "ample_preemptions": preemptions.recompute + preemptions.swap,
+        **_compared(tight, ample),
     }
 
 
 def _hybrid_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:
     """Run the hybrid's simulation under pressure, and compare it with each request alone."""
-    out = console()
-    with out.status("reading the hybrid") if out.is_terminal and not is_silent else nullcontext(), at_once():
-        from paged.cli.demo_model import ModelAnswers, RealText, grouped
+    with at_work("reading the hybrid", is_silent):
+        from paged.cli.demo_model import alike
         from paged.model.checkpoint import hybrid_path
-        from paged.model.loading import load_model
 
-        model = load_model(hybrid_path())
-        trace = HYBRID.load.build()
-        prompt_of, costs = RealText(trace, model.tokenizer).prompt, HYBRID.device.cost_model()
-        runs = []
-        for scenario in (HYBRID, ALONE):
-            scheduler, pool = grouped(model, scenario)
-            answers = ModelAnswers(model, scheduler, pool)
-            is_tight = scenario is HYBRID
-            simulation = Simulation(trace, scheduler, costs, check=is_tight, prompt_of=prompt_of, answer=answers)
-            runs.append((simulation, answers))
-    (under_pressure, answers), (alone, answers_alone) = runs
-    _run(under_pressure, HYBRID_TITLE, speed, is_silent, answers.texts)
-    _run(alone, ALONE_TITLE, 1000.0, is_silent, answers_alone.texts)
-    tight = under_pressure.result()
-    groups = under_pressure.scheduler.manager.layout.groups
-    return tight, {
-        "finished": tight.finished,
-        "violations": tight.violations,
-        "checked_steps": tight.checked_steps,
-        "pages": tight.num_blocks,
-        "pages_each": {group.kind: group.pages for group in groups},
-        "preemptions": tight.preemptions.recompute,
-        "hits": sum(found > 0 for found in answers.found.values()),
-        "hit_tokens": sum(answers.found.values()),
-        **_compared(answers.tokens, answers_alone.tokens, answers.seconds),
+        tight, alone = alike(hybrid_path(), [HYBRID, ALONE], unchecked=[ALONE])
+    _run(tight.simulation, HYBRID_TITLE, speed, is_silent, tight.answers.texts)
+    _run(alone.simulation, ALONE_TITLE, 1000.0, is_silent, alone.answers.texts)
+    result, found = tight.simulation.result(), tight.answers.found
+    return result, {
+        "finished": result.finished,
+        "violations": result.violations,
+        "checked_steps": result.checked_steps,
+        "pages": result.num_blocks,
+        "pages_each": {group.kind: group.pages for group in tight.simulation.scheduler.manager.layout.groups},
+        "preemptions": result.preemptions.recompute,
+        "hits": sum(length > 0 for length in found.values()),
+        "hit_tokens": sum(found.values()),
+        **_compared(tight, alone),
     }
 
 
-def _compared(tokens: dict[str, list[int]], expected: dict[str, list[int]], seconds: float) -> dict[str, Any]:
+def _compared(run: "ModelRun", other: "ModelRun") -> dict[str, Any]:
+    tokens, expected, seconds = run.answers.tokens, other.answers.tokens, run.answers.seconds
     num_tokens = sum(map(len, tokens.values()))
     return {
         "different_outputs": sum(tokens[id] != expected[id] for id in expected),

@@ -6,8 +6,10 @@ The text is `pydoc`'s topics, which every Python has.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from pydoc_data import topics
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +20,11 @@ from paged.decoding.text import TextStream
 from paged.engine.config import EngineConfig
 from paged.engine.memory import memory_for
 from paged.engine.step_inputs import StepInputs
-from paged.model.capacity import pool_for
-from paged.model.loading import LoadedModel
+from paged.model.loading import LoadedModel, load_model
 from paged.model.runner import runner_for
 from paged.model.worker import Worker
 from paged.scheduler import Batch, Scheduler
-from paged.study.simulator import Scenario
+from paged.study.simulator import Scenario, Simulation
 from paged.study.traces import Trace
 from paged.study.traces.content import content_ids
 
@@ -36,21 +37,10 @@ class ModelAnswers:
     """Runs the batches of one scheduler, and answers greedily. `tokens` and `texts` by request id are what it has written, `found` how many
     tokens of its prompt were there when it came in."""
 
-    def __init__(
-        self, model: LoadedModel, scheduler: Scheduler, pool: LayeredPool | None = None, *, backend: str = "auto"
-    ) -> None:
-        """`pool`: None: one for layers that are all alike."""
-        manager = scheduler.manager
+    def __init__(self, model: LoadedModel, block_size: int, pool: LayeredPool) -> None:
         self._tokenizer = model.tokenizer
         self._eos = set(model.eos_token_ids)
-        if pool is None:
-            pool = pool_for(
-                model,
-                num_blocks=manager.num_blocks,
-                block_size=manager.block_size,
-                num_host_blocks=manager.num_host_blocks,
-            )
-        self._worker, self._inputs = Worker(runner_for(model, pool, backend=backend)), StepInputs(manager.block_size)
+        self._worker, self._inputs = Worker(runner_for(model, pool)), StepInputs(block_size)
         self._streams: dict[str, TextStream] = {}
         self.tokens: dict[str, list[int]] = {}
         self.texts: dict[str, str] = {}
@@ -86,22 +76,38 @@ class ModelAnswers:
         self.texts[request_id] += self._streams[request_id].push([token])
 
 
-def grouped(model: LoadedModel, scenario: Scenario) -> tuple[Scheduler, LayeredPool]:
-    """A scheduler and a pool of as many pages as the scenario has blocks, for a model whose layers are of several kinds."""
-    config = EngineConfig.of(
-        num_blocks=scenario.blocks,
-        block_size=scenario.block_size,
-        prefix_caching=scenario.prefix_caching,
-        max_tokens_per_step=scenario.budget(),
-        max_sequences=scenario.max_sequences,
-    )
-    manager, (pool,) = memory_for(config, [model], None, AUTO)
-    steps = config.scheduling
-    costs = scenario.device.cost_model().costs(scenario.block_size)
-    scheduler = Scheduler(
-        manager, max_tokens_per_step=steps.max_tokens_per_step, max_sequences=steps.max_sequences, costs=costs
-    )
-    return scheduler, pool
+class ModelRun(NamedTuple):
+    """A simulation, and what a model answers in it."""
+
+    simulation: Simulation
+    answers: ModelAnswers
+
+
+def alike(checkpoint: Path, scenarios: Sequence[Scenario], *, unchecked: Sequence[Scenario] = ()) -> list[ModelRun]:
+    """The same requests in several scenarios, answered by one model; invariants are checked in all but `unchecked`. Blocks of a model whose layers
+    are of several kinds are pages."""
+    model = load_model(checkpoint)
+    trace = scenarios[0].load.build()
+    prompt_of, cost_model = RealText(trace, model.tokenizer).prompt, scenarios[0].device.cost_model()
+    runs = []
+    for scenario in scenarios:
+        config = EngineConfig.of(
+            num_blocks=scenario.blocks,
+            block_size=scenario.block_size,
+            host_blocks=scenario.host_blocks,
+            prefix_caching=scenario.prefix_caching,
+        )
+        manager, (pool,) = memory_for(config, [model], None, AUTO)
+        scheduler = Scheduler(
+            manager,
+            max_tokens_per_step=scenario.budget(),
+            max_sequences=scenario.max_sequences,
+            costs=cost_model.costs(scenario.block_size),
+        )
+        answers, check = ModelAnswers(model, scenario.block_size, pool), scenario not in unchecked
+        simulation = Simulation(trace, scheduler, cost_model, check=check, prompt_of=prompt_of, answer=answers)
+        runs.append(ModelRun(simulation, answers))
+    return runs
 
 
 class RealText:

@@ -3,17 +3,16 @@
 Every finding comes from `paged.model.doctor`.
 """
 
-from contextlib import nullcontext
 from itertools import groupby
 from typing import Annotated
 
 import typer
 
 from paged.base.budget import as_bytes
+from paged.base.words import counted
 from paged.cli import SET_FOR_ITSELF
 from paged.cli.options import Json
-from paged.cli.show import as_time, console, counted, is_terminal, print_json, printed, table
-from paged.cli.signals import at_once
+from paged.cli.show import as_time, at_work, console, print_json, printed, table
 from paged.model.doctor import Answer, Engine, Findings, NativeCode, examine
 
 BROKEN = 1
@@ -41,12 +40,8 @@ def doctor(no_build: NoBuild = False, json: Json = False) -> None:
 
     Example: `paged doctor`
     """
-    out = console()
-    with out.status("looking: some seconds") if out.is_terminal and not json else nullcontext():
-        # What ends at once could not show it again.
-        out.show_cursor()
-        with at_once():
-            found = examine(build=not no_build)
+    with at_work("looking: some seconds", json):
+        found = examine(build=not no_build)
     if json:
         print_json(found)
     else:
@@ -73,7 +68,7 @@ def _show(found: Findings) -> None:
 
 def _gap() -> None:
     """Between tables, which have one of their own in a terminal."""
-    if not is_terminal():
+    if not console().is_terminal:
         printed("")
 
 

@@ -3,18 +3,17 @@
 import math
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from paged import BeamSearchParams, ContrastiveSearchParams, SamplingParams, StructuredOutputsParams
+from paged.base.words import counted
 from paged.cli.config_options import takes
 from paged.cli.options import Json
-from paged.cli.show import console, counted, loading, print_json, printed, progress_bar, say, table
+from paged.cli.show import console, counting, loading, print_json, printed, say, table
 from paged.engine.config import EngineConfig
 from paged.errors import InvalidSampling, NoPrompt
 
@@ -209,15 +208,11 @@ def generate(
 def _form(
     schema: Path | None, is_object: bool, regex: str | None, choice: list[str] | None, grammar: Path | None
 ) -> StructuredOutputsParams | None:
-    if schema is None and not is_object and regex is None and not choice and grammar is None:
-        return None
-    return StructuredOutputsParams(
-        json=None if schema is None else _decoded(str(schema), schema.read_bytes()),
-        json_object=is_object,
-        regex=regex,
-        choice=tuple(choice) if choice else None,
-        grammar=None if grammar is None else _decoded(str(grammar), grammar.read_bytes()),
-    )
+    texts = {
+        name: _decoded(str(file), file.read_bytes()) for name, file in _named(json=schema, grammar=grammar).items()
+    }
+    form = texts | _named(json_object=is_object or None, regex=regex, choice=tuple(choice or ()) or None)
+    return StructuredOutputsParams(**form) if form else None
 
 
 def _biases(given: list[str] | None) -> dict[int, float] | None:
@@ -344,16 +339,13 @@ def _answered(
 ) -> "list[Completion]":
     """All answers, shown when the last one has ended, or an interrupt has come; behind a bar at a terminal."""
     found: dict[int, Completion] = {}
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[rate]}"))
-    task = None if bar is None else bar.add_task("answers", total=len(prompts), rate="")
-
-    def note(place: int, completion: "Completion") -> None:
-        found[place] = completion
-        if bar is not None and task is not None:
-            bar.update(task, advance=1, rate=f"{_tokens_per_s(llm.engine.stats()):,.0f} tokens/s")
-
     try:
-        with bar or nullcontext():
+        with counting("answers", len(prompts)) as advance:
+
+            def note(place: int, completion: "Completion") -> None:
+                found[place] = completion
+                advance(more=f"{_tokens_per_s(llm.engine.stats()):,.0f} tokens/s")
+
             answered: list[Completion] = llm.generate(prompts, params, on_completion=note, use_tqdm=False)
     except KeyboardInterrupt:
         show(found)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from typer import Argument, Option
 
+from paged.attention.kv_dtypes import AUTO
 from paged.base.extras import import_with_extra
 from paged.cli.config_options import declared
 from paged.cli.show import loading
@@ -34,40 +36,60 @@ Threads = Annotated[int | None, Option(min=1, help="Torch's threads; a small mod
 # fmt: on
 
 
-def check_one(model: str | None, shape: str | None, option: str = "--model") -> None:
-    """Raises InvalidConfig where two models are named; `option` is what a folder is named by."""
-    if model is not None and shape is not None:
-        raise InvalidConfig(f"{option} and --shape both say which model; give one")
+class AskedModel(msgspec.Struct, frozen=True):
+    """Which model, and how it is loaded and run. Raises InvalidConfig where two are named, and for a quantization that is not known."""
+
+    model: str | None = None
+    shape: str | None = None
+    dtype: str = "auto"
+    quantization: str | None = None
+    quantize_head: bool = False
+    kv_cache_dtype: str = AUTO
+    backend: str = "auto"
+    fast: bool = False
+    threads: int | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.shape is not None:
+            raise InvalidConfig("a model and --shape both say which model; give one")
+        check_asked(self.quantization, with_head=self.quantize_head)
+
+    @property
+    def name(self) -> str:
+        """For results."""
+        return self.shape or (EMBEDDED if self.model is None else Path(self.model).name)
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """What an engine that runs it is given."""
+        return {"backend": self.backend, "batch_invariant": not self.fast, "kv_cache_dtype": self.kv_cache_dtype}
+
+    def loaded(self, wanted: str) -> LoadedModel:
+        """The model, with so many threads of torch from now on; `wanted` is what needs it. Raises what is wrong with it, and MissingExtra."""
+        how: Any = {name: getattr(self, name) for name in ("dtype", "device", "quantization", "quantize_head")}
+        # Said before torch is imported, which takes a while.
+        described = None if self.shape is None else model_named(self.shape)
+        with loading(self.shape or self.model):
+            torch = import_with_extra("torch", wanted)
+            from paged.model.loading import load_model
+            from paged.model.random_weights import random_model
+
+            if self.threads is not None:
+                torch.set_num_threads(self.threads)
+            return load_model(self.model or EMBEDDED, **how) if described is None else random_model(described, **how)
 
 
-def model_name(model: str | None, shape: str | None) -> str:
-    """Return the model's name for results."""
-    return shape or (EMBEDDED if model is None else Path(model).name)
-
-
-def loaded_model(
-    model: str | None,
-    shape: str | None,
-    *,
-    dtype: str,
-    quantization: str | None = None,
-    quantize_head: bool = False,
-    device: str = "cpu",
-    threads: int | None = None,
-    wanted: str,
-) -> LoadedModel:
-    """The model, with so many threads of torch from now on; `wanted` is what needs it. Raises what is wrong with it, and MissingExtra."""
-    check_asked(quantization, with_head=quantize_head)
-    as_codes: Any = {"quantization": quantization, "quantize_head": quantize_head}
-    # Said before torch is imported, which takes a while.
-    described = None if shape is None else model_named(shape)
-    with loading(shape or model):
-        torch = import_with_extra("torch", wanted)
-        from paged.model.loading import load_model
-        from paged.model.random_weights import random_model
-
-        if threads is not None:
-            torch.set_num_threads(threads)
-        if described is not None:
-            return random_model(described, dtype=dtype, device=device, **as_codes)
-        return load_model(model or EMBEDDED, dtype=dtype, device=device, **as_codes)
+def asked_model(
+    model: ModelArgument = None,
+    shape: Shape = None,
+    dtype: Dtype = "auto",
+    quantization: Quantization = None,
+    quantize_head: QuantizeHead = False,
+    kv_cache_dtype: KvCacheDtype = AUTO,
+    backend: Backend = "auto",
+    fast: Fast = False,
+    threads: Threads = None,
+) -> AskedModel:
+    """The model of a bench's options."""
+    return AskedModel(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads)

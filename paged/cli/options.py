@@ -1,7 +1,7 @@
 """Options of the commands."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 import paged.study  # noqa: F401  (registers its policies)
 from paged import POLICIES
+from paged.base.extras import import_with_extra
 from paged.base.whole_file import writable
 from paged.cli.config_options import declared
 from paged.errors import InvalidConfig
@@ -121,6 +122,14 @@ def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
     return parts
 
 
+def chosen(text: str, what: str, known: Collection[str]) -> list[str]:
+    """Return the values between commas, each once. Raises InvalidConfig for one that is not known."""
+    found = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    if unknown := [each for each in found if each not in known]:
+        raise InvalidConfig(f'{what} takes {", ".join(known)}, or several with commas between; got "{unknown[0]}"')
+    return found
+
+
 def names_in(text: str | None) -> tuple[str, ...]:
     """Return the names between commas."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(","))) if text else ()
@@ -147,7 +156,8 @@ _KINDS: dict[Callable[[str], object], str] = {
 
 
 def check_outputs(written: Mapping[str, Path | None], read: Iterable[str | Path | None] = ()) -> None:
-    """Raise InvalidConfig if an option's file is another one's or one that is `read`, and UnwritablePath if it cannot be written."""
+    """Raise InvalidConfig if an option's file is another one's or one that is `read`, UnwritablePath if it cannot be written, and MissingExtra
+    where plots are asked for and cannot be drawn: all of it before a long run."""
     names = {os.path.realpath(path): "" for path in read if path and Path(path).exists()}
     for option, path in written.items():
         if path is None:
@@ -158,3 +168,5 @@ def check_outputs(written: Mapping[str, Path | None], read: Iterable[str | Path 
             raise InvalidConfig(f"{option} would overwrite {path}, which is read; give it another file")
         if other is not option:
             raise InvalidConfig(f"{other} and {option} are both {path}; give each a file of its own")
+    if written.get("--html") is not None:
+        import_with_extra("plotly", "study.report")

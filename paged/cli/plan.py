@@ -1,6 +1,5 @@
 """`paged plan`: the highest rate, the smallest memory or the fewest devices at which a trace meets its targets."""
 
-import sys
 from collections.abc import Collection
 from contextlib import nullcontext
 
@@ -8,9 +7,10 @@ import msgspec
 import typer
 from rich.progress import TaskID, TimeElapsedColumn
 
-from paged.base.extras import import_with_extra
+from paged.base.words import counted
 from paged.cli import options
-from paged.cli.asked import asks_for_scenarios
+from paged.cli.asked import files_of, scenarios as asked_scenarios
+from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
 from paged.cli.plan_words import (
     answer,
@@ -25,14 +25,14 @@ from paged.cli.plan_words import (
     under_way,
     why,
 )
-from paged.cli.show import counted, print_json, progress_bar, say
+from paged.cli.show import print_json, progress_bar, say
 from paged.cli.trace_words import described, over_budget, unsettled
 from paged.errors import InvalidConfig
 from paged.study.report import PlanPage, write_plan_csv, write_plan_html
 from paged.study.simulator import Binding, Find, Plan, Progress, Scenario, Targets, plans, what_binds
 
 
-@asks_for_scenarios
+@with_options_of(asked_scenarios)
 def plan(
     asked: list[Scenario],
     find: options.FindWhat,
@@ -70,10 +70,7 @@ def plan(
     elif find == "memory":
         _one("--blocks", {scenario.blocks for scenario in asked})
     files = {"--csv": csv, "--html": html}
-    check_outputs(files, [asked[0].load.trace, asked[0].device.profile, asked[0].device.model, asked[0].device.device])
-    if html is not None:
-        # What it needs is asked for before the search, too.
-        import_with_extra("plotly", "study.report.write_plan_html")
+    check_outputs(files, files_of(asked[0]))
     priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in asked]
     found = _planned(find, priced, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, json=json)
     bindings = _bindings(found, jobs, json) if explain else [None] * len(found)
@@ -94,7 +91,7 @@ def plan(
         print_answers(found, [binds(binding) for binding in bindings if binding is not None])
     unmet = [plan for plan in found if plan.answer is None]
     for plan in unmet:
-        print(f"paged: {nothing_meets(plan)}", file=sys.stderr)
+        say(nothing_meets(plan))
     if unmet:
         raise typer.Exit(options.TARGETS_MISSED)
 
@@ -113,7 +110,7 @@ def _bindings(found: list[Plan], jobs: int, json: bool) -> list[Binding]:
         else:
             for plan in found:
                 print_probes(plan, why(plan, None))
-        print("paged: interrupted; what binds is not known", file=sys.stderr)
+        say("interrupted; what binds is not known")
         raise
 
 
@@ -173,8 +170,5 @@ def _planned(
             for plan in begun:
                 print_probes(plan)
         num_probes = sum(len(plan.probes) for plan in begun)
-        print(
-            f"paged: interrupted; {counted(num_probes, 'value')} had been tried, and there is no answer",
-            file=sys.stderr,
-        )
+        say(f"interrupted; {counted(num_probes, 'value')} had been tried, and there is no answer")
         raise

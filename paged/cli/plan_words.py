@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from paged.base.budget import as_bytes
-from paged.cli.show import as_time, counted, printed, table
+from paged.base.words import counted
+from paged.cli.asked import device_document
+from paged.cli.show import as_time, printed, table
 from paged.cli.trace_words import described, print_limits, unsettled
 from paged.study.simulator import UNBOUNDED, Binding, Effect, Miss, P99s, Plan, Progress, Scenario
 from paged.study.simulator.trace_facts import per_second
@@ -29,16 +31,9 @@ def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]
     asked = {
         "trace": scenario.load.trace,
         "policy": policy_of(scenario),
-        "model": scenario.device.model,
-        "device": scenario.device.device,
         "tensor_parallel": scenario.device.tensor_parallel,
-        "kv_dtype": scenario.device.kv_dtype,
-        "kv_dtype_skip_layers": scenario.device.kv_dtype_skip_layers,
-        "quantization": scenario.device.codes(),
-        "quantize_head": scenario.device.quantize_head,
-        "timed_by": scenario.device.timed_by(),
+        **device_document(scenario.device),
         "notes": [*filter(None, [unsettled(plan.load)]), *scenario.device.notes()],
-        "not_modelled": scenario.device.not_modelled(),
         "rate_scale": scenario.load.rate,
         "seed": scenario.load.seed,
         "max_tokens_per_step": scenario.max_tokens_per_step,
@@ -163,7 +158,7 @@ def targets_of(plan: Plan) -> str:
 def value_of(plan: Plan, value: float) -> str:
     """A value with its unit, and what it comes to."""
     if plan.find == "rate":
-        return f"{_plain(value)} ({_shown_per_s(plan, value)} requests/s)"
+        return f"{_plain(value)} ({per_second(_per_s(plan, value))} requests/s)"
     if plan.find == "memory":
         return counted(int(value), unit_of(plan)) + (f" ({_kv(plan, value)} of KV a device)" if plan.kv_bytes else "")
     degree = plan.scenario.device.tensor_parallel
@@ -188,10 +183,6 @@ def _per_s(plan: Plan, rate: float) -> float:
     return rate * (plan.arrivals_per_s or 0.0)
 
 
-def _shown_per_s(plan: Plan, rate: float) -> str:
-    return per_second(_per_s(plan, rate))
-
-
 def _kv(plan: Plan, value: float) -> str:
     return as_bytes(value * (plan.kv_bytes or 0))
 
@@ -210,7 +201,7 @@ def _value_columns(plan: Plan) -> list[str]:
 
 def _value_cells(plan: Plan, value: float) -> list[str]:
     if plan.find == "rate":
-        return [_plain(value), _shown_per_s(plan, value)]
+        return [_plain(value), per_second(_per_s(plan, value))]
     return [_plain(value), _kv(plan, value)] if plan.find == "memory" and plan.kv_bytes else [_plain(value)]
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from paged.attention.kv_dtypes import AUTO
+from paged.base.words import counted
 from paged.cli.imported import imported
 from paged.cli.models import (
     MODEL,
+    AskedModel,
     Backend,
     Dtype,
     Fast,
@@ -22,16 +22,13 @@ from paged.cli.models import (
     Quantization,
     QuantizeHead,
     Shape,
-    check_one,
-    loaded_model,
-    model_name,
 )
 from paged.cli.options import Json, check_outputs
-from paged.cli.show import figures, print_json, progress_bar, table
+from paged.cli.show import counting, figures, print_json, table
 from paged.errors import InvalidConfig
 from paged.model.machine import machine
 from paged.study.hardware import Profile, device_names
-from paged.study.profiling import KINDS, Design, StepTimes, TimedStep, designed, engine_for
+from paged.study.profiling import KINDS, StepTimes, TimedStep, designed, engine_for
 
 if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
@@ -96,28 +93,23 @@ def profile(
     for option, value in (("--on", on), ("--source", source), ("--license", license)):
         if value:
             raise InvalidConfig(f"{option} {value} goes with --import; without it steps are timed here")
-    check_one(model, shape)
+    asked = AskedModel(
+        *(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads), device=device
+    )
     check_outputs({"--out": out}, [shape])
     # What is wrong with these is said before a model is loaded.
-    design = _design(max_sequences, max_context or _MOST_CONTEXT, max_tokens_per_step, block_size)
-    loaded = loaded_model(
-        model,
-        shape,
-        dtype=dtype,
-        quantization=quantization,
-        quantize_head=quantize_head,
-        device=device,
-        threads=threads,
-        wanted="profiling",
-    )
+    sizes = {"max_sequences": max_sequences, "max_tokens_per_step": max_tokens_per_step, "block_size": block_size}
+    design = designed(max_context=max_context or _MOST_CONTEXT, **sizes)
+    loaded = asked.loaded("profiling")
     if max_context is None:
-        room = _context_for(loaded, max_tokens_per_step, block_size)
-        design = _design(max_sequences, room, max_tokens_per_step, block_size)
-    engine = engine_for(loaded, design, backend=backend, batch_invariant=not fast, kv_cache_dtype=kv_cache_dtype)
+        design = designed(max_context=_context_for(loaded, max_tokens_per_step, block_size), **sizes)
+    engine = engine_for(loaded, design, **asked.engine_options)
     times = StepTimes(engine, design)
-    _time(times, rounds)
-    name = model_name(model, shape)
-    found = times.profile(_about(engine, fast), name=name)
+    with counting("rounds", 1 + rounds) as advance:
+        for run in (times.warm_up, *[times.round] * rounds):
+            run()
+            advance()
+    found = times.profile(_about(engine, fast), name=asked.name)
     found.save(out)
     if json:
         print_json(
@@ -126,18 +118,9 @@ def profile(
         return
     columns = ["steps", "fitted", "held out", "median error", "p90 error", "in total", "spread, median", "spread, p90"]
     rows = [_cells(kind, times.steps, found) for kind in (*KINDS, None)]
-    title = f"{name}: profile and timed steps, {rounds} rounds; errors on those that were held out"
+    title = f"{asked.name}: profile and timed steps, {rounds} rounds; errors on those that were held out"
     table(title, columns, rows, right=range(1, len(columns)))
     figures("what a step takes", [*_prices(found), ("taken on", found.about), ("written to", str(out))])
-
-
-def _design(max_sequences: int, max_context: int, max_tokens_per_step: int, block_size: int) -> Design:
-    return designed(
-        max_sequences=max_sequences,
-        max_context=max_context,
-        max_tokens_per_step=max_tokens_per_step,
-        block_size=block_size,
-    )
 
 
 def _context_for(model: LoadedModel, max_tokens_per_step: int, block_size: int) -> int:
@@ -154,24 +137,12 @@ def _about(engine: Any, fast: bool) -> str:
     here = machine()
     mode = "packed" if fast else "batch-invariant"
     dtype = precision_of(engine)
-    num_threads = torch.get_num_threads()
-    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+    threads = counted(torch.get_num_threads(), "thread")
     versions = ", ".join(f"{name} {here[name]}" for name in ("paged", "python", "torch", "transformers"))
     return (
         f"{here['processor']}, {engine.model.device.type}, {threads}, {dtype}, {mode}, "
         f"{engine.runner.backend.name}; {versions}"
     )
-
-
-def _time(times: StepTimes, rounds: int) -> None:
-    """All rounds, with a bar on standard error at a terminal."""
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    task = None if bar is None else bar.add_task("rounds", total=1 + rounds)
-    with bar or nullcontext():
-        for run in (times.warm_up, *[times.round] * rounds):
-            run()
-            if bar is not None and task is not None:
-                bar.advance(task)
 
 
 def _cells(kind: str | None, steps: list[TimedStep], found: Profile) -> list[str]:

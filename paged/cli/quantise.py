@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from paged.base.budget import as_bytes
 from paged.base.extras import import_with_extra
+from paged.base.words import counted
 from paged.cli.accuracy import TextFile, loss_of, text_of
 from paged.cli.models import ModelArgument
 from paged.cli.options import Json
-from paged.cli.show import counted, figures, loading, print_json, progress_bar, table
+from paged.cli.show import counting, figures, loading, print_json, table
 from paged.model.checkpoint import EMBEDDED
 
 if TYPE_CHECKING:
-    from paged.model.quantised.writing import LayerError, Written
+    from paged.model.quantised.writing import Written
 
 _SHOWN = 5
 
@@ -51,15 +50,13 @@ def quantise(
     check_target(out, weights, group_size)
     # Before a folder is written: the text may be too short.
     before = None if words is None else loss_of(model or EMBEDDED, words)
-    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    task = None if bar is None else bar.add_task("layers", total=None)
-
-    def on_layer(layer: LayerError, count: int) -> None:
-        if bar is not None and task is not None:
-            bar.update(task, advance=1, total=count)
-
-    with bar or nullcontext():
-        made = write_quantised(model or EMBEDDED, out, weights=weights, group_size=group_size, on_layer=on_layer)
+    with counting("layers", None) as advance:
+        made = write_quantised(
+            *(model or EMBEDDED, out),
+            weights=weights,
+            group_size=group_size,
+            on_layer=lambda _, count: advance(total=count),
+        )
     losses = None if words is None or before is None else (before, loss_of(out, words))
     if json:
         shown: dict[str, Any] = msgspec.to_builtins(made, enc_hook=str)

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +22,7 @@ from paged.base.extras import import_with_extra, leave_torch_out
 from paged.cli import signals
 from paged.cli.commands import Command
 from paged.cli.config_options import takes
-from paged.cli.show import figures, is_terminal, printed, say
+from paged.cli.show import console, figures, printed, say
 from paged.engine.vllm_flags import translated
 from paged.errors import InvalidConfig, PagedError
 from paged.serving.request_log import to_stderr
@@ -75,7 +75,8 @@ def serve(
     with signals.at_once():
         leave_torch_out()
         serving = import_with_extra("paged.serving.server", "serve")
-        several = None if replicas == 1 else _replicas_on_ray()
+        # Raises UnsupportedRay.
+        several = None if replicas == 1 else import_module("paged.integrations.ray.local")
     loading = f"loading {settings.engine.model.model or 'the model that ships'}"
     to_stderr("info", loading) if says_json else say(loading)
     try:
@@ -99,13 +100,6 @@ def serve(
         raise typer.Exit(ENDED_AT_ONCE)
 
 
-def _replicas_on_ray() -> ModuleType:
-    """Return the function that starts replicas. Raises UnsupportedRay."""
-    from paged.integrations.ray import local
-
-    return local
-
-
 @contextmanager
 def _handled_by_the_server() -> Iterator[None]:
     """Give signals to the server within the block: it lets requests end. A closed terminal counts as SIGTERM."""
@@ -127,7 +121,7 @@ def _announce(settings: Settings, num_replicas: int, ready: "Ready", port: int) 
     unit = "pages, blocks" if ready.groups else "blocks"
     memory = f"{ready.num_blocks:,} {unit} of {ready.block_size} tokens"
     each = "" if num_replicas == 1 else f"{num_replicas} replicas of "
-    if is_terminal():
+    if console().is_terminal:
         bytes_of_blocks = as_bytes(ready.num_blocks * ready.block_bytes)
         pairs = [
             ("interface", f"{url}/v1"),

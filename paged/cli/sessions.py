@@ -10,10 +10,9 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Exit, Option
 
-from paged.base.extras import import_with_extra
-from paged.cli.options import VIOLATIONS_FOUND, Check, Json, check_outputs, listed
-from paged.cli.show import as_time, counted, print_json, printed, say, table
-from paged.errors import InvalidConfig
+from paged.base.words import counted
+from paged.cli.options import VIOLATIONS_FOUND, Check, Json, check_outputs, chosen
+from paged.cli.show import as_time, print_json, printed, say, table
 from paged.study.hardware import device_names, model_names
 from paged.study.report import write_sessions_html
 from paged.study.simulator import KEEPS, TURN_GROUPS, Device, SessionResult, SessionRun, Tiers
@@ -79,12 +78,8 @@ def sessions(
 
     Example: `paged sessions agents --blocks 2000 --host-blocks 8000`
     """
-    ways = list(dict.fromkeys(listed(keeps, "--keeps", str)))
-    if unknown := [way for way in ways if way not in KEEPS]:
-        raise InvalidConfig(f'--keeps takes {", ".join(KEEPS)}, or several with commas; got "{unknown[0]}"')
+    ways = chosen(keeps, "--keeps", KEEPS)
     check_outputs({"--html": html}, [file])
-    if html is not None:
-        import_with_extra("plotly", "study.report.write_sessions_html")
     begun = draw_sessions(open_sessions(file), count, random.Random(seed), spread_s=spread)
     on = Device(model=model, device=device)
     roofline = on.roofline()

@@ -1,27 +1,25 @@
 """Output of results: tables in a terminal, plain lines without one, JSON on request."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, TypeVar
 
 import msgspec
 from rich import box
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from paged.base.words import counted
 from paged.cli.signals import at_once
+
+T = TypeVar("T")
 
 
 def console() -> Console:
     """Return standard output as a terminal to draw on; made when needed, because tests and pipes replace it."""
     return Console(highlight=False)
-
-
-def is_terminal() -> bool:
-    """Whether this is a terminal: a live view is drawn only then."""
-    return console().is_terminal
 
 
 def printed(text: str) -> None:
@@ -45,6 +43,17 @@ def loading(what: object) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def at_work(words: str, is_silent: bool) -> Iterator[None]:
+    """Show these words at a terminal within the block, unless nothing is to be shown; a signal ends the process there."""
+    out = console()
+    with out.status(words) if out.is_terminal and not is_silent else nullcontext():
+        # What ends at once could not show it again.
+        out.show_cursor()
+        with at_once():
+            yield
+
+
 def print_json(document: Any) -> None:
     """One JSON document on standard output."""
     printed(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
@@ -59,16 +68,39 @@ def progress_bar(*columns: ProgressColumn) -> Progress | None:
     return Progress(TextColumn("{task.description}"), *columns, console=out, transient=True)
 
 
+@contextmanager
+def counting(what: str, total: int | None) -> Iterator[Callable[..., None]]:
+    """A bar on standard error at a terminal within the block. What is yielded moves it on by one; `more` is a text at its end."""
+    bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[more]}"))
+    if bar is None:
+        yield lambda advance=1, **_: None
+        return
+    task = bar.add_task(what, total=total, more="")
+    with bar:
+        yield lambda advance=1, **changes: bar.update(task, advance=advance, **changes)
+
+
+def show_all(results: Iterable[T], total: int, word: str, show: Callable[[list[T]], None]) -> None:
+    """Show `total` results when the last one has come, behind a bar at a terminal. Interrupted, show those that have come, and say how many."""
+    found: list[T] = []
+    try:
+        with counting(f"{word}s", total) as advance:
+            for each in results:
+                found.append(each)
+                advance()
+    except KeyboardInterrupt:
+        if found:
+            show(found)
+        say(f"interrupted; {len(found)} of {counted(total, word)} had ended")
+        raise
+    show(found)
+
+
 def as_time(seconds: float | None) -> str:
     """Return seconds in the unit in which they read best."""
     if seconds is None:
         return "none"
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
-
-
-def counted(number: int, word: str) -> str:
-    """So many of a thing: 1 block, 2 blocks."""
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:

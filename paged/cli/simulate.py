@@ -1,20 +1,18 @@
 """`paged simulate`: a trace on a model, a device and a policy of your choice; or on several, side by side."""
 
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from paged.base.extras import import_with_extra
 from paged.base.whole_file import whole_file
 from paged.cli import options
-from paged.cli.asked import asks_for_scenarios
+from paged.cli.asked import device_document, files_of, scenarios as asked_scenarios
+from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
-from paged.cli.show import print_json, progress_bar, say
+from paged.cli.show import counting, print_json, say
 from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled
 from paged.errors import InvalidConfig
@@ -24,7 +22,7 @@ from paged.study.simulator import Outcome, Routing, Scenario, Step, as_line, dec
 _ROUTING = Routing()
 
 
-@asks_for_scenarios
+@with_options_of(asked_scenarios)
 def simulate(
     asked: list[Scenario],
     price_per_hour: options.PricePerHour = None,
@@ -70,10 +68,7 @@ def simulate(
     if html is not None and replicas > 1:
         raise InvalidConfig(f"--html shows one replica over time; {replicas} were asked for")
     files = {"--csv": csv, "--html": html, "--trace-events": trace_events, "--log": log}
-    check_outputs(files, [asked[0].load.trace, asked[0].device.profile, asked[0].device.model, asked[0].device.device])
-    if html is not None:
-        # What it needs is asked for before the simulation, too.
-        import_with_extra("plotly", "study.report.write_html")
+    check_outputs(files, files_of(asked[0]))
     if len(scenarios) == 1:
         outcomes = [_watched(scenarios[0], check, log, trace_events)]
     else:
@@ -112,7 +107,7 @@ def _show(outcomes: list[Outcome], json: bool, *, is_one: bool = False) -> None:
     violations = sum(outcome.result.violations for outcome in outcomes)
     if violations:
         first = next(message for outcome in outcomes for message in outcome.result.violation_messages)
-        print(f"paged: {violations} violations; the first: {first}", file=sys.stderr)
+        say(f"{violations} violations; the first: {first}")
         raise typer.Exit(options.VIOLATIONS_FOUND)
 
 
@@ -127,15 +122,8 @@ def as_document(outcome: Outcome) -> dict[str, object]:
     asked = {
         "rate_scale": scenario.load.rate,
         "seed": scenario.load.seed,
-        "model": scenario.device.model,
-        "device": scenario.device.device,
-        "kv_dtype": scenario.device.kv_dtype,
-        "kv_dtype_skip_layers": scenario.device.kv_dtype_skip_layers,
-        "quantization": scenario.device.codes(),
-        "quantize_head": scenario.device.quantize_head,
-        "timed_by": scenario.device.timed_by(),
+        **device_document(scenario.device),
         "notes": [*filter(None, [unsettled(outcome.load)]), *scenario.device.notes()],
-        "not_modelled": scenario.device.not_modelled(),
         "profile": scenario.device.profile,
         "clients": scenario.load.clients,
         "applied": outcome.applied,
@@ -146,10 +134,6 @@ def as_document(outcome: Outcome) -> dict[str, object]:
     return {**msgspec.to_builtins(outcome.result), **asked}
 
 
-def _bar() -> Progress | None:
-    return progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-
-
 def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Path | None) -> Outcome:
     """One simulation in this process, with a bar of its requests."""
     simulation, events = scenario.started(check=check), TraceEvents()
@@ -158,10 +142,8 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
         if log is not None:
             file = stack.enter_context(whole_file(log))
             watchers.append(lambda step: file.write(as_line(decision_of(step)) + "\n"))
-        progress = _bar()
-        if progress is not None:
-            bar = stack.enter_context(progress).add_task("requests", total=len(simulation.trace))
-            watchers.append(lambda step: progress.advance(bar, len(step.ended)))
+        advance = stack.enter_context(counting("requests", len(simulation.trace)))
+        watchers.append(lambda step: advance(len(step.ended)))
         for step in simulation.steps():
             for see in watchers:
                 see(step)
@@ -174,21 +156,17 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
 def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool, json: bool) -> list[Outcome]:
     """All of them. Interrupted, it shows those that have ended."""
     found: dict[int, Outcome] = {}
-    progress = _bar()
-    bar = None if progress is None else progress.add_task("simulations", total=len(scenarios))
     try:
-        with progress or nullcontext(), closing(run_all(scenarios, jobs=jobs, check=check)) as ended:
+        with (
+            counting("simulations", len(scenarios)) as advance,
+            closing(run_all(scenarios, jobs=jobs, check=check)) as ended,
+        ):
             for place, outcome in ended:
                 found[place] = outcome
-                if progress is not None and bar is not None:
-                    progress.advance(bar)
+                advance()
     except KeyboardInterrupt:
         if found:
-            _show(_in_order(found), json)
-            print(f"paged: interrupted; {len(found)} of {len(scenarios)} simulations had ended", file=sys.stderr)
+            _show([found[place] for place in sorted(found)], json)
+            say(f"interrupted; {len(found)} of {len(scenarios)} simulations had ended")
         raise
-    return _in_order(found)
-
-
-def _in_order(found: dict[int, Outcome]) -> list[Outcome]:
     return [found[place] for place in sorted(found)]

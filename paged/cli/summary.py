@@ -129,24 +129,16 @@ def _shares(spread: Spread) -> str:
     return f"{spread.of_held:.1%} of what sequences hold, {spread.of_pool:.1%} of the pool"
 
 
-def _mean(value: Callable[[SimulationResult], float], shown: Callable[[float], str]) -> Callable[..., str]:
-    def cell(results: Sequence[SimulationResult]) -> str:
-        found = interval(map(value, results))
-        # Seeds that all say the same are no sample of anything.
-        return f"{shown(found.mean)} ± {shown(found.half_width)}" if found.half_width else shown(found.mean)
-
-    return cell
-
-
-def _p99(value: Callable[[SimulationResult], Percentiles]) -> Callable[..., str]:
-    """The mean of the seeds' 99th percentiles."""
+def _mean(value: Callable[[SimulationResult], float | None], shown: Callable[[float], str]) -> Callable[..., str]:
+    """The mean over seeds of what is known."""
 
     def cell(results: Sequence[SimulationResult]) -> str:
-        known = [seconds.p99 for seconds in map(value, results) if seconds.p99 is not None]
+        known = [each for each in map(value, results) if each is not None]
         if not known:
             return "none"
         found = interval(known)
-        return as_time(found.mean) + (f" ± {as_time(found.half_width)}" if found.half_width else "")
+        # Seeds that all say the same are no sample of anything.
+        return f"{shown(found.mean)} ± {shown(found.half_width)}" if found.half_width else shown(found.mean)
 
     return cell
 
@@ -175,17 +167,14 @@ _VARIED: tuple[tuple[str, Callable[[Sequence[Outcome]], bool], Callable[[Outcome
 )
 """Columns that are shown only where the simulations differ in them."""
 _COMPARED: tuple[tuple[str, Callable[..., str]], ...] = (
-    ("tokens/s", _mean(lambda result: result.throughput, lambda value: f"{value:,.1f}")),
-    ("p99 first", _p99(lambda result: result.ttft_s)),
-    ("p99 gap", _p99(lambda result: result.longest_gap_s)),
-    ("of held", _mean(lambda result: result.memory.of_held, lambda value: f"{value:.1%}")),
-    ("of pool", _mean(lambda result: result.memory.of_pool, lambda value: f"{value:.1%}")),
-    (
-        "preempted",
-        _mean(lambda result: result.preemptions.recompute + result.preemptions.swap, lambda value: f"{value:,.0f}"),
-    ),
-    ("waste", _mean(lambda result: result.waste, lambda value: f"{value:.2%}")),
-    ("hits", _mean(lambda result: result.prefix_hit_rate, lambda value: f"{value:.1%}")),
-    ("finished", _mean(lambda result: result.finished, lambda value: f"{value:,.0f}")),
-    ("rejected", _mean(lambda result: result.rejected, lambda value: f"{value:,.0f}")),
+    ("tokens/s", _mean(lambda result: result.throughput, "{:,.1f}".format)),
+    ("p99 first", _mean(lambda result: result.ttft_s.p99, as_time)),
+    ("p99 gap", _mean(lambda result: result.longest_gap_s.p99, as_time)),
+    ("of held", _mean(lambda result: result.memory.of_held, "{:.1%}".format)),
+    ("of pool", _mean(lambda result: result.memory.of_pool, "{:.1%}".format)),
+    ("preempted", _mean(lambda result: result.preemptions.recompute + result.preemptions.swap, "{:,.0f}".format)),
+    ("waste", _mean(lambda result: result.waste, "{:.2%}".format)),
+    ("hits", _mean(lambda result: result.prefix_hit_rate, "{:.1%}".format)),
+    ("finished", _mean(lambda result: result.finished, "{:,.0f}".format)),
+    ("rejected", _mean(lambda result: result.rejected, "{:,.0f}".format)),
 )

@@ -6,13 +6,12 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Group, RenderableType
-from rich.panel import Panel
 from rich.text import Text
 
+from paged.base.words import counted
 from paged.block_manager import LayerGroup
-from paged.cli.show import as_time, counted, figures, table
-from paged.cli.view import COLOURS, DIM, EDGE, GOOD, PALETTE, STATES, TIGHT, bar, block_map, colour_of, legend
-from paged.serving.block_map import CACHED
+from paged.cli.show import as_time, figures, table
+from paged.cli.view import DIM, GOOD, PALETTE, STATES, TIGHT, bar, block_map, colour_of, framed, pool_bars
 from paged.serving.sight import RequestSight, Snapshot
 
 MAX_WIDTH = 160
@@ -40,18 +39,9 @@ _HARD = ("preempted_recompute", "preempted_swap", "rejected", "error")
 def draw(seen: Snapshot, width: int, height: int) -> RenderableType:
     """At most `width` columns and `height` lines."""
     width = min(width, MAX_WIDTH)
-    map_lines: list[RenderableType] = list(
-        block_map(_cells(seen), width - 4, max((height - LINES_BESIDE - 2 * bool(seen.groups) - MIN_LINES) // 2, 2))
-    )
-    blocks = Panel(
-        Group(*map_lines),
-        title=Text(f"device: {_blocks_of(seen)}", style="bold"),
-        title_align="left",
-        subtitle=legend(),
-        subtitle_align="left",
-        border_style=EDGE,
-        width=width,
-    )
+    num_lines = max((height - LINES_BESIDE - 2 * bool(seen.groups) - MIN_LINES) // 2, 2)
+    map_lines = block_map(_cells(seen), width - 4, num_lines)
+    blocks = framed(map_lines, f"device: {_blocks_of(seen)}", width)
     lines: list[RenderableType] = [*_bars(seen, width), *_groups(seen, width), _states(seen), _totals(seen)]
     num_left = max(height - 3 - len(map_lines) - len(lines) - 2, 0)
     num_events = min(len(seen.happened), num_left // 3)
@@ -148,14 +138,9 @@ def _headline(seen: Snapshot) -> Text:
 
 
 def _bars(seen: Snapshot, width: int) -> list[Text]:
-    blocks, total = seen.blocks, seen.num_blocks
-    used, cached = (blocks.own + blocks.shared + blocks.held) / total, (blocks.cached + blocks.retained) / total
-    words = f"{used:4.0%} used, {blocks.cached + blocks.retained:,} cached, {blocks.free:,} free"
-    bars = [bar("device", [(used, "━", TIGHT if used > 0.95 else GOOD), (cached, "━", COLOURS[CACHED])], words, width)]
-    if seen.host_blocks:
-        held, kept = seen.host.used / seen.host_blocks, seen.host.cached / seen.host_blocks
-        words = f"{held:4.0%} used, {seen.host.cached:,} cached, of {seen.host_blocks:,}"
-        bars.append(bar("host", [(held, "━", STATES["swapped"]), (kept, "━", COLOURS[CACHED])], words, width))
+    blocks = seen.blocks
+    device = (blocks.own + blocks.shared + blocks.held, blocks.cached + blocks.retained, blocks.free)
+    bars = pool_bars(device, (seen.host.used, seen.host.cached), seen.host_blocks, width)
     if seen.steps:
         last, budget = seen.steps[-1], seen.max_tokens_per_step
         parts = [(last.decode_tokens / budget, "━", GOOD), (last.prompt_tokens / budget, "╍", STATES["waiting"])]

@@ -9,7 +9,6 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
-from paged.base.extras import import_with_extra
 from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs, Quantization, QuantizeHead, check_outputs
 from paged.cli.show import print_json, printed, table
 from paged.study.hardware import device_names, model_names
@@ -79,8 +78,6 @@ def validate(
     if html is None and not json:
         html = Path(f"validate-{recorded.name}.html")
     check_outputs({"--html": html}, [run])
-    if html is not None:
-        import_with_extra("plotly", "study.report.write_validation_html")
     found = validated(recorded, asked)
     if html is not None:
         write_validation_html(html, found)

@@ -35,18 +35,9 @@ def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
     num_left = max(height - beside - len(map_lines), 0)
     # Where a model writes, two thirds of what is left show what.
     num_events = min(num_left, max(MIN_EVENTS, num_left // 3)) if frame.texts else num_left
-    blocks = Panel(
-        Group(*map_lines),
-        title=Text(_device(frame), style="bold"),
-        title_align="left",
-        subtitle=legend(),
-        subtitle_align="left",
-        border_style=EDGE,
-        width=width,
-    )
     lines: list[RenderableType] = [
         _headline(frame, title, width),
-        blocks,
+        framed(map_lines, _device(frame), width),
         *_bars(frame, width),
         *_groups(frame, width),
         _states(frame),
@@ -56,11 +47,8 @@ def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
 
 
 def _device(frame: Frame) -> str:
-    if not frame.groups:
-        return f"device: {len(frame.cells)} blocks of {frame.block_size} tokens"
-    return (
-        f"device: {len(frame.cells)} pages for layers of {len(frame.groups)} kinds, blocks of {frame.block_size} tokens"
-    )
+    pages = f"pages for layers of {len(frame.groups)} kinds, " if frame.groups else ""
+    return f"device: {len(frame.cells)} {pages}blocks of {frame.block_size} tokens"
 
 
 def colour_of(request: int) -> str:
@@ -96,6 +84,19 @@ def block_map(cells: NDArray[np.int64], width: int, max_lines: int) -> list[Text
     return lines
 
 
+def framed(map_lines: list[Text], title: str, width: int) -> Panel:
+    """A map of blocks with its title and legend."""
+    return Panel(
+        Group(*map_lines),
+        title=Text(title, style="bold"),
+        title_align="left",
+        subtitle=_legend(),
+        subtitle_align="left",
+        border_style=EDGE,
+        width=width,
+    )
+
+
 def _even_split(count: int, most: int, max_lines: int) -> int:
     """Cells a line, at most `most`: as many as leave no ragged last line, if that costs less than a fifth of the width."""
     most = min(most, count)
@@ -106,7 +107,7 @@ def _even_split(count: int, most: int, max_lines: int) -> int:
     return -(-count // num_lines)
 
 
-def legend() -> Text:
+def _legend() -> Text:
     legend = Text()
     for request in range(4):
         legend.append(OWNED, colour_of(request))
@@ -135,20 +136,21 @@ def bar(name: str, parts: list[tuple[float, str, str]], words: str, width: int) 
     return line
 
 
-def _bars(frame: Frame, width: int) -> list[Text]:
-    total = len(frame.cells)
-    used, cached = frame.used / total, frame.cached / total
-    device = bar(
-        "device",
-        [(used, "━", TIGHT if used > 0.95 else GOOD), (cached, "━", COLOURS[CACHED])],
-        f"{used:4.0%} used, {frame.cached} cached, {frame.free} free",
-        width,
-    )
-    bars = [device]
-    if frame.host_blocks:
-        held, kept = frame.host_used / frame.host_blocks, frame.host_cached / frame.host_blocks
-        words = f"{held:4.0%} used, {frame.host_cached} cached, of {frame.host_blocks}"
+def pool_bars(device: tuple[int, int, int], host: tuple[int, int], host_blocks: int, width: int) -> list[Text]:
+    """Bars of the device's blocks: used, cached, free; and of the host's: used, cached, if it has any."""
+    used, cached = device[0] / sum(device), device[1] / sum(device)
+    parts = [(used, "━", TIGHT if used > 0.95 else GOOD), (cached, "━", COLOURS[CACHED])]
+    bars = [bar("device", parts, f"{used:4.0%} used, {device[1]:,} cached, {device[2]:,} free", width)]
+    if host_blocks:
+        held, kept = host[0] / host_blocks, host[1] / host_blocks
+        words = f"{held:4.0%} used, {host[1]:,} cached, of {host_blocks:,}"
         bars.append(bar("host", [(held, "━", STATES["swapped"]), (kept, "━", COLOURS[CACHED])], words, width))
+    return bars
+
+
+def _bars(frame: Frame, width: int) -> list[Text]:
+    device, host = (frame.used, frame.cached, frame.free), (frame.host_used, frame.host_cached)
+    bars = pool_bars(device, host, frame.host_blocks, width)
     share = frame.batch_tokens / frame.token_budget
     words = f"{frame.batch_tokens:4} tokens, {frame.batch_sequences} sequences"
     bars.append(bar("batch", [(share, "━", PALETTE[0])], words, width))
@@ -183,13 +185,12 @@ def _states(frame: Frame) -> Text:
 
 def _pressure(frame: Frame) -> Text:
     line = Text(" preempted ", style=DIM, no_wrap=True)
-    line.append(f"{frame.preemptions_recompute}", "bold default")
-    line.append(" by recompute, ", DIM)
-    line.append(f"{frame.preemptions_swap}", "bold default")
-    line.append(" by swap", DIM)
-    line.append("   prefix hits ", DIM)
-    line.append(f"{frame.hit_tokens:,}", "bold default")
-    line.append(f" of {frame.prompt_tokens:,} tokens", DIM)
+    for number, words in (
+        (frame.preemptions_recompute, " by recompute, "),
+        (frame.preemptions_swap, " by swap   prefix hits "),
+        (frame.hit_tokens, f" of {frame.prompt_tokens:,} tokens"),
+    ):
+        line.append(f"{number:,}", "bold default").append(words)
     return line
 
 

@@ -1,6 +1,5 @@
 """The script that holds the simulator against the engine: what it calls near enough, and a run of it on a tiny model."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +12,8 @@ from paged.testing.tiny_model import tiny_model
 
 
 @pytest.fixture(scope="module")
-def fidelity(repository):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(repository / "benchmarks"))
-        import fidelity
-
-        yield fidelity
-        del sys.modules["fidelity"]
+def fidelity(benchmark_script):
+    return benchmark_script("fidelity")
 
 
 def figures(seconds):

@@ -1,7 +1,5 @@
 """The pages that scripts write of fewer bits: what they say follows from what was measured."""
 
-import sys
-
 import pytest
 
 pytest.importorskip("torch")
@@ -11,15 +9,8 @@ import typer
 
 
 @pytest.fixture(scope="module")
-def scripts(repository):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(repository / "benchmarks"))
-        import kv_formats_tried
-        import quantised_beside_peers
-
-        yield quantised_beside_peers, kv_formats_tried
-        for name in ("kv_formats_tried", "quantised_beside_peers", "spread"):
-            sys.modules.pop(name, None)
+def scripts(benchmark_script):
+    return benchmark_script("quantised_beside_peers"), benchmark_script("kv_formats_tried")
 
 
 def run(engine, weights, rate, **changes):

@@ -1,6 +1,7 @@
 """What the tests of pages share: the text of a page, and the code on it."""
 
 import re
+import shlex
 
 import pytest
 
@@ -22,6 +23,21 @@ def fences():
     """fences(page, language): the blocks of that language, of none where it is empty."""
     every = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
     return lambda page, language: [text for name, text in every.findall(page) if name == language]
+
+
+@pytest.fixture
+def answers(page, fences, capsys):
+    """The command lines of the page in order, one after the other: each with its arguments, and what it prints. Each has to end well."""
+
+    def each():
+        from paged.cli.app import run
+
+        for line in (line for block in fences(page, "") for line in block.splitlines()):
+            program, *arguments = shlex.split(line)
+            assert (program, run(arguments)) == ("paged", 0), line
+            yield line, arguments, capsys.readouterr().out
+
+    return each
 
 
 @pytest.fixture(scope="session")

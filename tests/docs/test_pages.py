@@ -15,12 +15,19 @@ from paged.study.simulator import ROUTERS
 OF_VLLM = {"--save-result", "--save-detailed"}
 
 
-@pytest.mark.parametrize("page", ["routing", "sessions", "tiers"])
+@pytest.mark.parametrize("page", ["routing", "sessions", "tiers", "decoding"])
 def test_the_program_of_a_page_runs_and_prints_what_the_page_says(page, text_of, fences, capsys):
     text = text_of(f"docs/{page}.md")
     (program,) = fences(text, "python")
     exec(compile(program, f"{page}.md", "exec"), {"__name__": page})
     assert capsys.readouterr().out == "".join(fences(text, "text")) or page != "sessions"
+
+
+def test_the_program_that_splits_a_model_prints_an_answer(text_of, fences, capsys):
+    (program,) = (each for each in fences(text_of("docs/scaling.md"), "python") if "tensor_parallel_size" in each)
+    # Two ranks answer as one does in tests/model/parallel.
+    exec(compile(program.replace("size=2", "size=1"), "scaling.md", "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == " is used to wrap the execu\n"
 
 
 @pytest.mark.parametrize(

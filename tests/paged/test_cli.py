@@ -66,22 +66,6 @@ def short_demo(monkeypatch):
     return demo
 
 
-@needs_a_model
-def test_the_demo_answers_under_pressure_as_with_ample_memory_and_breaks_no_rule(document, short_demo):
-    result = document("demo")
-    assert (result["requests"], result["finished"], result["rejected"]) == (16, 16, 0)
-    assert result["steps"] == result["checked_steps"] > 0
-    assert result["preemptions"]["recompute"] > 0 < result["preemptions"]["swap"]
-    assert 0 < result["prefix_hit_rate"] < 1
-    assert (result["violations"], result["different_outputs"]) == (0, 0)
-    assert result["tokens_per_s"] > 0
-    hybrid = result["hybrid"]
-    assert hybrid["checked_steps"] > 0 < hybrid["preemptions"]
-    assert hybrid["pages_each"] == {"full": 2, "state": 1}
-    assert hybrid["hit_tokens"] >= 16 * hybrid["hits"] > 0
-    assert (hybrid["finished"], hybrid["violations"], hybrid["different_outputs"]) == (8, 0, 0)
-
-
 def test_without_torch_a_stand_in_answers_the_demo_and_one_line_says_what_brings_the_model(
     printed, short_demo, monkeypatch
 ):
@@ -111,7 +95,9 @@ def test_who_waits_at_a_terminal_is_told_before_torch_is_imported(command):
 
 
 @needs_a_model
-def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, terminal, short_demo, monkeypatch):
+def test_the_demo_answers_under_pressure_as_without_and_draws_the_pool_and_then_a_table(
+    printed, terminal, short_demo, monkeypatch
+):
     demo_model = import_module("paged.cli.demo_model")
     screen = terminal(80, modules=("demo", "show"), color_system="truecolor", height=24)
 
@@ -119,9 +105,25 @@ def test_the_demo_in_a_terminal_draws_the_pool_and_then_a_table(printed, termina
         screen.write("<compiled>")
         return runner_for(*arguments, **options)
 
-    runner_for = demo_model.runner_for
+    def shown_as_json_too(result, more, json):
+        show(result, more, json)
+        show(result, more, True)
+
+    runner_for, show = demo_model.runner_for, short_demo._show
     monkeypatch.setattr(demo_model, "runner_for", marked)
-    assert printed("demo", "--speed", 1000) == ""
+    monkeypatch.setattr(short_demo, "_show", shown_as_json_too)
+    result = json.loads(printed("demo", "--speed", 1000))
+    assert (result["requests"], result["finished"], result["rejected"]) == (16, 16, 0)
+    assert result["steps"] == result["checked_steps"] > 0
+    assert result["preemptions"]["recompute"] > 0 < result["preemptions"]["swap"]
+    assert 0 < result["prefix_hit_rate"] < 1
+    assert (result["violations"], result["different_outputs"]) == (0, 0)
+    assert result["tokens_per_s"] > 0
+    hybrid = result["hybrid"]
+    assert hybrid["checked_steps"] > 0 < hybrid["preemptions"]
+    assert hybrid["pages_each"] == {"full": 2, "state": 1}
+    assert hybrid["hit_tokens"] >= 16 * hybrid["hits"] > 0
+    assert (hybrid["finished"], hybrid["violations"], hybrid["different_outputs"]) == (8, 0, 0)
     drawn = screen.getvalue()
     for words in (
         "24 blocks of 8 tokens", "preempted", "16 of 16 requests ended", "prefix hits", "0 violations", "0 of 16",

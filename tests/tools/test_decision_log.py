@@ -28,7 +28,7 @@ def reached(tool):
 
 
 def test_a_run_has_the_same_digests_each_time(tool):
-    once, again = ([tool.digests(run) for run in RUNS[:6]] for _ in range(2))
+    once, again = ([tool.digests(run) for run in RUNS[:2]] for _ in range(2))
     assert once == again
 
 
