@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import ClientGone, EngineAway, GrammarFailed, NoTokenAllowed, PagedError, RefusedByEngine
-from paged.serving.answers import DONE, Form, Usage, encode, error_event
+from paged.serving.answers import DONE, Form, Usage, event
 from paged.serving.bodies import field_of
 from paged.serving.engine_client import Inbox
 from paged.serving.errors import SERVER, ApiError, unavailable, wrong
@@ -85,7 +85,13 @@ class Answering(Response):
             record.status, record.error = 499, record.error or "client_gone"
             record.finish_reason = "abort"
         except PagedError as error:
-            await self._say(send, self._told(error))
+            found = self._told(error)
+            record.status, record.error, record.finish_reason = (
+                found.status,
+                found.code or found.kind,
+                _reason_of(found),
+            )
+            await error_response(found, self._more_headers)(scope, receive, send)
         finally:
             listener.cancel()
             record.ended = self._clock()
@@ -144,7 +150,7 @@ class Answering(Response):
         except PagedError as error:
             failure = self._told(error)
             self.record.error, self.record.finish_reason = failure.code or failure.kind, _reason_of(failure)
-            await self._write(send, error_event(failure.body()) + DONE, more=False)
+            await self._write(send, event(failure.body()) + DONE, more=False)
             return
         last = self.form.last_piece(self._usage if self._include_usage else None, self.inbox.hint_outcomes)
         await self._write(send, last + DONE, more=False)
@@ -234,21 +240,6 @@ class Answering(Response):
         await send({"type": _BODY, "body": body, "more_body": more})
         self.sending_since = None
 
-    async def _say(self, send: Send, error: ApiError) -> None:
-        """Send an error instead of an answer."""
-        record = self.record
-        record.status, record.error, record.finish_reason = error.status, error.code or error.kind, _reason_of(error)
-        body = encode(error.body())
-        headers = {
-            **self._more_headers,
-            **error.headers(),
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-        }
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": error.status, "headers": raw})
-        await send({"type": _BODY, "body": body, "more_body": False})
-
 
 def _reason_of(error: ApiError) -> str:
     return error.code if error.code in ("deadline", "queue_timeout") else "error"
@@ -277,3 +268,9 @@ def as_api_error(error: PagedError) -> ApiError:
     if isinstance(error, EngineAway):
         return unavailable(str(error), error.back_in_s, error.code)
     return ApiError(500, str(error), kind=SERVER, code="internal_error")
+
+
+def error_response(error: PagedError, headers: dict[str, str]) -> JSONResponse:
+    """Return the answer to a client that gets this error, with these headers beside the error's own."""
+    found = as_api_error(error)
+    return JSONResponse(found.body(), found.status, {**headers, **found.headers()})

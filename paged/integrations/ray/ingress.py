@@ -26,7 +26,8 @@ from paged.integrations.ray.asked import Asked, Prompt
 from paged.integrations.ray.routing import longest_noted, note
 from paged.model.checkpoint import is_shipped, named_or_shipped
 from paged.model.tokenizer import load_tokenizer
-from paged.serving.answers import DONE, encode, error_event
+from paged.serving.answering import error_response
+from paged.serving.answers import DONE, event
 from paged.serving.app import guarded
 from paged.serving.asking import Asking
 from paged.serving.bodies import ChatRequest, CompletionRequest
@@ -244,19 +245,10 @@ class _Answer:
             return
         if self.has_started:
             if self._is_stream:
-                last = error_event(error.body()) + DONE
+                last = event(error.body()) + DONE
                 await self._send({"type": "http.response.body", "body": last, "more_body": False})
             return
-        body = encode(error.body())
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            "x-request-id": self._request_id,
-            **error.headers(),
-        }
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": error.status, "headers": raw})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await error_response(error, {"x-request-id": self._request_id})({"type": "http"}, self._send, self._send)
 
 
 def _without_id(send: Any) -> Any:
