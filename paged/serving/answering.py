@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import ClientGone, EngineAway, GrammarFailed, NoTokenAllowed, PagedError, RefusedByEngine
 from paged.serving.answers import DONE, Form, Usage, event
-from paged.serving.bodies import field_of
+from paged.serving.bodies import StreamOptions, field_of
 from paged.serving.engine_client import Inbox
 from paged.serving.errors import SERVER, ApiError, unavailable, wrong
 from paged.serving.records import RequestRecord
@@ -38,32 +38,26 @@ class Answering(Response):
         form: Form,
         record: RequestRecord,
         *,
-        streams: bool,
-        n: int,
         prompts: list[list[int]],
-        include_usage: bool,
-        continuous_usage: bool,
+        options: StreamOptions | None,
         opening_text: list[str] | None,
         form_param: str | None,
         clock: Callable[[], float],
         on_end: Callable[[Answering], None],
-        headers: dict[str, str],
     ) -> None:
         self.inbox = inbox
         self.form = form
         self.record = record
         self.background = None
-        self._streams = streams
-        self._n = n
+        self._n = record.n
         self._prompts = prompts
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
+        self._options = StreamOptions() if options is None else options
         self._opening_text = opening_text
         # The field that names the answers' form.
         self._form_param = form_param
         self._clock = clock
         self._on_end = on_end
-        self._more_headers = headers
+        self._more_headers = {"x-request-id": record.id}
         self._usage = Usage()
         self._num_out = 0
         self._lengths: dict[int, int] = {}
@@ -77,7 +71,7 @@ class Answering(Response):
         listener = asyncio.get_running_loop().create_task(self._listen(receive))
         record = self.record
         try:
-            if self._streams:
+            if record.streams:
                 await self._stream(send)
             else:
                 await self._whole(send)
@@ -108,8 +102,7 @@ class Answering(Response):
         self.inbox.fail(error)
 
     async def _listen(self, receive: Any) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await until_gone(receive)
         self.inbox.fail(ClientGone("the client has gone."))
 
     async def _whole(self, send: Send) -> None:
@@ -152,7 +145,7 @@ class Answering(Response):
             self.record.error, self.record.finish_reason = failure.code or failure.kind, _reason_of(failure)
             await self._write(send, event(failure.body()) + DONE, more=False)
             return
-        last = self.form.last_piece(self._usage if self._include_usage else None, self.inbox.hint_outcomes)
+        last = self.form.last_piece(self._usage if self._options.include_usage else None, self.inbox.hint_outcomes)
         await self._write(send, last + DONE, more=False)
 
     def _openings(self) -> bytes:
@@ -193,7 +186,7 @@ class Answering(Response):
             self._num_out += num_tokens
             self._lengths[index] = self._lengths.get(index, 0) + num_tokens
             usage = None
-            if self._continuous_usage:
+            if self._options.continuous_usage_stats:
                 num_in = sum(map(len, self._prompts))
                 usage = Usage(num_in, self._num_out, num_in + self._num_out)
             piece = form.piece(outputs, index, usage)
@@ -257,6 +250,12 @@ def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
         raise wrong("the request does not fit into the memory that there is.", code="context_length_exceeded")
     if finish_reason == "abort":
         raise ApiError(500, "the request was aborted.", kind=SERVER, code="aborted")
+
+
+async def until_gone(receive: Any) -> None:
+    """Wait until the client of a call has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def as_api_error(error: PagedError) -> ApiError:
