@@ -9,7 +9,7 @@ import pytest
 import torch
 from integrations.batching import Stepped, alone, manager_of, tiny_llama
 
-from paged import POLICIES, Costs, Moves
+from paged import Costs, Moves
 from paged.errors import InvalidPool, RefusedByPaged, UnsupportedTransformers
 from paged.integrations.transformers import Scheduler, install, needed
 from paged.integrations.transformers.block_store import BlockStore
@@ -39,7 +39,15 @@ def all_equal_alone(stepped, num_tokens=8):
 
 @pytest.mark.parametrize(
     ("policy", "num_blocks"),
-    [("paged", 200), *((name, 7) for name in POLICIES if POLICIES[name].layout != "region")],
+    # Whole and chunked prompts, promises that are kept, victims by each way, and an order of its own.
+    [
+        ("paged", 200),
+        ("paged", 7),
+        ("vllm", 7),
+        ("trtllm-guaranteed-no-evict", 7),
+        ("trtllm-max-utilization", 7),
+        ("paged-cached", 7),
+    ],
 )
 def test_answers_are_those_of_generate(stepped, policy, num_blocks):
     run = run_all(stepped(policy=policy, num_blocks=num_blocks), PROMPTS)

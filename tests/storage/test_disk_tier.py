@@ -449,7 +449,7 @@ def test_layers_of_several_kinds_are_refused_by_name(tmp_path):
 def test_answers_under_pressure_with_a_disk_are_those_without(tmp_path, steps_ahead):
     # When blocks come is not the same twice, so that programs are drawn here, and not by Hypothesis, which runs them again.
     loaded = 0
-    for seed in range(20):
+    for seed in range(12):
         drawn = random.Random(seed)
         world = EngineWorld(
             num_blocks=drawn.randint(6, 12), block_size=drawn.randint(1, 3), host_blocks=drawn.choice([0, 6])
