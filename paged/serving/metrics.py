@@ -121,8 +121,8 @@ class Followed:
 class Metrics:
     """The metrics of one server, in a registry of their own."""
 
-    def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
-        self.registry = CollectorRegistry() if registry is None else registry
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
         # There is one engine. vLLM calls its first one "0".
         self._labels = {"model_name": model_name, "engine": "0"}
         self._families: dict[str, Counter | Gauge] = {}
@@ -167,10 +167,10 @@ class Metrics:
         if step.figures is not None:
             self._show(step.figures)
 
-    def token_gap(self, seconds: float, count: int = 1) -> None:
-        """So many sequences got tokens so many seconds after their ones before. What a step gives a sequence is one gap, as with vLLM, however
-        many tokens it is; a sequence's first token has none."""
-        self._gap.observe(seconds, count)
+    def token_gap(self, seconds: float) -> None:
+        """A sequence got tokens so many seconds after its ones before. What a step gives a sequence is one gap, as with vLLM, however many
+        tokens it is; a sequence's first token has none."""
+        self._gap.observe(seconds)
 
     def ended(self, record: RequestRecord) -> None:
         """Count a taken request that has ended, in any way."""
@@ -267,7 +267,7 @@ class Metrics:
             reason: self._series(Counter, "vllm:request_success", finished, ("finished_reason", reason))
             for reason in FINISHED
         }
-        self._of_requests = [(self._histogram(*named), read) for *named, read in REQUESTS]
+        self._of_requests = [(self._histogram(name, said, buckets), read) for name, said, buckets, read in REQUESTS]
         self._gap = self._histogram(
             "vllm:inter_token_latency_seconds", "Between a sequence's tokens of two steps.", GAP
         )
