@@ -347,11 +347,7 @@ class EngineServer:
         most = scheduler.limits.max_tokens_per_step
         return Figures(
             now=now,
-            running=counts["running"],
-            waiting=counts["waiting"],
-            paused=counts["paused"],
-            swapped=counts["swapped"],
-            loading=counts["loading"],
+            **{state: counts[state] for state in ("running", "waiting", "paused", "swapped", "loading")},
             free_blocks=manager.device.num_free,
             cached_blocks=manager.device.num_cached,
             used_blocks=manager.device.num_used,
