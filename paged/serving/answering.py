@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import ClientGone, EngineAway, GrammarFailed, NoTokenAllowed, PagedError, RefusedByEngine
-from paged.serving.answers import DONE, Form, Usage, encode, error_event
-from paged.serving.bodies import field_of
+from paged.serving.answers import DONE, Form, Usage, event
+from paged.serving.bodies import StreamOptions, field_of
 from paged.serving.engine_client import Inbox
 from paged.serving.errors import SERVER, ApiError, unavailable, wrong
 from paged.serving.records import RequestRecord
@@ -38,32 +38,26 @@ class Answering(Response):
         form: Form,
         record: RequestRecord,
         *,
-        streams: bool,
-        n: int,
         prompts: list[list[int]],
-        include_usage: bool,
-        continuous_usage: bool,
+        options: StreamOptions | None,
         opening_text: list[str] | None,
         form_param: str | None,
         clock: Callable[[], float],
         on_end: Callable[[Answering], None],
-        headers: dict[str, str],
     ) -> None:
         self.inbox = inbox
         self.form = form
         self.record = record
         self.background = None
-        self._streams = streams
-        self._n = n
+        self._n = record.n
         self._prompts = prompts
-        self._include_usage = include_usage
-        self._continuous_usage = continuous_usage
+        self._options = StreamOptions() if options is None else options
         self._opening_text = opening_text
         # The field that names the answers' form.
         self._form_param = form_param
         self._clock = clock
         self._on_end = on_end
-        self._more_headers = headers
+        self._more_headers = {"x-request-id": record.id}
         self._usage = Usage()
         self._num_out = 0
         self._lengths: dict[int, int] = {}
@@ -77,7 +71,7 @@ class Answering(Response):
         listener = asyncio.get_running_loop().create_task(self._listen(receive))
         record = self.record
         try:
-            if self._streams:
+            if record.streams:
                 await self._stream(send)
             else:
                 await self._whole(send)
@@ -85,7 +79,13 @@ class Answering(Response):
             record.status, record.error = 499, record.error or "client_gone"
             record.finish_reason = "abort"
         except PagedError as error:
-            await self._say(send, self._told(error))
+            found = self._told(error)
+            record.status, record.error, record.finish_reason = (
+                found.status,
+                found.code or found.kind,
+                _reason_of(found),
+            )
+            await error_response(found, self._more_headers)(scope, receive, send)
         finally:
             listener.cancel()
             record.ended = self._clock()
@@ -102,8 +102,7 @@ class Answering(Response):
         self.inbox.fail(error)
 
     async def _listen(self, receive: Any) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await until_gone(receive)
         self.inbox.fail(ClientGone("the client has gone."))
 
     async def _whole(self, send: Send) -> None:
@@ -144,9 +143,9 @@ class Answering(Response):
         except PagedError as error:
             failure = self._told(error)
             self.record.error, self.record.finish_reason = failure.code or failure.kind, _reason_of(failure)
-            await self._write(send, error_event(failure.body()) + DONE, more=False)
+            await self._write(send, event(failure.body()) + DONE, more=False)
             return
-        last = self.form.last_piece(self._usage if self._include_usage else None, self.inbox.hint_outcomes)
+        last = self.form.last_piece(self._usage if self._options.include_usage else None, self.inbox.hint_outcomes)
         await self._write(send, last + DONE, more=False)
 
     def _openings(self) -> bytes:
@@ -187,7 +186,7 @@ class Answering(Response):
             self._num_out += num_tokens
             self._lengths[index] = self._lengths.get(index, 0) + num_tokens
             usage = None
-            if self._continuous_usage:
+            if self._options.continuous_usage_stats:
                 num_in = sum(map(len, self._prompts))
                 usage = Usage(num_in, self._num_out, num_in + self._num_out)
             piece = form.piece(outputs, index, usage)
@@ -234,21 +233,6 @@ class Answering(Response):
         await send({"type": _BODY, "body": body, "more_body": more})
         self.sending_since = None
 
-    async def _say(self, send: Send, error: ApiError) -> None:
-        """Send an error instead of an answer."""
-        record = self.record
-        record.status, record.error, record.finish_reason = error.status, error.code or error.kind, _reason_of(error)
-        body = encode(error.body())
-        headers = {
-            **self._more_headers,
-            **error.headers(),
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-        }
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": error.status, "headers": raw})
-        await send({"type": _BODY, "body": body, "more_body": False})
-
 
 def _reason_of(error: ApiError) -> str:
     return error.code if error.code in ("deadline", "queue_timeout") else "error"
@@ -268,6 +252,12 @@ def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
         raise ApiError(500, "the request was aborted.", kind=SERVER, code="aborted")
 
 
+async def until_gone(receive: Any) -> None:
+    """Wait until the client of a call has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def as_api_error(error: PagedError) -> ApiError:
     """The error as a client gets it."""
     if isinstance(error, ApiError):
@@ -277,3 +267,9 @@ def as_api_error(error: PagedError) -> ApiError:
     if isinstance(error, EngineAway):
         return unavailable(str(error), error.back_in_s, error.code)
     return ApiError(500, str(error), kind=SERVER, code="internal_error")
+
+
+def error_response(error: PagedError, headers: dict[str, str]) -> JSONResponse:
+    """Return the answer to a client that gets this error, with these headers beside the error's own."""
+    found = as_api_error(error)
+    return JSONResponse(found.body(), found.status, {**headers, **found.headers()})

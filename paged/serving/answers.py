@@ -103,27 +103,18 @@ class ChatPiece(msgspec.Struct):
     stop_reason: int | str | None = None
 
 
+Choice = TextChoice | ChatChoice | ChatPiece
+
+
 class Answer(msgspec.Struct):
-    """A whole answer, or a piece of a stream."""
+    """A whole answer, or a piece of a stream, which has a usage only if the client asked for that."""
 
     id: str
     object: str
     created: int
     model: str
-    choices: Sequence[TextChoice | ChatChoice | ChatPiece]
-    usage: Usage | None = None
-    kv_hint_outcomes: list[KvOutcome] | msgspec.UnsetType = msgspec.UNSET
-
-
-class Piece(msgspec.Struct, omit_defaults=True):
-    """A piece of a stream; it has a usage only if the client asked for that."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: Sequence[TextChoice | ChatPiece]
-    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    choices: Sequence[Choice]
+    usage: Usage | msgspec.UnsetType = msgspec.UNSET
     kv_hint_outcomes: list[KvOutcome] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -188,67 +179,62 @@ class Form:
         """Return the new text of one choice as one piece; None if a client would see nothing."""
         text = "".join(output.text for output in outputs)
         last = outputs[-1]
-        reason = reason_of(last.finish_reason)
-        if not text and reason is None and self.num_logprobs is None:
+        if not text and last.finish_reason is None and self.num_logprobs is None:
             return None
         tokens = [token for output in outputs for token in output.token_ids]
         places = [place for output in outputs for place in output.logprobs or ()]
-        if self.is_chat:
-            likely = None if self.num_logprobs is None else chat_logprobs(places, tokens, self.num_logprobs)
-            return self._piece(ChatPiece(index, Said(None, text), likely, reason, last.stop_reason), usage)
-        of_text = None
-        if self.num_logprobs is not None:
-            said = self._said.get(index, 0)
-            of_text = text_logprobs(places, tokens, self.num_logprobs, said)
-            self._said[index] = said + len(text)
-        return self._piece(TextChoice(index, text, of_text, reason, last.stop_reason), usage)
+        likely = self._likely(places, tokens, self._said.get(index, 0))
+        self._said[index] = self._said.get(index, 0) + len(text)
+        return self._piece(self._choice(index, text, likely, last), usage)
 
     def last_piece(self, usage: Usage | None, hinted: list[KvOutcome] | None) -> bytes:
         """Return the last piece of a stream: its usage, where that was asked for, and its hints' outcomes; empty without both."""
         if usage is None and hinted is None:
             return b""
-        last = (msgspec.UNSET if usage is None else usage), (msgspec.UNSET if hinted is None else hinted)
-        return self._event(Piece(self.id, self._piece_of, self.created, self.model, (), *last))
+        return self._piece(None, usage, hinted)
 
     def whole(self, completions: Sequence[Completion], usage: Usage, hinted: list[KvOutcome] | None = None) -> bytes:
         """All answers at once, and what became of the hints that came with the request."""
-        choices: list[TextChoice | ChatChoice] = []
+        choices: list[Choice] = []
         for completion in completions:
             for output in completion.outputs:
-                choices.append(self._choice(len(choices), completion, output))
+                places: list[Any] = list(output.logprobs or ())
+                tokens = list(output.token_ids)
+                if completion.prompt_logprobs is not None:
+                    places, tokens = [*completion.prompt_logprobs, *places], [*completion.prompt_token_ids, *tokens]
+                likely = self._likely(places, tokens, 0)
+                choices.append(self._choice(len(choices), output.text, likely, output, "assistant"))
         kind = "chat.completion" if self.is_chat else "text_completion"
-        told = msgspec.UNSET if hinted is None else hinted
-        return encode(Answer(self.id, kind, self.created, self.model, choices, usage, told))
+        return encode(Answer(self.id, kind, self.created, self.model, choices, usage, _given(hinted)))
 
-    def _choice(self, index: int, completion: Completion, output: Any) -> TextChoice | ChatChoice:
-        reason = reason_of(output.finish_reason)
+    def _likely(self, places: Sequence[Any], tokens: Sequence[int], offset: int) -> Any:
+        """How likely these tokens were, behind so many characters; None where that was not asked for."""
+        if self.num_logprobs is None:
+            return None
         if self.is_chat:
-            likely = None
-            if self.num_logprobs is not None:
-                likely = chat_logprobs(output.logprobs or (), output.token_ids, self.num_logprobs)
-            return ChatChoice(index, Said("assistant", output.text), likely, reason, output.stop_reason)
-        of_text = None
-        if self.num_logprobs is not None:
-            places, tokens = list(output.logprobs or ()), list(output.token_ids)
-            if completion.prompt_logprobs is not None:
-                places, tokens = [*completion.prompt_logprobs, *places], [*completion.prompt_token_ids, *tokens]
-            of_text = text_logprobs(places, tokens, self.num_logprobs)
-        return TextChoice(index, output.text, of_text, reason, output.stop_reason)
+            return chat_logprobs(places, tokens, self.num_logprobs)
+        return text_logprobs(places, tokens, self.num_logprobs, offset)
 
-    def _piece(self, choice: TextChoice | ChatPiece, usage: Usage | None = None) -> bytes:
-        return self._event(
-            Piece(
-                self.id, self._piece_of, self.created, self.model, (choice,), msgspec.UNSET if usage is None else usage
-            )
-        )
+    def _choice(self, index: int, text: str, likely: Any, last: Any, role: str | None = None) -> Choice:
+        """Text of a choice, up to the output `last`; it is whole where its role is given."""
+        end = reason_of(last.finish_reason), last.stop_reason
+        if not self.is_chat:
+            return TextChoice(index, text, likely, *end)
+        return (ChatPiece if role is None else ChatChoice)(index, Said(role, text), likely, *end)
 
-    def _event(self, piece: Piece) -> bytes:
-        return b"data: " + encode(piece) + b"\n\n"
+    def _piece(self, choice: Choice | None, usage: Usage | None = None, hinted: list[KvOutcome] | None = None) -> bytes:
+        choices = () if choice is None else (choice,)
+        head = self.id, self._piece_of, self.created, self.model
+        return event(Answer(*head, choices, _given(usage), _given(hinted)))
+
+
+def _given(value: Any) -> Any:
+    return msgspec.UNSET if value is None else value
 
 
 DONE = b"data: [DONE]\n\n"
 
 
-def error_event(body: dict[str, Any]) -> bytes:
-    """An error in the middle of a stream."""
-    return b"data: " + encode(body) + b"\n\n"
+def event(content: Any) -> bytes:
+    """One event of a stream: a piece of an answer, or the body of an error."""
+    return b"data: " + encode(content) + b"\n\n"

@@ -17,8 +17,7 @@ from starlette.exceptions import HTTPException
 
 from paged import __version__
 from paged.errors import PagedError
-from paged.serving.answering import as_api_error
-from paged.serving.answers import encode
+from paged.serving.answering import error_response
 from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, ExplainRequest, TokenizeRequest
 from paged.serving.dashboard import page
 from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
@@ -88,7 +87,8 @@ class Guard:
             body = await self._body(headers, receive) if scope["method"] in ("POST", "PUT", "PATCH") else b""
             must_be_text(body)
         except ApiError as error:
-            await _respond(send, error, request_id)
+            # What is left of the body is not read.
+            await error_response(error, {"x-request-id": request_id, "connection": "close"})(scope, receive, send)
             return
         # A key that every client may choose names none of them.
         client = key if self._needs_key else f"{(scope['client'] or ('',))[0]} {key}"
@@ -170,21 +170,6 @@ def _too_long(most: int) -> ApiError:
     return ApiError(413, f"the body is longer than {most:,} bytes.", code="body_too_long")
 
 
-async def _respond(send: Any, error: ApiError, request_id: str) -> None:
-    body = encode(error.body())
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "x-request-id": request_id,
-        # What is left of the body is not read.
-        "connection": "close",
-        **error.headers(),
-    }
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
-
-
 def build_app(front: Front) -> Any:
     """The ASGI application of a front, which it starts and ends."""
     return guarded(paths_of(front), front.settings, front.clock, front.new_id)
@@ -243,25 +228,23 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(PagedError)
     async def _own(request: Request, error: PagedError) -> Response:
-        found = as_api_error(error)
-        return JSONResponse(found.body(), found.status, {**_headers(request), **found.headers()})
+        return error_response(error, _headers(request))
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
         # Each begins with where it is: the body, say.
-        found = refused([{**each, "loc": each["loc"][1:]} for each in error.errors()])
-        return JSONResponse(found.body(), 400, _headers(request))
+        return error_response(refused([{**each, "loc": each["loc"][1:]} for each in error.errors()]), _headers(request))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
         unknown = f"{request.url.path[:200]} is no address of this server; GET / lists them."
         found = ApiError(error.status_code, unknown if error.detail == "Not Found" else str(error.detail))
-        return JSONResponse(found.body(), error.status_code, {**(error.headers or {}), **_headers(request)})
+        return error_response(found, {**(error.headers or {}), **_headers(request)})
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:
         found = ApiError(500, "an error of the server's own; it is in its log.", kind=SERVER, code="internal_error")
-        return JSONResponse(found.body(), 500, _headers(request))
+        return error_response(found, _headers(request))
 
 
 def _add_inference(app: FastAPI, front: Front) -> None:

@@ -16,7 +16,7 @@ import signal
 import struct
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
 from importlib import import_module
 from queue import Queue, SimpleQueue
 from threading import Thread, stack_size
@@ -80,7 +80,7 @@ class EngineServer:
         outgoing: zmq.Socket[bytes],
         publisher: KvEventPublisher | None = None,
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._in, self._out = incoming, outgoing
         self._publisher = publisher
         self._encode = msgspec.msgpack.Encoder().encode
@@ -94,7 +94,7 @@ class EngineServer:
         self._hinted: dict[str, tuple[Add, list[list[HintOutcome]]]] = {}
         self._batch: Batch | None = None
         self._tokens = 0
-        self._watcher = Watcher(engine, time.monotonic, model=name)
+        self.watcher = Watcher(engine, time.monotonic, model=name)
         # Of the latest requests, in the mean.
         self._prompt_len = 128.0
         self._next_figures = 0.0
@@ -116,7 +116,7 @@ class EngineServer:
         num_failed = 0
         while True:
             self._take_messages()
-            if not self._engine.has_unfinished:
+            if not self.engine.has_unfinished:
                 continue
             try:
                 self._step()
@@ -129,7 +129,7 @@ class EngineServer:
 
     def _take_messages(self) -> None:
         """Take all messages; wait for one if there is nothing to do."""
-        if not self._engine.has_unfinished:
+        if not self.engine.has_unfinished:
             self._pace.rest()
             self._in.poll()
         while True:
@@ -154,7 +154,7 @@ class EngineServer:
             try:
                 form = received(asked.params).structured_outputs
                 if form is not None and asked.id in self._reading:
-                    self._engine.read_form(form)
+                    self.engine.read_form(form)
             except Exception as found:
                 error = found
             self._read.put((asked, error))
@@ -164,7 +164,7 @@ class EngineServer:
         try:
             params = received(asked.params)
             form = params.structured_outputs
-            is_read = form is None or self._engine.has_read(form)
+            is_read = form is None or self.engine.has_read(form)
         except PagedError as error:
             self._refuse(asked, error)
             return
@@ -184,11 +184,11 @@ class EngineServer:
             self._refuse(asked, error)
 
     def _refuse(self, asked: Add, error: Exception) -> None:
-        self._watcher.refused(asked.id, asked.tenant or "", len(asked.prompt), str(error), time.monotonic())
+        self.watcher.refused(asked.id, asked.tenant or "", len(asked.prompt), str(error), time.monotonic())
         self._send(Refused(asked.id, type(error).__name__, str(error)))
 
     def _take(self, asked: Add, params: SamplingParams) -> None:
-        engine = self._engine
+        engine = self.engine
         try:
             engine.add_request(
                 asked.prompt,
@@ -205,7 +205,7 @@ class EngineServer:
             return
         if asked.actions is not None:
             self._hinted[asked.id] = asked, [self._carry_out(each, asked, at_end=False) for each in asked.actions]
-        self._watcher.came(asked.id, asked.tenant or "", len(asked.prompt), self._prefix_of(asked), time.monotonic())
+        self.watcher.came(asked.id, asked.tenant or "", len(asked.prompt), self._prefix_of(asked), time.monotonic())
         self._prompt_len += 0.05 * (len(asked.prompt) - self._prompt_len)
         self._waiting.add(asked.id)
         if not asked.streams:
@@ -220,12 +220,12 @@ class EngineServer:
             if planned.at_end is at_end:
                 hint, prompt = planned.hint, asked.prompt
                 if planned.prefix is not None:
-                    limit = self._engine.model.rotary_limit
+                    limit = self.engine.model.rotary_limit
                     kept_apart = "long" if limit is not None and len(prompt) > limit else None
                     tokens = prompt[: planned.prefix]
                     hint = msgspec.structs.replace(hint, tokens=tokens, salt=asked.salt, extra_key=kept_apart)
                 try:
-                    outcomes.append(self._engine.hint(hint))
+                    outcomes.append(self.engine.hint(hint))
                 except PagedError as error:
                     outcomes.append(HintOutcome("rejected", str(error)))
         return outcomes
@@ -251,7 +251,7 @@ class EngineServer:
             if self._reading.pop(request_id, None) is not None:
                 continue
             try:
-                output = self._engine.abort(request_id)
+                output = self.engine.abort(request_id)
             except UnknownRequest:
                 # It has ended, or was refused: the front will see.
                 continue
@@ -262,7 +262,7 @@ class EngineServer:
 
     def _prefix_of(self, asked: Add) -> str | None:
         """Return the dashboard's name for requests with an equal beginning: a digest of their first block and its namespace."""
-        size = self._engine.manager.block_size
+        size = self.engine.manager.block_size
         if len(asked.prompt) < size:
             return None
         first = hashlib.blake2b((asked.salt or "").encode(), digest_size=4)
@@ -270,40 +270,21 @@ class EngineServer:
         return first.hexdigest()
 
     def _tell(self, asked: Ask) -> None:
-        answer = None
+        """Answer a question, or say what the engine raised."""
         try:
-            answer = self._answer(asked)
+            answer = Answered(asked.number, msgspec.json.encode(_ANSWERS[asked.what](self, asked)))
         except (PagedError, MissingExtra) as error:
-            self._send(Answered(asked.number, None, type(error).__name__, str(error)))
-            return
-        self._send(Answered(asked.number, answer))
+            is_unknown = asked.what in _OF_ONE and isinstance(error, UnknownRequest | UnknownSession)
+            answer = Answered(asked.number, None, *(() if is_unknown else (type(error).__name__, str(error))))
+        self._send(answer)
 
-    def _answer(self, asked: Ask) -> bytes | None:
-        """The answer to a question; None: there is no such request or session. Raises as the engine does."""
-        engine, answer, hint = self._engine, None, asked.hint
-        if asked.what == "hint" and hint is not None:
-            answer = msgspec.json.encode(engine.hint(hint))
-        elif asked.what == "prefix" and hint is not None:
-            answer = msgspec.json.encode(engine.explain_prefix(hint.tokens, salt=hint.salt))
-        elif asked.what == "sessions":
-            answer = msgspec.json.encode(engine.sessions(asked.limit, asked.id))
-        elif asked.what == "session":
-            with suppress(UnknownSession):
-                answer = msgspec.json.encode(engine.session(asked.id))
-        elif asked.what == "snapshot":
-            answer = msgspec.json.encode(self._watcher.snapshot())
-        elif asked.what == "check":
-            answer = msgspec.json.encode(self._engine.check())
-        elif asked.what == "index":
-            held: dict[str, list[str]] = {"device": [], "host": []}
-            for event in self._engine.manager.events_snapshot():
-                if isinstance(event, Stored):
-                    held[event.tier] += [digest.hex() for digest in event.hashes]
-            answer = msgspec.json.encode(held)
-        else:
-            with suppress(UnknownRequest):
-                answer = msgspec.json.encode(self._watcher.story(asked.id))
-        return answer
+    def index(self) -> dict[str, list[str]]:
+        """Return the hashes of the content of each tier, in hexadecimal digits."""
+        held: dict[str, list[str]] = {"device": [], "host": []}
+        for event in self.engine.manager.events_snapshot():
+            if isinstance(event, Stored):
+                held[event.tier] += [digest.hex() for digest in event.hashes]
+        return held
 
     def _note_batch(self, batch: Batch) -> None:
         """Note a batch that ran."""
@@ -317,14 +298,14 @@ class EngineServer:
 
     def _step(self) -> None:
         began = time.monotonic()
-        outputs = self._engine.step()
+        outputs = self.engine.step()
         ended = time.monotonic()
         seconds = ended - began
         self._pace.note(self._tokens, began, ended)
         self._deliver(outputs, seconds)
 
     def _deliver(self, outputs: list[EngineOutput], seconds: float) -> None:
-        self._watcher.stepped(self._batch, outputs, time.monotonic(), seconds)
+        self.watcher.stepped(self._batch, outputs, time.monotonic(), seconds)
         self._batch = None
         completions: list[Completion] = []
         for output in outputs if self._hinted else ():
@@ -337,7 +318,7 @@ class EngineServer:
                 self._waiting.discard(output.id)
         now = time.monotonic()
         figures = None
-        if now >= self._next_figures or not self._engine.has_unfinished:
+        if now >= self._next_figures or not self.engine.has_unfinished:
             figures = self._figures(now)
             took = time.monotonic() - now
             self._next_figures = now + max(FIGURES_EVERY_S, took / FIGURES_SHARE)
@@ -360,17 +341,13 @@ class EngineServer:
         return streamed
 
     def _figures(self, now: float) -> Figures:
-        engine = self._engine
+        engine = self.engine
         scheduler, manager = engine.scheduler, engine.manager
         counts, ran = scheduler.counts(), engine.stats()
         most = scheduler.limits.max_tokens_per_step
         return Figures(
             now=now,
-            running=counts["running"],
-            waiting=counts["waiting"],
-            paused=counts["paused"],
-            swapped=counts["swapped"],
-            loading=counts["loading"],
+            **{state: counts[state] for state in ("running", "waiting", "paused", "swapped", "loading")},
             free_blocks=manager.device.num_free,
             cached_blocks=manager.device.num_cached,
             used_blocks=manager.device.num_used,
@@ -395,13 +372,27 @@ class EngineServer:
 
     def _forecast(self) -> list[float]:
         """Return in how many seconds each waiting request is admitted, and further ones behind them."""
-        found = forecast(self._engine.scheduler.outlook(), more=MORE, prompt_len=max(1, round(self._prompt_len)))
+        found = forecast(self.engine.scheduler.outlook(), more=MORE, prompt_len=max(1, round(self._prompt_len)))
         step, each = self._pace.coefficients()
         seconds = step * found.steps + each * found.tokens
         return [round(float(value), 3) for value in seconds.tolist()]
 
     def _send(self, message: Any) -> None:
         self._out.send(self._encode(message), zmq.NOBLOCK)
+
+
+_ANSWERS: dict[str, Callable[[EngineServer, Any], Any]] = {
+    "hint": lambda server, asked: server.engine.hint(asked.hint),
+    "prefix": lambda server, asked: server.engine.explain_prefix(asked.hint.tokens, salt=asked.hint.salt),
+    "sessions": lambda server, asked: server.engine.sessions(asked.limit, asked.id),
+    "session": lambda server, asked: server.engine.session(asked.id),
+    "snapshot": lambda server, _: server.watcher.snapshot(),
+    "check": lambda server, _: server.engine.check(),
+    "index": lambda server, _: server.index(),
+    "story": lambda server, asked: server.watcher.story(asked.id),
+}
+"""By what an `Ask` asks; the answer to one of _OF_ONE is None where there is no such session or request."""
+_OF_ONE = ("session", "story")
 
 
 def ready(engine: Engine, publisher: KvEventPublisher | None = None) -> Ready:

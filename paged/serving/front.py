@@ -43,6 +43,8 @@ INLINE_CHARS = 8_000
 """Longer texts are made tokens of in another thread."""
 MOST_NAMED = 1000
 """Calls that are found by their X-Request-Id."""
+LAST_S = 1.0
+"""In which errors go out to those who were not answered in time."""
 
 
 @dataclass(slots=True)
@@ -128,14 +130,10 @@ class Front:
         """Take no more calls, and let the open ones end within so many seconds."""
         self.is_draining = True
         self.sight.close()
-        until = self.clock() + timeout_s
-        while self._open and self.clock() < until:
-            await asyncio.sleep(0.02)
+        await while_any(lambda: self.num_open, self.clock, timeout_s)
         for answering in list(self._open):
             answering.fail(unavailable("the server ends, and this request was not finished in time.", None, "shutdown"))
-        until = self.clock() + 1.0
-        while self._open and self.clock() < until:
-            await asyncio.sleep(0.02)
+        await while_any(lambda: self.num_open, self.clock, LAST_S)
 
     @property
     def num_open(self) -> int:
@@ -182,12 +180,30 @@ class Front:
     async def completion(self, body: CompletionRequest, call: Call) -> Answering:
         """Answer a completion. Raises ApiError before anything was begun."""
         with self._accounting(call):
-            return await self._completion(body, call)
+            ready, model = self.must_serve(), self.must_know(body.model)
+            size = len(call.body)
+            params = await self._away(size, lambda: self.asking.completion_params(body))
+            if body.echo and body.stream and body.logprobs is not None:
+                raise wrong("echo with logprobs does not go with stream.", "echo")
+            prompts = await self._away(size, lambda: self.asking.prompts(body, ready.max_model_len))
+            opening = [self.asking.text(prompt) for prompt in prompts] if body.echo and body.stream else None
+            form = Form(f"cmpl-{call.own_id}", int(self.wall()), model, is_chat=False, num_logprobs=body.logprobs)
+            return self._answering(call, ready, body, prompts, params, form, opening)
 
     async def chat(self, body: ChatRequest, call: Call) -> Answering:
         """Answer a conversation. Raises ApiError before anything was begun."""
         with self._accounting(call):
-            return await self._chat(body, call)
+            ready, model = self.must_serve(), self.must_know(body.model)
+            tools = body.tools if body.tool_choice != "none" else None
+            size, most = len(call.body), ready.max_model_len
+            prompt = await self._away(
+                size, lambda: self.asking.chat(body.messages, tools, body.chat_template_kwargs, most)
+            )
+            room = _room(len(prompt), body.n or 1, ready)
+            params = await self._away(size, lambda: self.asking.chat_params(body, room))
+            num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+            form = Form(f"chatcmpl-{call.own_id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
+            return self._answering(call, ready, body, [prompt], params, form, None)
 
     @contextmanager
     def _accounting(self, call: Call) -> Iterator[None]:
@@ -196,32 +212,6 @@ class Front:
         except ApiError as error:
             self._refuse(call, error)
             raise
-
-    async def _completion(self, body: CompletionRequest, call: Call) -> Answering:
-        ready, model = self.must_serve(), self.must_know(body.model)
-        size = len(call.body)
-        params = await self._away(size, lambda: self.asking.completion_params(body))
-        if body.echo and body.stream and body.logprobs is not None:
-            raise wrong("echo with logprobs does not go with stream.", "echo")
-        prompts = await self._away(size, lambda: self.asking.prompts(body, ready.max_model_len))
-        opening = None
-        if body.echo and body.stream:
-            opening = [self.asking.text(prompt) for prompt in prompts]
-        form = Form(f"cmpl-{call.own_id}", int(self.wall()), model, is_chat=False, num_logprobs=body.logprobs)
-        return self._answering(call, ready, body, prompts, params, form, opening)
-
-    async def _chat(self, body: ChatRequest, call: Call) -> Answering:
-        ready, model = self.must_serve(), self.must_know(body.model)
-        tools = body.tools if body.tool_choice != "none" else None
-        prompt = await self._away(
-            len(call.body),
-            lambda: self.asking.chat(body.messages, tools, body.chat_template_kwargs, ready.max_model_len),
-        )
-        room = _room(len(prompt), body.n or 1, ready)
-        params = await self._away(len(call.body), lambda: self.asking.chat_params(body, room))
-        num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        form = Form(f"chatcmpl-{call.own_id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
-        return self._answering(call, ready, body, [prompt], params, form, None)
 
     async def _away(self, size: int, what: Callable[[], Any]) -> Any:
         """Run a function, in another thread if it takes a while."""
@@ -243,7 +233,6 @@ class Front:
         ids = [f"{form.id}-{place}" for place in range(len(prompts))]
         actions, session_id = self._hints_of(body, call.tenant, ids[0], prompts)
         streams = bool(body.stream)
-        options = body.stream_options
         record = RequestRecord(
             call.id,
             call.path,
@@ -296,16 +285,12 @@ class Front:
             inbox,
             form,
             record,
-            streams=streams,
-            n=params.n,
             prompts=prompts,
-            include_usage=options is not None and options.include_usage,
-            continuous_usage=options is not None and options.continuous_usage_stats,
+            options=body.stream_options,
             opening_text=opening,
             form_param="response_format" if body.structured_outputs is None else "structured_outputs",
             clock=self.clock,
             on_end=end,
-            headers={"x-request-id": call.id},
         )
         self._open.add(answering)
         salt = salt_of(call.tenant, body.cache_salt)
@@ -403,6 +388,13 @@ class Front:
             self.log.write(record)
         if self.traces is not None:
             self.traces.span(record, call.traceparent, self.wall())
+
+
+async def while_any(num: Callable[[], int], clock: Callable[[], float], limit_s: float) -> None:
+    """Wait while there are any, and no longer than so many seconds."""
+    until = clock() + limit_s
+    while num() and clock() < until:
+        await asyncio.sleep(0.02)
 
 
 def _room(prompt_len: int, num_sequences: int, ready: Ready) -> int:

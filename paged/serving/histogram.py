@@ -1,6 +1,6 @@
-"""A Prometheus histogram that takes many equal values in one call, and a value in a microsecond.
+"""A Prometheus histogram that takes a value in a microsecond.
 
-prometheus_client's own takes one at a time, behind a lock. Belongs to one thread: what is noted while it is read may
+prometheus_client's own takes a lock for each. Belongs to one thread: what is noted while it is read may
 be in the counts and not yet in the sum.
 """
 
@@ -34,10 +34,10 @@ class Histogram(Collector):
         self._sum = 0.0
         registry.register(self)
 
-    def observe(self, value: float, count: int = 1) -> None:
-        """Count a value so many times."""
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         """The series as it is now; see prometheus_client."""

@@ -18,6 +18,7 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any
 
+import msgspec
 import zmq
 
 from paged import BlockManager
@@ -130,18 +131,9 @@ def configured_publisher(
     """Return a publisher of this manager's events, None if none is configured. Raises UnusableEndpoint."""
     if config is None or not config.enable_kv_cache_events or config.publisher == "null":
         return None
-    return KvEventPublisher(
-        manager,
-        endpoint=config.endpoint,
-        replay_endpoint=config.replay_endpoint,
-        buffer_steps=config.buffer_steps,
-        topic=config.topic,
-        rank=rank,
-        hwm=config.hwm,
-        max_queue_size=config.max_queue_size,
-        use_int_block_hashes=config.use_int_block_hashes,
-        restart_points=config.restart_points,
-    )
+    options = msgspec.structs.asdict(config)
+    del options["enable_kv_cache_events"], options["publisher"]
+    return KvEventPublisher(manager, rank=rank, **options)
 
 
 class _Thread(Thread):

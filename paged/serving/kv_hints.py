@@ -217,15 +217,16 @@ def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tupl
     kind, payload = action.action_type, action.payload
     if kind in _OTHERS:
         return _rejected(action, _OTHERS[kind])
-    if kind not in _PAYLOADS:
-        return _rejected(action, f"there is no action {kind[:100]}; there are {', '.join(_PAYLOADS)}.")
+    if kind not in _KINDS:
+        return _rejected(action, f"there is no action {kind[:100]}; there are {', '.join(_KINDS)}.")
     if action.action_version.split(".")[0] not in ("0", "1"):
         return _rejected(action, f"version {action.action_version} of {kind} is not known; 1.0 is.")
     if kind == "kv.retain" and "directives" in payload:
         of_ranges = _checked(_OfRanges, payload, field)
         ranges.append((field, of_ranges))
         return _retained_ranges(action, of_ranges, asked)
-    its = _checked(_PAYLOADS[kind], payload, field)
+    verb, of_kind = _KINDS[kind]
+    its = _checked(of_kind, payload, field)
     if isinstance(its, _Demote) and its.session_generation is not None:
         return _rejected(action, "generations of a session are not counted; leave session_generation out.")
     notes, hashes = list[str](), isinstance(its, _Blocks) and its.block_hashes
@@ -240,7 +241,7 @@ def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tupl
         return _rejected(action, f"{notes[0]} without include_current_request it names neither.")
     name = its.session_id if its.session_id is not None else asked.session_id
     session = None if name is None else asked.scoped(name)
-    verb, is_ours = _VERBS[kind], is_own and asked.request_id is not None
+    is_ours = is_own and asked.request_id is not None
     if session is None and kind == "kv.deref":
         return _rejected(action, "it is of a session, and the request names none.")
     more: dict[str, Any] = {}
@@ -270,23 +271,15 @@ def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tupl
     return KvAction(action.action_id, [planned], notes, is_clipped)
 
 
-_PAYLOADS: dict[str, type[_OfSession]] = {
-    "kv.retain": _Retain,
-    "kv.evict": _Blocks,
-    "kv.deref": _OfSession,
-    "kv.demote": _Demote,
-    "kv.prefetch": _OfSession,
-    "kv.pin": _Pin,
-    "kv.unpin": _OfSession,
-}
-_VERBS: dict[str, Any] = {
-    "kv.retain": "retain",
-    "kv.evict": "demote",
-    "kv.deref": "end",
-    "kv.demote": "demote",
-    "kv.prefetch": "prefetch",
-    "kv.pin": "pin",
-    "kv.unpin": "unpin",
+# By kind of action, our verb and its payload.
+_KINDS: dict[str, tuple[Any, type[_OfSession]]] = {
+    "kv.retain": ("retain", _Retain),
+    "kv.evict": ("demote", _Blocks),
+    "kv.deref": ("end", _OfSession),
+    "kv.demote": ("demote", _Demote),
+    "kv.prefetch": ("prefetch", _OfSession),
+    "kv.pin": ("pin", _Pin),
+    "kv.unpin": ("unpin", _OfSession),
 }
 _RELEASES = "Priority 0, or a duration of 0, retains nothing; what was retained before stays so until that ends."
 _NO_SESSION = "waits_for is of a session, and the request names none."

@@ -31,10 +31,6 @@ from paged.serving.kv_wire import (
 _BLOCKS_A_BREATH = 256
 
 
-def _go_on() -> None:
-    pass
-
-
 class Journal:
     """The last `buffer_steps` batches, numbered from 0 on, and the sum of all.
 
@@ -51,7 +47,7 @@ class Journal:
         *,
         use_int_block_hashes: bool = True,
         restart_points: bool = False,
-        breathe: Callable[[], None] = _go_on,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self._block_size = block_size
         self._form = int_hash if use_int_block_hashes else bytes

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 
 from paged.serving.histogram import Histogram
 from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS, Read, Reading, readings_of
-from paged.serving.records import RequestRecord, durations
+from paged.serving.records import Durations, RequestRecord, durations
 from paged.serving.wire import Figures, Ready, Stepped
 
 # vLLM's, so that one dashboard shows both; it ends those of tokens at the model's length.
@@ -43,6 +43,60 @@ CACHE_CONFIG = (
 )
 """Of vLLM's labels of that metric, those that say something here."""
 
+Observe = Callable[[RequestRecord, Durations], float | None]
+
+
+def _num_gaps(record: RequestRecord) -> float:
+    """Between an answer's tokens, in the mean."""
+    return record.output_tokens / record.answers - 1
+
+
+def _token_time(record: RequestRecord, took: Durations) -> float | None:
+    """Mean gap. As with vLLM it is 0 of an answer of one token."""
+    num = _num_gaps(record)
+    return None if took.decode is None else took.decode / num if num > 0 else 0.0
+
+
+def _pause(record: RequestRecord, took: Durations) -> float | None:
+    return record.longest_pause_s if took.decode is not None and _num_gaps(record) > 0 else None
+
+
+def _num_computed(record: RequestRecord, _: Durations) -> int:
+    return max(0, record.prompt_tokens - record.cached_tokens)
+
+
+def _of(name: str) -> Observe:
+    return lambda record, _: getattr(record, name)
+
+
+def _took(name: str) -> Observe:
+    return lambda _, took: getattr(took, name)
+
+
+REQUESTS: tuple[tuple[str, str, Sequence[float], Observe], ...] = (
+    ("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS, _of("prompt_tokens")),
+    ("vllm:request_prefill_kv_computed_tokens", "Of them, not found in the prefix cache.", TOKENS, _num_computed),
+    ("vllm:request_generation_tokens", "Output tokens of a request.", TOKENS, _of("output_tokens")),
+    ("vllm:request_max_num_generation_tokens", "Tokens of a request's longest answer.", TOKENS, _of("longest_answer")),
+    (
+        "vllm:request_params_max_tokens",
+        "Output tokens that it asked for.",
+        TOKENS,
+        lambda record, _: record.max_tokens or None,
+    ),
+    ("vllm:request_params_n", "Answers that a request asked for.", ANSWERS, _of("n")),
+    ("vllm:request_num_preemptions", "Preemptions of a request.", PREEMPTIONS, _of("preemptions")),
+    ("vllm:time_to_first_token_seconds", "From a request's coming to its first token.", FIRST_TOKEN, _took("ttft")),
+    ("vllm:request_time_per_output_token_seconds", "Mean of a request's gaps.", GAP, _token_time),
+    ("paged:request_pause_seconds", "Longest gap of a request.", GAP, _pause),
+    ("vllm:e2e_request_latency_seconds", "From a request's coming to its end.", LATENCY, _took("e2e")),
+    ("vllm:request_queue_time_seconds", "From being given to the engine to its beginning.", LATENCY, _took("queue")),
+    ("vllm:request_prefill_time_seconds", "From its beginning to its first token.", LATENCY, _took("prefill")),
+    ("vllm:request_decode_time_seconds", "From its first token to its last.", LATENCY, _took("decode")),
+    ("vllm:request_inference_time_seconds", "From its beginning to its last token.", LATENCY, _took("inference")),
+)
+"""Histograms of requests that ended: name, documentation, buckets, and what is observed of a record; None: nothing is."""
+
 Family = TypeVar("Family", Counter, Gauge)
 
 
@@ -67,8 +121,8 @@ class Followed:
 class Metrics:
     """The metrics of one server, in a registry of their own."""
 
-    def __init__(self, model_name: str, registry: CollectorRegistry | None = None) -> None:
-        self.registry = CollectorRegistry() if registry is None else registry
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
         # There is one engine. vLLM calls its first one "0".
         self._labels = {"model_name": model_name, "engine": "0"}
         self._families: dict[str, Counter | Gauge] = {}
@@ -87,18 +141,17 @@ class Metrics:
             gauges, counters = readings_of(ready.groups)
             self._gauges += self._readings(Gauge, gauges)
             self._counters += self._followed(counters)
-        shown = {
-            "block_size": ready.block_size,
-            "cache_dtype": ready.cache_dtype,
-            "enable_prefix_caching": ready.prefix_caching,
-            "kv_cache_size_tokens": ready.cache_tokens,
-            "num_cpu_blocks": ready.host_blocks,
-            "num_gpu_blocks": ready.num_blocks,
-            "engine": self._labels["engine"],
-        }
         # An engine before it may have had another pool.
         self._cache_config.clear()
-        self._cache_config.labels(*(str(shown[label]) for label in CACHE_CONFIG)).set(1)
+        self._cache_config.labels(
+            block_size=ready.block_size,
+            cache_dtype=ready.cache_dtype,
+            enable_prefix_caching=ready.prefix_caching,
+            kv_cache_size_tokens=ready.cache_tokens,
+            num_cpu_blocks=ready.host_blocks,
+            num_gpu_blocks=ready.num_blocks,
+            engine=self._labels["engine"],
+        ).set(1)
 
     def restarted(self) -> None:
         """The engine process has died: its requests are gone, and the totals of the next one begin at 0."""
@@ -114,10 +167,10 @@ class Metrics:
         if step.figures is not None:
             self._show(step.figures)
 
-    def token_gap(self, seconds: float, count: int = 1) -> None:
-        """So many sequences got tokens so many seconds after their ones before. What a step gives a sequence is one gap, as with vLLM, however
-        many tokens it is; a sequence's first token has none."""
-        self._gap.observe(seconds, count)
+    def token_gap(self, seconds: float) -> None:
+        """A sequence got tokens so many seconds after its ones before. What a step gives a sequence is one gap, as with vLLM, however many
+        tokens it is; a sequence's first token has none."""
+        self._gap.observe(seconds)
 
     def ended(self, record: RequestRecord) -> None:
         """Count a taken request that has ended, in any way."""
@@ -127,8 +180,11 @@ class Metrics:
             reason = "abort"
         self._finished[reason if reason in FINISHED else "error"].inc()
         self._note_client(record)
-        self._note_sizes(record)
-        self._note_durations(record)
+        took = durations(record)
+        for histogram, read in self._of_requests:
+            value = read(record, took)
+            if value is not None:
+                histogram.observe(value)
 
     def refused(self, record: RequestRecord) -> None:
         """Count a refused request."""
@@ -173,31 +229,6 @@ class Metrics:
         if record.status == 499:
             self._clients_gone.inc()
 
-    def _note_sizes(self, record: RequestRecord) -> None:
-        self._prompt_tokens.observe(record.prompt_tokens)
-        self._prompt_computed.observe(max(0, record.prompt_tokens - record.cached_tokens))
-        self._output_tokens.observe(record.output_tokens)
-        self._n.observe(record.n)
-        self._preemptions.observe(record.preemptions)
-        if record.max_tokens:
-            self._max_tokens.observe(record.max_tokens)
-        self._longest_answer.observe(record.longest_answer)
-
-    def _note_durations(self, record: RequestRecord) -> None:
-        took = durations(record)
-        for histogram, seconds in (
-            *((self._ttft, took.ttft), (self._e2e, took.e2e), (self._queue, took.queue)),
-            *((self._prefill, took.prefill), (self._decode, took.decode), (self._inference, took.inference)),
-        ):
-            if seconds is not None:
-                histogram.observe(seconds)
-        if took.decode is not None:
-            num_gaps = record.output_tokens / record.answers - 1
-            # vLLM's is 0, too, for an answer of one token.
-            self._token_time.observe(took.decode / num_gaps if num_gaps > 0 else 0.0)
-            if num_gaps > 0:
-                self._pause.observe(record.longest_pause_s)
-
     def _make_engines(self) -> None:
         """Make the metrics of the engine."""
         self._gauges = self._readings(Gauge, GAUGES)
@@ -236,31 +267,10 @@ class Metrics:
             reason: self._series(Counter, "vllm:request_success", finished, ("finished_reason", reason))
             for reason in FINISHED
         }
-        make = self._histogram
-        self._prompt_tokens = make("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
-        self._prompt_computed = make(
-            "vllm:request_prefill_kv_computed_tokens", "Of them, not found in the prefix cache.", TOKENS
+        self._of_requests = [(self._histogram(name, said, buckets), read) for name, said, buckets, read in REQUESTS]
+        self._gap = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between a sequence's tokens of two steps.", GAP
         )
-        self._output_tokens = make("vllm:request_generation_tokens", "Output tokens of a request.", TOKENS)
-        self._longest_answer = make(
-            "vllm:request_max_num_generation_tokens", "Tokens of a request's longest answer.", TOKENS
-        )
-        self._max_tokens = make("vllm:request_params_max_tokens", "Output tokens that it asked for.", TOKENS)
-        self._n = make("vllm:request_params_n", "Answers that a request asked for.", ANSWERS)
-        self._preemptions = make("vllm:request_num_preemptions", "Preemptions of a request.", PREEMPTIONS)
-        self._ttft = make(
-            "vllm:time_to_first_token_seconds", "From a request's coming to its first token.", FIRST_TOKEN
-        )
-        self._gap = make("vllm:inter_token_latency_seconds", "Between a sequence's tokens of two steps.", GAP)
-        self._token_time = make("vllm:request_time_per_output_token_seconds", "Mean of a request's gaps.", GAP)
-        self._pause = make("paged:request_pause_seconds", "Longest gap of a request.", GAP)
-        self._e2e = make("vllm:e2e_request_latency_seconds", "From a request's coming to its end.", LATENCY)
-        self._queue = make(
-            "vllm:request_queue_time_seconds", "From being given to the engine to its beginning.", LATENCY
-        )
-        self._prefill = make("vllm:request_prefill_time_seconds", "From its beginning to its first token.", LATENCY)
-        self._decode = make("vllm:request_decode_time_seconds", "From its first token to its last.", LATENCY)
-        self._inference = make("vllm:request_inference_time_seconds", "From its beginning to its last token.", LATENCY)
 
     def _readings(self, kind: type[Family], readings: Iterable[Reading]) -> list[tuple[Family, Read]]:
         """The series of each reading, and what it reads."""

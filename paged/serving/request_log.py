@@ -30,6 +30,12 @@ MOST_BYTES = 16 * 2**20
 """That wait to be written; lines beyond are lost."""
 
 _BEGINNING = b'{"time":"'
+_FIELDS = (
+    *("id", "endpoint", "tenant", "status", "finish_reason", "error", "prompt_tokens", "cached_tokens"),
+    *("output_tokens", "recomputed_tokens", "preemptions", "longest_pause_s", "waited_s", "ttft_s", "e2e_s"),
+    *("n", "max_tokens", "streams"),
+)
+"""Of a request's line, in this order. Seconds count from its arrival; null: it did not get there."""
 _NOT_YET_OR_NO_MORE = {"engine_starting", "shutdown"}
 """Codes of a request that came before the engine had begun, or after the signal to end: neither is the server's failure."""
 
@@ -39,42 +45,6 @@ class HasFileno(Protocol):
 
     def fileno(self) -> int:
         """Its descriptor."""
-
-
-class Line(msgspec.Struct, frozen=True):
-    """The line of a request, in this order. Seconds count from its arrival; null: it did not get there."""
-
-    time: str
-    level: str
-    id: str
-    endpoint: str
-    tenant: str | None
-    status: int
-    finish_reason: str
-    error: str | None
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    recomputed_tokens: int
-    preemptions: int
-    longest_pause_s: float
-    waited_s: float | None
-    ttft_s: float | None
-    e2e_s: float | None
-    n: int
-    max_tokens: int
-    streams: bool
-    prompt: str | msgspec.UnsetType | None = msgspec.UNSET
-    answer: str | msgspec.UnsetType | None = msgspec.UNSET
-
-
-class Said(msgspec.Struct, frozen=True):
-    """A line about no request. `lost` counts lost lines of this log, once it can be written again."""
-
-    time: str
-    level: str
-    message: str
-    lost: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class RequestLog:
@@ -106,11 +76,11 @@ class RequestLog:
 
     def write(self, record: RequestRecord) -> None:
         """Write the line of a request that has ended."""
-        self._enqueue(_encoded(self._line(record)))
+        self._enqueue(_line(self._clock(), _level_of(record), **self._fields(record)))
 
     def say(self, level: str, message: str) -> None:
         """Write a message about no request."""
-        self._enqueue(_encoded(Said(_moment(self._clock()), level, message)))
+        self._enqueue(_line(self._clock(), level, message=message))
 
     def pass_on(self, line: bytes) -> None:
         """Pass on a line of the engine process's standard error: one of ours, or a library's text."""
@@ -157,10 +127,8 @@ class RequestLog:
                 if lost == reported or self._lines:
                     continue
             # All has been written that waited: it works again.
-            said = Said(
-                _moment(self._clock()), "warning", f"{lost - reported} lines of this log were lost.", lost - reported
-            )
-            if self._put(_encoded(said)):
+            num = lost - reported
+            if self._put(_line(self._clock(), "warning", message=f"{num} lines of this log were lost.", lost=num)):
                 reported = lost
 
     def _put(self, line: bytes) -> bool:
@@ -183,38 +151,19 @@ class RequestLog:
         self._is_torn = False
         return True
 
-    def _line(self, record: RequestRecord) -> Line:
+    def _fields(self, record: RequestRecord) -> dict[str, Any]:
         took = durations(record)
-        return Line(
-            time=_moment(self._clock()),
-            level=_level_of(record),
-            id=record.id,
-            endpoint=record.endpoint,
-            tenant=record.tenant,
-            status=record.status,
-            finish_reason=record.finish_reason,
-            error=record.error,
-            prompt_tokens=record.prompt_tokens,
-            cached_tokens=record.cached_tokens,
-            output_tokens=record.output_tokens,
-            recomputed_tokens=record.recomputed_tokens,
-            preemptions=record.preemptions,
-            longest_pause_s=round(max(0.0, record.longest_pause_s), 6),
-            waited_s=_rounded(took.waited),
-            ttft_s=_rounded(took.ttft),
-            e2e_s=_rounded(took.e2e),
-            n=record.n,
-            max_tokens=record.max_tokens,
-            streams=record.streams,
-            prompt=record.prompt if self._with_prompts else msgspec.UNSET,
-            answer=record.answer if self._with_prompts else msgspec.UNSET,
-        )
+        seconds = {"longest_pause_s": max(0.0, record.longest_pause_s)}
+        seconds |= {f"{name}_s": getattr(took, name) for name in ("waited", "ttft", "e2e")}
+        rounded = {name: None if value is None else round(value, 6) for name, value in seconds.items()}
+        fields = {name: rounded[name] if name in rounded else getattr(record, name) for name in _FIELDS}
+        return fields | ({"prompt": record.prompt, "answer": record.answer} if self._with_prompts else {})
 
 
 def to_stderr(level: str, message: str) -> None:
     """Say something in a line on standard error, at once. Where that takes nothing, the work goes on without."""
     with suppress(OSError):
-        os.write(2, _encoded(Said(_moment(time.time()), level, message)))
+        os.write(2, _line(time.time(), level, message=message))
 
 
 def divert(say: Callable[[str, str], None]) -> None:
@@ -239,28 +188,21 @@ class _Handler(logging.Handler):
         self._say(record.levelname.lower(), self.format(record))
 
 
-def _encoded(line: Line | Said) -> bytes:
+def _line(now: float, level: str, **fields: Any) -> bytes:
+    """A line of the log, at a time of day."""
+    moment = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+    said = {"time": moment, "level": level, **fields}
     try:
-        return msgspec.json.encode(line) + b"\n"
+        return msgspec.json.encode(said) + b"\n"
     except UnicodeEncodeError:
         # Half a surrogate pair, which JSON can carry into a prompt, and UTF-8 cannot carry out.
-        fields = msgspec.structs.asdict(line)
-        for name, value in fields.items():
-            if isinstance(value, str):
-                fields[name] = value.encode("utf-8", "replace").decode()
-        return msgspec.json.encode(type(line)(**fields)) + b"\n"
-
-
-def _moment(now: float) -> str:
-    found = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds")
-    return found.removesuffix("+00:00") + "Z"
+        texts = {
+            name: value.encode("utf-8", "replace").decode() for name, value in said.items() if isinstance(value, str)
+        }
+        return msgspec.json.encode(said | texts) + b"\n"
 
 
 def _level_of(record: RequestRecord) -> str:
     if record.status >= 500 and (record.submitted is not None or record.error not in _NOT_YET_OR_NO_MORE):
         return "error"
     return "warning" if record.status >= 400 else "info"
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from paged.block_manager import GroupStats
+from paged.scheduler import SchedulerStats
 
 Moment = tuple[float, str, str]
 """Seconds since a request came, a kind (one of KINDS, or "waits"), a detail."""
@@ -119,28 +120,6 @@ class RequestSight(msgspec.Struct, frozen=True):
     reason: str
 
 
-class TotalSight(msgspec.Struct, frozen=True):
-    """Since the engine began: SchedulerStats' figures of the same names."""
-
-    steps: int
-    prompt_tokens: int
-    hit_tokens: int
-    host_hit_tokens: int
-    computed_tokens: int
-    recomputed_tokens: int
-    output_tokens: int
-    drafted_tokens: int
-    accepted_tokens: int
-    swapped_out_blocks: int
-    swapped_in_blocks: int
-    preemptions_recompute: int
-    preemptions_swap: int
-    admitted: int
-    finished: int
-    aborted: int
-    rejected: int
-
-
 class StepSight(msgspec.Struct, frozen=True):
     """A step: its number from 1 on, rows, tokens of rows that decode (drafts included) and of prompts, and how long it took. A prompt of which
     one token was left to compute counts among those that decode."""
@@ -189,6 +168,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     block_size           tokens a block
     requests             those that run, then those that were suspended, then those that wait, each in order; 200 at most
     steps                the newest last, 120 at most
+    totals               since the engine began
     history              of the last three minutes, the newest last and of this moment, 180 at most; between two points of which blocks and
                          totals are the same nothing happened
     happened             the newest last, 50 at most
@@ -212,7 +192,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     host: HostSight
     queues: QueueSight
     requests: list[RequestSight]
-    totals: TotalSight
+    totals: SchedulerStats
     steps: list[StepSight]
     history: list[PointSight]
     happened: list[EventSight]

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from paged.errors import EngineAway
+from paged.serving.answering import until_gone
 from paged.serving.engine_client import EngineClient
 from paged.serving.errors import unavailable
 
@@ -99,6 +100,5 @@ class _Feed(Response):
 
 
 async def _until_gone(receive: Any, looker: asyncio.Queue[bytes | None]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+    await until_gone(receive)
     _hand(looker, None)

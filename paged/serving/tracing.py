@@ -58,18 +58,13 @@ class Traces:
         """Spans that the collector was not given."""
         return self._num_refused + self._sender.num_failed
 
-    def span(
-        self, record: RequestRecord, traceparent: str | None, wall: float, *, tracestate: str | None = None
-    ) -> None:
-        """A request has ended, at the time of day `wall`, in seconds since 1970. `traceparent` and `tracestate` are the headers that it came
-        with, if it did."""
+    def span(self, record: RequestRecord, traceparent: str | None, wall: float) -> None:
+        """A request has ended, at the time of day `wall`, in seconds since 1970. `traceparent` is the header that it came with, if it did."""
         from opentelemetry.trace import SpanKind, StatusCode
 
         if self._is_closed or self._num_given - self._sender.num_taken >= MOST_SPANS:
             self._num_refused += 1
             return
-        headers = {"traceparent": traceparent, "tracestate": tracestate}
-        sent = {name: value for name, value in headers.items() if value is not None}
         ended = record.arrived if record.ended is None else record.ended
 
         def at(moment: float) -> int:
@@ -77,7 +72,7 @@ class Traces:
 
         span = self._tracer.start_span(
             "llm_request",
-            context=self._propagator.extract(sent),
+            context=self._propagator.extract({} if traceparent is None else {"traceparent": traceparent}),
             kind=SpanKind.SERVER,
             attributes=attributes(record, self._model_name),
             start_time=at(record.arrived),

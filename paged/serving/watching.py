@@ -47,7 +47,6 @@ from paged.serving.sight import (
     Snapshot,
     StepSight,
     Story,
-    TotalSight,
 )
 
 if TYPE_CHECKING:
@@ -239,8 +238,7 @@ class Watcher:
         """Return a picture of now."""
         engine, scheduler = self._engine, self._scheduler
         manager, limits, now, unix_time = engine.manager, scheduler.limits, self._clock(), self._wall()
-        counts, stats = scheduler.counts(), scheduler.stats()
-        offset = unix_time - now
+        counts, offset = scheduler.counts(), unix_time - now
         return Snapshot(
             unix_time=round(unix_time, 3),
             uptime_s=round(now - self._began, 3),
@@ -255,7 +253,7 @@ class Watcher:
             host=HostSight(manager.host.num_free, manager.host.num_cached, manager.host.num_used),
             queues=QueueSight(**{name: counts[name] for name in QueueSight.__struct_fields__}),
             requests=self._requests(now),
-            totals=TotalSight(**{name: getattr(stats, name) for name in TotalSight.__struct_fields__}),
+            totals=scheduler.stats(),
             steps=list(self._steps),
             history=[
                 msgspec.structs.replace(point, at=round(point.at + offset, 3))
@@ -288,17 +286,8 @@ class Watcher:
                 raise UnknownRequest(request_id)
             status, why = life.status, life.why
         came_at = round(life.came + self._wall() - self._clock(), 3)
-        return Story(
-            request_id,
-            life.tenant,
-            status,
-            life.prompt_tokens,
-            came_at,
-            why,
-            list(life.timeline),
-            life.left_out,
-            holders,
-        )
+        head = request_id, life.tenant, status, life.prompt_tokens, came_at, why
+        return Story(*head, list(life.timeline), life.left_out, holders)
 
     def _count(self, batch: Batch, seconds: float) -> None:
         self._num_steps += 1

@@ -21,7 +21,6 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from threading import Condition, Lock, Thread
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,13 +60,8 @@ _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
 
 _Opened = tuple[Index, int, set[bytes]]
 """An index, the number that this model has in it, and the names of this model's objects."""
-
-
-class _Taken(NamedTuple):
-    """A block that waits for the writer."""
-
-    key: bytes
-    block: NDArray[np.uint8]
+_Taken = tuple[bytes, NDArray[np.uint8]]
+"""The name of an object, and the block that waits for the writer."""
 
 
 class DiskStore:
@@ -253,7 +247,7 @@ class _Writer:
             # First: the writer may be done before this thread goes on.
             self._queued.update(names[place] for place in places)
             with self._changed:
-                self._queue.extend(_Taken(names[place], block) for place, block in zip(places, blocks, strict=True))
+                self._queue.extend(zip([names[place] for place in places], blocks, strict=True))
                 self._changed.notify()
         if stop < len(names):
             self.count(dropped=len(names) - stop)
@@ -347,7 +341,7 @@ class _Writer:
             if batch:
                 self._write(batch, written)
         finally:
-            self._queued.difference_update(taken.key for taken in batch)
+            self._queued.difference_update(name for name, _ in batch)
             self.count(written=len(written), failed=len(batch) - len(written))
         if not batch:
             try:

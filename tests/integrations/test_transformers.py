@@ -9,12 +9,13 @@ import pytest
 import torch
 from integrations.batching import Stepped, alone, manager_of, tiny_llama
 
-from paged import POLICIES, Costs, Moves
+from paged import Costs, Moves
 from paged.errors import InvalidPool, RefusedByPaged, UnsupportedTransformers
 from paged.integrations.transformers import Scheduler, install, needed
 from paged.integrations.transformers.block_store import BlockStore
 
 SHARED = [1, 2, 3, 4, 5, 6, 1, 3, 5, 2, 4, 6]
+OF_TRTLLM = ("trtllm-guaranteed-no-evict", "trtllm-max-utilization")
 PROMPTS = [[*SHARED, 1 + k % 6, k % 5] for k in range(10)] + [[1 + k % 6, 2, 3] for k in range(4)]
 
 
@@ -39,7 +40,8 @@ def all_equal_alone(stepped, num_tokens=8):
 
 @pytest.mark.parametrize(
     ("policy", "num_blocks"),
-    [("paged", 200), *((name, 7) for name in POLICIES if POLICIES[name].layout != "region")],
+    # Whole and chunked prompts, promises that are kept, victims by each way, and an order of its own.
+    [("paged", 200), *((name, 7) for name in ("paged", "vllm", "paged-cached", *OF_TRTLLM))],
 )
 def test_answers_are_those_of_generate(stepped, policy, num_blocks):
     run = run_all(stepped(policy=policy, num_blocks=num_blocks), PROMPTS)

@@ -29,7 +29,7 @@ sizes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=max(1, settings().max_examples // 2))
+@settings(max_examples=max(1, settings().max_examples // 4))
 @given(sizes, st.lists(st.one_of(adds, adds, adds, steps, cancels), min_size=8, max_size=24))
 def test_answers_do_not_depend_on_company(given_sizes, program):
     run = Stepped(costs=Costs(seconds_per_swapped_block=1e-9), **given_sizes)

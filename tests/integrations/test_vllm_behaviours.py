@@ -38,6 +38,8 @@ LEFT_OUT = dict.fromkeys(
     "test_J25_a_request_preempted_often_enough_is_let_be": "vLLM's outputs carry no usage; it counts by events",
 }
 """Tests that vLLM's interface has no place for, and why."""
+SAME_AHEAD = ("test_i_token_budget", "test_k_order", "test_l_stopping")
+"""What they ask is decided before any batch is told: once is enough."""
 
 # What the acceptance tests share, but for what makes a scheduler.
 globals().update(
@@ -105,10 +107,15 @@ def make_scheduler(request, request_of):
         assert scheduler.check() == []
 
 
+ONE_BATCH = pytest.mark.parametrize("make_scheduler", [Asked], indirect=True, ids=["one batch out"])
+
+
 def _taken_over():
     for module in (import_module(f"acceptance.{name}") for name in TAKEN_OVER):
         for name, found in vars(module).items():
             if name.startswith("test_") and isinstance(found, FunctionType) and found.__module__ == module.__name__:
+                if module.__name__.endswith(SAME_AHEAD):
+                    ONE_BATCH(found)
                 yield name, pytest.mark.skip(reason=LEFT_OUT[name])(found) if name in LEFT_OUT else found
 
 

@@ -218,7 +218,9 @@ def test_without_a_ray_that_is_new_enough_it_is_said_what_to_install(monkeypatch
     monkeypatch.setattr(needed, "version", version)
     with pytest.raises(UnsupportedRay, match=rf"Ray 2\.60 or newer, and {found or 'none'} is installed; .*\[ray\]"):
         needed.must_fit()
+    # As if it was never imported.
     monkeypatch.delitem(sys.modules, "paged.integrations.ray.local", raising=False)
+    monkeypatch.delattr("paged.integrations.ray.local", raising=False)
     assert app.run(["serve", "--replicas", "2"]) == 2
     said = capsys.readouterr().err.strip()
     assert "Ray 2.60 or newer" in said and "Traceback" not in said

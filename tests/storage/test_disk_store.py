@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 
@@ -173,31 +174,35 @@ def keys(open_store):
     return found
 
 
-def test_an_object_of_which_the_index_was_not_told_is_found_again(open_store, folder, keys):
-    with sqlite3.connect(folder / "index.sqlite") as index:
-        index.execute("DELETE FROM objects")
-    index.close()
-    again = open_store()
-    assert again.look_up(keys) == 0
-    again.flush()
-    assert again.look_up(keys) == 3
+def without_rows(index):
+    with closing(sqlite3.connect(index)) as found, found:
+        found.execute("DELETE FROM objects")
 
 
-@pytest.mark.parametrize("data", [b"", b"no database at all" * 100])
-def test_a_lost_or_broken_index_is_made_anew_of_the_objects(open_store, folder, keys, data):
-    (folder / "index.sqlite").write_bytes(data)
-    again = open_store()
-    again.flush()
-    assert read(again, keys[: again.look_up(keys)]) == 3
+def without_tables(index):
+    with closing(sqlite3.connect(index)) as found, found:
+        found.execute("DROP TABLE objects")
 
 
-@pytest.mark.parametrize("page", range(8))
-def test_an_index_of_which_one_page_is_broken_is_made_anew(open_store, folder, keys, page):
-    index = folder / "index.sqlite"
-    data = bytearray(index.read_bytes())
-    assert len(data) == 8 * 4096
-    data[page * 4096 : (page + 1) * 4096] = b"\xa5" * 4096
-    index.write_bytes(data)
+def without_page(number):
+    def spoil(index):
+        data = bytearray(index.read_bytes())
+        assert len(data) == 8 * 4096
+        data[number * 4096 : (number + 1) * 4096] = b"\xa5" * 4096
+        index.write_bytes(data)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(lambda index: index.write_bytes(b""), lambda index: index.write_bytes(b"no database at all" * 100)),
+        *(without_rows, without_tables, *map(without_page, range(8))),
+    ],
+)
+def test_objects_of_a_lost_or_broken_index_are_found_again_and_others_are_written(open_store, folder, keys, spoil):
+    spoil(folder / "index.sqlite")
     again = open_store()
     again.flush()
     assert read(again, keys[: again.look_up(keys)]) == 3
@@ -206,19 +211,7 @@ def test_an_index_of_which_one_page_is_broken_is_made_anew(open_store, folder, k
     assert (again.stats().written, again.stats().failed) == (1, 0)
 
 
-def test_an_index_without_tables_is_made_anew(open_store, folder, keys):
-    with sqlite3.connect(folder / "index.sqlite") as index:
-        index.execute("DROP TABLE objects")
-    index.close()
-    again = open_store()
-    again.flush()
-    assert again.look_up(keys) == 3
-
-
-def test_an_object_of_the_future_is_found_again_and_goes_in_its_turn(open_store, folder):
-    store, keys = open_store(), keys_of("a", 3)
-    write(store, keys)
-    store.close()
+def test_an_object_of_the_future_is_found_again_and_goes_in_its_turn(open_store, folder, keys):
     (folder / "index.sqlite").unlink()
     for path in folder.glob("objects/*/*"):
         os.utime(path, (2**34, 2**34))
@@ -328,41 +321,37 @@ def test_a_limit_below_one_block_is_refused_with_numbers(folder):
     assert (caught.value.wanted, caught.value.given, folder.exists()) == (BLOCK + HEADER_BYTES, 511, False)
 
 
-def make_file(folder):
+def a_file(folder):
     folder.write_text("a file")
 
 
-def make_others(folder):
-    folder.mkdir()
-    (folder / "thesis.txt").write_text("mine")
+def files(**texts):
+    """A folder with these."""
+
+    def make(folder):
+        folder.mkdir()
+        for name, text in texts.items():
+            (folder / name.replace("_", "-")).write_text(text)
+
+    return make
 
 
-def make_newer(folder):
-    folder.mkdir()
-    (folder / "paged-kv-cache").write_text("paged KV cache, form 2\n")
-
-
-def make_newer_index(folder):
-    folder.mkdir()
-    (folder / "paged-kv-cache").write_text("paged KV cache, form 1\n")
-    with sqlite3.connect(folder / "index.sqlite") as index:
+def a_newer_index(folder):
+    files(paged_kv_cache="paged KV cache, form 1\n")(folder)
+    with closing(sqlite3.connect(folder / "index.sqlite")) as index, index:
         index.execute("PRAGMA user_version = 2")
-    index.close()
-
-
-def make_foreign_marker(folder):
-    folder.mkdir()
-    (folder / "paged-kv-cache").write_text("something else\n")
 
 
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (make_file, "File exists"),
-        (make_others, 'not a KV cache of paged: "thesis.txt" lies there'),
-        (make_newer, "its form is 2; this version of paged reads 1"),
-        (make_newer_index, "its index is of form 2, newer"),
-        (make_foreign_marker, "is not paged's"),
+        (a_file, "File exists"),
+        (files(thesis="mine"), 'not a KV cache of paged: "thesis" lies there'),
+        # Its first opening was not killed.
+        (files(thesis="mine", paged_kv_cache=""), '"thesis" lies there'),
+        (files(paged_kv_cache="paged KV cache, form 2\n"), "its form is 2; this version of paged reads 1"),
+        (files(paged_kv_cache="something else\n"), "is not paged's"),
+        (a_newer_index, "its index is of form 2, newer"),
     ],
 )
 def test_a_folder_that_is_not_ours_is_refused_and_left_as_it_is(open_store, folder, make, problem):
@@ -385,49 +374,33 @@ def test_a_folder_whose_first_opening_was_killed_is_opened(open_store, folder, n
     assert read(open_store(), keys_of("a", 2)) == 2
 
 
-def test_an_empty_marker_beside_others_files_is_refused(open_store, folder):
-    make_others(folder)
-    (folder / "paged-kv-cache").touch()
-    with pytest.raises(UnusableStore, match=r'"thesis.txt" lies there'):
-        open_store()
+def unsupported(*_):
+    raise OSError(95, "Operation not supported")
 
 
 def test_a_refusal_leaves_no_file_open_and_no_lock(open_store, folder, monkeypatch):
     open_store().close()
-
-    def fail(*_):
-        raise OSError(95, "Operation not supported")
-
     before = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.rename", fail)
+        patch.setattr("pathlib.Path.rename", unsupported)
         with pytest.raises(UnusableStore, match="Operation not supported"):
             open_store()
     assert os.listdir("/proc/self/fd") == before
     assert [*(folder / "writing").iterdir()] == []
 
 
-def test_another_users_folder_is_refused(open_store, folder, monkeypatch):
-    folder.mkdir()
-    monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    with pytest.raises(UnusableStore, match="this process is user 4242"):
-        open_store()
-
-
-def test_a_folder_that_cannot_be_written_is_refused(open_store, folder, monkeypatch):
-    folder.mkdir()
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(UnusableStore, match="it cannot be written"):
-        open_store()
-
-
-@pytest.mark.parametrize("call", ["fcntl.flock", "pathlib.Path.rename"])
-def test_a_file_system_without_locks_or_rename_is_refused(open_store, monkeypatch, call):
-    def fail(*_):
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(call, fail)
-    with pytest.raises(UnusableStore, match="Operation not supported"):
+@pytest.mark.parametrize(
+    ("name", "call", "problem"),
+    [
+        ("os.geteuid", lambda: 4242, "this process is user 4242"),
+        ("os.access", lambda *_: False, "it cannot be written"),
+        ("fcntl.flock", unsupported, "Operation not supported"),
+        ("pathlib.Path.rename", unsupported, "Operation not supported"),
+    ],
+)
+def test_a_folder_of_another_user_or_that_cannot_be_used_is_refused(open_store, monkeypatch, name, call, problem):
+    monkeypatch.setattr(name, call)
+    with pytest.raises(UnusableStore, match=problem):
         open_store()
 
 

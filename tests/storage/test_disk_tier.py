@@ -89,6 +89,13 @@ def ask(engine, prompt=PROMPT, id="a", max_tokens=6, **options):
     return tokens, np.array(logits), usage.hit_tokens
 
 
+@pytest.fixture
+def filled(made):
+    """A store in which an engine has left an answer to PROMPT, and that answer."""
+    store = Memory()
+    return store, ask(made(store))
+
+
 def assert_same(one, other):
     assert one[0] == other[0]
     assert np.array_equal(one[1], other[1])
@@ -125,9 +132,8 @@ def test_spoiled_objects_are_computed_again(made, tmp_path, spoiler):
     assert (found[2], second.disk.stats().asked, second.disk.store.stats().missed) == (0, 10, 10)
 
 
-def test_what_is_before_a_block_that_cannot_be_read_is_loaded(made):
-    store = Memory()
-    expected = ask(made(store))
+def test_what_is_before_a_block_that_cannot_be_read_is_loaded(made, filled):
+    store, expected = filled
     store.breaks = 6
     found = ask(made(store))
     assert_same(found, expected)
@@ -135,9 +141,8 @@ def test_what_is_before_a_block_that_cannot_be_read_is_loaded(made):
 
 
 @pytest.mark.parametrize(("call", "hits"), [("look_up", 0), ("read", 0), ("write", 40)])
-def test_a_store_that_raises_is_a_miss(made, monkeypatch, call, hits):
-    store = Memory()
-    expected = ask(made(store))
+def test_a_store_that_raises_is_a_miss(made, filled, monkeypatch, call, hits):
+    store, expected = filled
     monkeypatch.setattr(store, call, lambda *_: 1 / 0)
     engine = made(store)
     for id, cached in (("a", hits), ("b", 40)):
@@ -147,9 +152,8 @@ def test_a_store_that_raises_is_a_miss(made, monkeypatch, call, hits):
         assert found[2] == cached
 
 
-def test_others_go_on_while_a_request_waits_for_its_blocks(made):
-    store = Memory()
-    expected = ask(made(store))
+def test_others_go_on_while_a_request_waits_for_its_blocks(made, filled):
+    store, expected = filled
     engine = made(store)
     store.may_read.clear()
     logits = []
@@ -182,9 +186,8 @@ def test_blocks_that_come_too_late_are_computed_and_never_copied(made, monkeypat
     assert_same(ask(engine, id="again"), expected)
 
 
-def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(made):
-    store = Memory()
-    expected = ask(made(store))
+def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(made, filled):
+    store, expected = filled
     engine = made(store)
     store.may_read.clear()
     engine.add_request(PROMPT, SamplingParams(max_tokens=6), id="a")
@@ -250,9 +253,8 @@ def test_a_prompt_goes_on_below_the_host(made):
 
 
 @pytest.mark.parametrize("options", [{"salt": "a"}, {"reads_cache": False}])
-def test_who_may_not_share_finds_nothing(made, options):
-    store = Memory()
-    expected = ask(made(store))
+def test_who_may_not_share_finds_nothing(made, filled, options):
+    store, expected = filled
     found = ask(made(store), **options)
     assert_same(found, expected)
     assert found[2] == 0
@@ -449,7 +451,7 @@ def test_layers_of_several_kinds_are_refused_by_name(tmp_path):
 def test_answers_under_pressure_with_a_disk_are_those_without(tmp_path, steps_ahead):
     # When blocks come is not the same twice, so that programs are drawn here, and not by Hypothesis, which runs them again.
     loaded = 0
-    for seed in range(20):
+    for seed in range(12):
         drawn = random.Random(seed)
         world = EngineWorld(
             num_blocks=drawn.randint(6, 12), block_size=drawn.randint(1, 3), host_blocks=drawn.choice([0, 6])

@@ -26,13 +26,14 @@ from paged.integrations.ray.asked import Asked, Prompt
 from paged.integrations.ray.routing import longest_noted, note
 from paged.model.checkpoint import is_shipped, named_or_shipped
 from paged.model.tokenizer import load_tokenizer
-from paged.serving.answers import DONE, encode, error_event
+from paged.serving.answering import error_response, until_gone
+from paged.serving.answers import DONE, event
 from paged.serving.app import guarded
 from paged.serving.asking import Asking
 from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.engine_client import MOST_TRIES
 from paged.serving.errors import SERVER, ApiError, unavailable
-from paged.serving.front import INLINE_CHARS, Call, salt_of
+from paged.serving.front import INLINE_CHARS, LAST_S, Call, salt_of, while_any
 from paged.serving.settings import Settings
 from paged.serving.wire import Ready
 
@@ -40,8 +41,6 @@ PATIENCE_S = 30.0
 """For a replica to take a call: longer than Ray needs to notice that one has died, shorter than clients wait."""
 AGAIN_S = 5.0
 """After which a client may come again that no replica took."""
-_LAST_S = 1.0
-"""In which errors go out to those who were not answered in time."""
 _OF_ONE = ("/metrics", "/dashboard", "/requests/", "/debug/", "/load", "/sessions", "/v1/kv_hints", "/explain")
 """Paths that show one engine, of which there are several here."""
 
@@ -100,13 +99,9 @@ class Ingress:
     async def drain(self, timeout_s: float) -> None:
         """Take no more calls, and let those that are there end, for so many seconds."""
         self._is_draining = True
-        until = self._clock() + timeout_s
-        while self._num_open and self._clock() < until:
-            await asyncio.sleep(0.02)
+        await while_any(lambda: self._num_open, self._clock, timeout_s)
         self._has_to_end.set()
-        until = self._clock() + _LAST_S
-        while self._num_open and self._clock() < until:
-            await asyncio.sleep(0.02)
+        await while_any(lambda: self._num_open, self._clock, LAST_S)
 
     async def _forward(self, scope: Any, receive: Any, send: Any) -> None:
         """Send a call to a replica, and what comes back to the client."""
@@ -116,7 +111,7 @@ class Ingress:
         try:
             sent = await self._asked(scope)
             work = asyncio.create_task(self._answered(sent, answer))
-            tasks = [work, asyncio.create_task(_until_gone(receive)), asyncio.create_task(self._until_the_end())]
+            tasks = [work, asyncio.create_task(until_gone(receive)), asyncio.create_task(self._until_the_end())]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
@@ -244,19 +239,10 @@ class _Answer:
             return
         if self.has_started:
             if self._is_stream:
-                last = error_event(error.body()) + DONE
+                last = event(error.body()) + DONE
                 await self._send({"type": "http.response.body", "body": last, "more_body": False})
             return
-        body = encode(error.body())
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            "x-request-id": self._request_id,
-            **error.headers(),
-        }
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": error.status, "headers": raw})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await error_response(error, {"x-request-id": self._request_id})({"type": "http"}, self._send, self._send)
 
 
 def _without_id(send: Any) -> Any:
@@ -268,8 +254,3 @@ def _without_id(send: Any) -> Any:
         await send(message)
 
     return send_less
-
-
-async def _until_gone(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
