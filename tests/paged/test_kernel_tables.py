@@ -88,10 +88,9 @@ def test_kv_heads_that_were_not_measured_are_answered_by_more_sequences_of_fewer
 
 
 def test_coverage_says_on_which_axis_and_how_far_a_size_is_outside(fitted):
-    assert fitted.product_coverage("bf16", [1, 64], 1024, 300).is_inside
-    coverage = fitted.product_coverage("bf16", [1, 512], 1024, 64)
-    assert coverage.beyond == {"m": 2.0, "k": 4.0}
-    assert not coverage.is_inside
+    inside = fitted.product_coverage("bf16", [1, 64], 1024, 300)
+    assert (inside.beyond, inside.measured) == ({}, pytest.approx(1))
+    assert fitted.product_coverage("bf16", [1, 512], 1024, 64).beyond == {"m": 2.0, "k": 4.0}
 
 
 def test_a_saved_file_answers_alike(fitted, tmp_path):

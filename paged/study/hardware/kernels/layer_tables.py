@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.whole_file import whole_file
-from paged.errors import BadHardwareFile
 from paged.model.model_shape import ModelShape
-from paged.study.hardware.files import read_described
+from paged.study.hardware.files import check_format, read_described
 from paged.study.hardware.kernels.completion import completed
 from paged.study.hardware.kernels.layer_measurements import ONCE, REPEATED, SIZES, LayerMeasurements
 from paged.study.hardware.kernels.multilinear import Multilinear
@@ -126,10 +125,8 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @classmethod
     def load(cls, path: str | Path) -> LayerTables:
         """Saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
-        tables = read_described(Path(path), cls)
-        if tables.format != FORMAT:
-            raise BadHardwareFile(Path(path), "format", f"tables of format {tables.format}; this paged reads {FORMAT}")
-        return tables
+        check_format(Path(path), FORMAT, "tables")
+        return read_described(Path(path), cls)
 
     def save(self, path: str | Path) -> None:
         """Write them as JSON. Raises UnwritablePath."""
