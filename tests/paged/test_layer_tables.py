@@ -45,10 +45,10 @@ def test_a_file_is_what_was_fitted(tmp_path):
     tables.save(tmp_path / "t.json")
     again = LayerTables.load(tmp_path / "t.json")
     assert again == tables
-    assert again.is_of(model_named("meta-llama/Llama-3.1-8B"))
-    assert not again.is_of(model_named("qwen3-8b"))
+    assert again.model.differing(model_named("meta-llama/Llama-3.1-8B")) == []
+    assert "layers 32, not 36" in again.model.differing(model_named("qwen3-8b"))
     (tmp_path / "t.json").write_text(
-        (tmp_path / "t.json").read_text().replace(tables.attention, tables.attention[:-20])
+        (tmp_path / "t.json").read_text().replace(tables.packed_attention, tables.packed_attention[:-20])
     )
     with pytest.raises(BadHardwareFile):
         LayerTables.load(tmp_path / "t.json")

@@ -59,6 +59,16 @@ class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     head_dim: int
     vocab: int
 
+    @classmethod
+    def of(cls, shape: ModelShape) -> ProfiledModel:
+        """A shape by its sizes."""
+        return cls(**{name: getattr(shape, name) for name in cls.__struct_fields__})
+
+    def differing(self, shape: ModelShape) -> list[str]:
+        """Each size in which a shape is another, in words; the name does not count."""
+        sizes = ((name, getattr(self, name), getattr(shape, name)) for name in self.__struct_fields__[1:])
+        return [f"{name} {own:,}, not {other:,}" for name, own, other in sizes if own != other]
+
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A price for each amount of a step's work, and one for a step that does anything.
@@ -172,14 +182,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def must_be_of(self, shape: ModelShape) -> None:
         """Raises InvalidConfig, with the sizes that differ, unless the steps were those of such a model; a profile that does not say of
         whom it is is taken on trust."""
-        if self.model is None:
-            return
-        differing = [
-            f"{name} {getattr(self.model, name):,}, not {getattr(shape, name):,}"
-            for name in ("layers", "heads", "kv_heads", "head_dim", "vocab")
-            if getattr(self.model, name) != getattr(shape, name)
-        ]
-        if differing:
+        if self.model is not None and (differing := self.model.differing(shape)):
             raise InvalidConfig(
                 f"the profile was taken of {self.model.name}, which is no {shape.name}: {', '.join(differing)}"
             )
