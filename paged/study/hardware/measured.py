@@ -65,10 +65,7 @@ def layers_in(path: str | Path, roofline: Roofline) -> Layers:
         )
     if read_described(path, _Head).dense is not None:
         tables = LayerTables.load(path)
-        if tables.device != roofline.device.name:
-            raise BadHardwareFile(
-                path, "device", f"its layers were timed on {tables.device}, not on {roofline.device.name}"
-            )
+        _must_be_on(roofline, path, "layers", tables.device)
         is_of_dtype = roofline.dtype == roofline.kept_dtype == tables.dtype
         if tables.model.differing(roofline.model) or roofline.tensor_parallel != 1 or not is_of_dtype:
             what = f"{tables.model.name} in {tables.dtype} on one device"
@@ -76,14 +73,16 @@ def layers_in(path: str | Path, roofline: Roofline) -> Layers:
             raise BadHardwareFile(path, "model", f"its layers are those of {what}, not of {asked}")
         return tables
     kernels = KernelTables.load(path)
-    if kernels.device.name != roofline.device.name:
-        raise BadHardwareFile(
-            path, "device", f"its kernels were timed on {kernels.device.name}, not on {roofline.device.name}"
-        )
+    _must_be_on(roofline, path, "kernels", kernels.device.name)
     found = KernelLayers(kernels, roofline.as_published())
     if not found.is_answered():
         raise BadHardwareFile(path, "grids", f"kernels of {roofline.model.name} in {roofline.dtype} are not in it")
     return found
+
+
+def _must_be_on(roofline: Roofline, path: Path, what: str, device: str) -> None:
+    if device != roofline.device.name:
+        raise BadHardwareFile(path, "device", f"its {what} were timed on {device}, not on {roofline.device.name}")
 
 
 def holds_kernels(path: str | Path) -> bool:
