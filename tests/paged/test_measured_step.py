@@ -9,7 +9,7 @@ import pytest
 from paged.errors import BadHardwareFile
 from paged.study.hardware import Faster, Roofline, StepWork, device_named, model_named
 from paged.study.hardware.derived_layers import DerivedLayers, Timing
-from paged.study.hardware.link import Link, link_of
+from paged.study.hardware.device import Link, link_of
 from paged.study.hardware.measured import holds_kernels, layers_in, measured_layers, step_of, timed_by
 from paged.study.hardware.measured_step import Launching, MeasuredStep
 from paged.study.simulator import Device

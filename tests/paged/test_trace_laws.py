@@ -183,12 +183,6 @@ def test_the_longer_part_of_a_request_that_is_too_long_gives():
     assert str(rejected.applied[-1]) == "fitted(context=100, how=reject): 1 of 4 requests, 3 rejected"
 
 
-def test_a_declared_maximum_is_the_cap_or_what_the_prompt_leaves_and_exact_lengths_stay_beside_it():
-    trace = Trace.from_lengths([0, 0, 0], [100, 3900, 5], [300, 20, 1500]).declared(4096)
-    assert (trace.max_tokens.tolist(), trace.output_tokens.tolist()) == ([1024, 196, 1024], [300, 20, 1024])
-    assert trace.applied[-1].counts == {"clipped": 1}
-
-
 def test_scaling_outputs_scales_what_was_declared_and_leaves_undeclared_what_was_not():
     trace = Trace.from_lengths([0], [10], [100])
     assert trace.scaled(outputs=0.5).max_tokens.tolist() == [0]
@@ -250,8 +244,5 @@ def test_a_request_that_is_drawn_twice_does_not_find_itself_in_a_cache():
     # Turns of a conversation that were drawn once still share what they shared.
     shared = np.unique(drawn.segment_ids, return_counts=True)[1]
     assert (shared > 1).sum() > 10
-
-
-def test_a_trace_of_one_request_is_its_own_resample():
     one = Trace.from_lengths([5], [3], [2]).resampled(seed=1)
     assert (one.arrival_s.tolist(), one.prompt_tokens.tolist()) == ([0], [3])

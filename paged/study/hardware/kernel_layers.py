@@ -104,7 +104,7 @@ class KernelLayers:
         return np.asarray(seconds + (0.0 if roofline.is_lockstep else roofline.routed(tokens)), np.float64)
 
     def shared_seconds(self, tokens: Numbers) -> Numbers:
-        """See `Layers`. By published figures."""
+        """By published figures."""
         return np.asarray(self.roofline.shared_seconds(tokens), np.float64)
 
     def head_seconds(self, rows: Numbers) -> Numbers:

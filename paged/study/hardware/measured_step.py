@@ -109,7 +109,6 @@ class MeasuredStep:
 
     @property
     def spans(self) -> Spans:
-        """See `CostModel`."""
         return self.roofline.spans
 
     @property

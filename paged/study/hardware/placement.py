@@ -14,8 +14,7 @@ from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
 from paged.model.model_shape import BF16, ModelShape
 from paged.model.quantised.names import AT_LOAD, HEAD, StoredCodes, check_asked, check_stored
-from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, kv_bytes
-from paged.study.hardware.link import Link
+from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, Link, kv_bytes
 from paged.study.hardware.step_work import Span, Spans
 
 LOGIT_BYTES = 4

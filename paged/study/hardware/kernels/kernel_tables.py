@@ -140,8 +140,8 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def save(self, path: str | Path) -> None:
         """Write them as JSON. Raises UnwritablePath."""
         alike = {name: getattr(self, name) for name in _ALIKE}
+        packed = _File(grids=PackedGrids.of(self.grids), format=FORMAT, **alike)
         with whole_file(path) as file:
-            packed = _File(grids=PackedGrids.of(self.grids), format=FORMAT, **alike)
             file.write(msgspec.json.encode(packed).decode() + "\n")
 
     def product(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Seconds:

@@ -128,14 +128,12 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def about(self) -> str:
-        """See `Layers`."""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         who = f": {self.source}" if self.source else ""
         return f"measured layers of {self.name} ({versions or 'no versions stated'}){who}"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See `Layers`."""
         said = (
             f"measured up to {self.measured['tokens'][1]:,} tokens a step, {self.measured['n_decode'][1]:,} sequences and contexts of "
             f"{self.measured['kv_decode'][1]:,} tokens; beyond it goes on in straight lines"
