@@ -21,10 +21,10 @@ import numpy as np
 from paged.cli.imported import errors_of_layers
 from paged.study.hardware import Roofline, StepWork, device_named, kernels, model_named
 from paged.study.hardware.derived_layers import DerivedLayers, Timing
+from paged.study.hardware.device import Link
 from paged.study.hardware.kernels import KernelError
 from paged.study.hardware.kernels.layer_measurements import LayerMeasurements, described, read_layers
 from paged.study.hardware.kernels.layer_tables import LayerTables
-from paged.study.hardware.link import Link
 from paged.study.hardware.measured import step_from, step_of
 from paged.study.report import validation_rows
 from paged.study.simulator import (
@@ -131,7 +131,7 @@ def _derived() -> Iterator[str]:
     yield ""
     yield "A model that was not timed on a device, and one that is split over several, gets its layers from tables of others there. Here each model of"
     yield "the RTX PRO 6000 has the other's alone. Steps ÷ those of its own tables − 1. Then steps of two devices ÷ those of one, over a link that takes"
-    yield "nothing, over PCIe as it is assumed (`paged/study/hardware/link.py`), and over 51 GB/s and 5 µs. No run of two such devices is here."
+    yield "nothing, over PCIe as it is assumed (`paged/study/hardware/device.py`), and over 51 GB/s and 5 µs. No run of two such devices is here."
     yield ""
     yield "| model | step | one device, from the other's layers | two ÷ one, link for nothing | PCIe as assumed | 51 GB/s, 5 µs |"
     yield "|---|---|--:|--:|--:|--:|"

@@ -21,7 +21,7 @@ from paged.model.native.coded import aligned, coded_library
 from paged.model.native.packed import model_library
 from paged.model.random_weights import random_model
 from paged.model.shape import shape_of
-from paged.study.bench import WORKLOADS, Measured, step as bench_step, workload
+from paged.study.bench import WORKLOADS, Measured, attention, step as bench_step, workload
 from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
 from paged.study.bench.engine import EngineBench, EngineTimes, Serving, blocks_wanted, engine_run
 from paged.study.bench.floor import Floor
@@ -37,7 +37,8 @@ SHAPE = ModelShape(
 
 @pytest.fixture
 def quick_limits(monkeypatch):
-    """Limits of the machine that are measured in no time."""
+    """Limits of the machine that are measured in no time, and pools that a processor's cache holds."""
+    monkeypatch.setattr(attention, "_MOST_LAYERS", 2)
     monkeypatch.setattr(limits, "_BYTES", 2**16)
     monkeypatch.setattr(limits, "_SIDE", 64)
 
@@ -88,10 +89,10 @@ def test_the_three_workloads_are_as_they_are_described():
 
 
 def test_what_preemptions_cost_is_counted_beside_the_prompts(model):
-    trace = Trace.from_lengths(np.zeros(8), np.full(8, 16), np.full(8, 120))
-    run = engine_run(Serving(num_blocks=20).engine(model), trace)
+    trace = Trace.from_lengths(np.zeros(8), np.full(8, 16), np.full(8, 50))
+    run = engine_run(Serving(num_blocks=12).engine(model), trace)
     assert run.preemptions > 0 and run.recomputed_tokens > 0
-    assert (run.computed_prompt_tokens, run.output_tokens) == (8 * 16, 8 * 120)
+    assert (run.computed_prompt_tokens, run.output_tokens) == (8 * 16, 8 * 50)
     assert (run.floor_s, run.times_floor) == (None, None)
 
 
@@ -99,9 +100,12 @@ def test_requests_of_a_trace_come_when_it_says_if_that_is_asked_for(model):
     trace = Trace.from_lengths([0.0, 10.0], [4, 4], [2, 2])
     # Each look at this clock takes 0.05 s, a look a step; the second request comes at 0.2 s.
     clock = itertools.count(0.0, 0.05).__next__
-    run = engine_run(Serving(num_blocks=8).engine(model), trace, rate=50, clock=clock)
+    engine = Serving(num_blocks=8).engine(model)
+    run = engine_run(engine, trace, rate=50, clock=clock)
     assert run.seconds > 0.2 > run.ttft_s.max
     assert run.steps == 4
+    with pytest.raises(InvalidConfig, match="has had requests"):
+        engine_run(engine, trace)
 
 
 def test_a_traces_lengths_are_divided_and_clipped_to_the_model_and_that_is_said(bench):
@@ -132,7 +136,7 @@ def test_a_shape_has_random_weights_and_the_other_mode_is_packed(bench, tmp_path
 
 
 def test_figures_are_lines_with_their_range_and_a_table_in_a_terminal(printed, quick_limits, terminal):
-    tiny = ("bench", "engine", "--limit", 4, "--scale", 8, "--runs", 3)
+    tiny = ("bench", "engine", "--limit", 4, "--scale", 8, "--runs", 2)
     lines = dict(line.split(": ", 1) for line in printed(*tiny).splitlines())
     assert lines["model"].startswith("embedded, 918,656 parameters, float32, ")
     assert " to " in lines["output tokens/s"]
@@ -157,14 +161,6 @@ def test_an_interrupt_shows_the_runs_that_had_ended(paged, quick_limits, monkeyp
     status, out, err = paged("bench", "engine", "--limit", 2, "--scale", 8, "--runs", 5, "--json")
     assert (status, len(json.loads(out)["runs"])) == (130, 1)
     assert err == "paged: interrupted; 1 of 5 runs had ended\n"
-
-
-def test_an_engine_that_has_been_used_is_refused(model):
-    trace = Trace.from_lengths([0.0], [4], [2])
-    engine = Serving(num_blocks=8).engine(model)
-    engine_run(engine, trace)
-    with pytest.raises(InvalidConfig, match="has had requests"):
-        engine_run(engine, trace)
 
 
 def test_the_floor_is_bytes_or_operations_of_each_step_whichever_take_longer():
@@ -247,21 +243,16 @@ def test_steps_are_the_last_tokens_of_sequences_whose_blocks_lie_anywhere():
     assert not bench.pool.keys(0)[bench.pool.scratch_block].any()
 
 
-@pytest.mark.parametrize("invariant", [True, False])
-def test_unasked_all_are_chosen_but_the_reference_in_the_mode_that_is_wanted(invariant):
-    chosen = chosen_backends(None, HEADS, 4, torch.float32, invariant=invariant)
-    assert {"torch_gather"} <= {backend.name for backend in chosen} <= {"native", "torch_gather"}
-    assert all(backend.is_invariant for backend in chosen) or not invariant
-
-
-def test_a_shape_that_one_cannot_do_is_left_to_the_others():
+def test_unasked_all_that_can_do_a_shape_are_chosen_but_the_reference_in_the_mode_that_is_wanted():
+    for invariant in (True, False):
+        chosen = chosen_backends(None, HEADS, 4, torch.float32, invariant=invariant)
+        assert {"torch_gather"} <= {backend.name for backend in chosen} <= {"native", "torch_gather"}
+        assert all(backend.is_invariant for backend in chosen) or not invariant
     (only,) = chosen_backends(None, HeadShape(2, 1, 512), 4, torch.float32, invariant=True)
     assert only.name == "torch_gather"
 
 
 def test_an_interrupt_shows_the_measurements_that_had_ended(paged, quick_limits, monkeypatch):
-    from paged.study.bench import attention
-
     timed, done = attention.attention_times, []
 
     def second_is_interrupted(*arguments, **options):
@@ -300,11 +291,14 @@ def parts(printed):
 
 
 @pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
-def test_a_decoder_that_is_one_call_is_divided_within(parts):
+def test_a_decoder_that_is_one_call_is_divided_within_and_does_not_stay_watched(parts):
+    before = model_library().paged_decoder_forward
     found = parts()
+    assert model_library().paged_decoder_forward is before
     assert (found.model, found.backend, found.rows, found.context, found.steps) == ("embedded", "native", 3, 8, 4)
     assert found.attention_us + found.products_us + found.rest_us == pytest.approx(found.forward_us.median)
     assert found.products_us > 0
+    assert found.batch_invariant
 
 
 @pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
@@ -324,9 +318,8 @@ def test_products_are_timed_in_the_calls_that_a_decoder_makes(quantization):
         assert torch.equal(row[: 5 * linear.out_features].view(5, -1), linear(x))
 
 
-@pytest.mark.parametrize("mode", [[], ["--fast"]])
-def test_the_parts_make_up_a_step_and_the_host_has_what_is_not_the_forward_pass(parts, mode):
-    found = parts("--backend", "torch_gather", *mode)
+def test_the_parts_make_up_a_step_and_the_host_has_what_is_not_the_forward_pass(parts):
+    found = parts("--backend", "torch_gather", "--fast")
     assert found.attention_us is found.products_us is found.rest_us is None
     all_parts = [getattr(found, name) for name in (*HOST, "forward_us")]
     for part in all_parts:
@@ -335,14 +328,7 @@ def test_the_parts_make_up_a_step_and_the_host_has_what_is_not_the_forward_pass(
     assert sum(part.least for part in all_parts) <= found.step_us.most
     assert sum(part.most for part in all_parts) >= found.step_us.least
     assert found.host_share == pytest.approx(1 - found.forward_us.median / found.step_us.median)
-    assert found.batch_invariant is not bool(mode)
-
-
-@pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
-def test_nothing_stays_watched(parts):
-    before = model_library().paged_decoder_forward
-    parts()
-    assert model_library().paged_decoder_forward is before
+    assert not found.batch_invariant
 
 
 def test_parts_are_rows_of_a_table(printed):

@@ -1,14 +1,26 @@
-"""Kernel tables: read from a folder, fitted, kept in a file, and asked."""
+"""Tables of kernels, and of one model's layers: read from others' folders, fitted, kept in a file, and asked."""
 
 import numpy as np
 import pytest
 
-from paged.errors import UnknownDevice, UnknownKernel
-from paged.study.hardware import device_named
+from paged.errors import BadHardwareFile, UnknownDevice, UnknownKernel
+from paged.study.hardware import device_named, model_named
 from paged.study.hardware.kernels import KernelTables, fit_folder, kernel_names, kernels_named, read_folder
 from paged.study.hardware.kernels.completion import completed
+from paged.study.hardware.kernels.layer_measurements import described, read_layers
+from paged.study.hardware.kernels.layer_tables import LayerTables
 
-from .files_of_others import KERNEL_ROWS, LAUNCH_MS, attention_ms, kernel_tables, product_ms, without, write_kernels  # noqa: TID252
+from .files_of_others import (  # noqa: TID252
+    KERNEL_ROWS,
+    LAUNCH_MS,
+    attention_ms,
+    kernel_tables,
+    product_ms,
+    seconds,
+    without,
+    write_folder,
+    write_kernels,
+)
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +87,9 @@ def test_a_sum_of_two_effects_is_completed():
 
 def test_beyond_the_most_rows_a_full_device_goes_on_in_a_straight_line(fitted):
     rows = np.array([256, 2048, 4096, 6144])
-    seconds = fitted.product("bf16", rows, 4096, 4096)
-    assert seconds[2] - seconds[1] == pytest.approx(seconds[3] - seconds[2])
-    assert seconds == pytest.approx([product_ms(m, 4096, 4096) * 1e-3 for m in rows], rel=0.15)
+    found = fitted.product("bf16", rows, 4096, 4096)
+    assert found[2] - found[1] == pytest.approx(found[3] - found[2])
+    assert found == pytest.approx([product_ms(m, 4096, 4096) * 1e-3 for m in rows], rel=0.15)
 
 
 def test_kv_heads_that_were_not_measured_are_answered_by_more_sequences_of_fewer(fitted):
@@ -88,10 +100,9 @@ def test_kv_heads_that_were_not_measured_are_answered_by_more_sequences_of_fewer
 
 
 def test_coverage_says_on_which_axis_and_how_far_a_size_is_outside(fitted):
-    assert fitted.product_coverage("bf16", [1, 64], 1024, 300).is_inside
-    coverage = fitted.product_coverage("bf16", [1, 512], 1024, 64)
-    assert coverage.beyond == {"m": 2.0, "k": 4.0}
-    assert not coverage.is_inside
+    inside = fitted.product_coverage("bf16", [1, 64], 1024, 300)
+    assert (inside.beyond, inside.measured) == ({}, pytest.approx(1))
+    assert fitted.product_coverage("bf16", [1, 512], 1024, 64).beyond == {"m": 2.0, "k": 4.0}
 
 
 def test_a_saved_file_answers_alike(fitted, tmp_path):
@@ -129,5 +140,57 @@ def test_attention_takes_longer_for_more_tokens_and_never_less_than_memory_allow
     prefill = tables.prefill_attention("bf16", batch, tokens, **sizes)
     read = batch * tokens * kv_heads * 128 * 2 * 2 / tables.device.bandwidth
     assert (decode > 0.9 * read).all()
-    for seconds in (decode, prefill):
-        assert (seconds[:, 1:] > 0.85 * seconds[:, :-1]).all()
+    for found in (decode, prefill):
+        assert (found[:, 1:] > 0.85 * found[:, :-1]).all()
+
+
+def layers_of(folder):
+    return LayerTables.fit(read_layers(folder), name="own", device="rtx4090", model=model_named("llama-3.1-8b"))
+
+
+def test_attention_is_met_where_it_was_timed_and_between(tmp_path):
+    attention = layers_of(write_folder(tmp_path)).layer_attention
+    for at in ((16, 64, 8, 1024), (256, 0, 0, 0), (0, 0, 64, 128)):
+        assert attention.at(*map(float, at)) == pytest.approx(seconds(*at), rel=0.003)
+    # Linear in what decoding reads: exact between the lengths, and beyond them.
+    assert attention.at(0.0, 0.0, 64.0, 500.0) == pytest.approx(seconds(0, 0, 64, 500), rel=0.01)
+    assert attention.at(0.0, 0.0, 64.0, 4096.0) == pytest.approx(seconds(0, 0, 64, 4096), rel=0.02)
+    assert attention.at(0.0, 0.0, 0.0, 0.0) == 0
+
+
+def test_a_hole_in_attention_is_filled_from_its_neighbours(tmp_path):
+    hole = (64, 64, 8, 128)
+    write_folder(tmp_path, lambda name, rows: [row for row in rows if tuple(row[:4]) != hole])
+    assert layers_of(tmp_path).layer_attention.at(*map(float, hole)) == pytest.approx(seconds(*hole), rel=0.05)
+
+
+def test_dense_layers_are_counted_as_often_as_a_step_goes_through_them(tmp_path):
+    tables = layers_of(write_folder(tmp_path))
+    each = (10 + 0.1 * 8) * 1e-6
+    # A product and two norms a layer, an embedding once.
+    assert tables.dense_seconds(np.array([8.0]))[0] == pytest.approx((32 * 3 + 1) * each, rel=1e-3)
+    assert tables.dense_seconds(np.array([1024.0]))[0] == pytest.approx((32 * 3 + 1) * (10 + 102.4) * 1e-6, rel=1e-3)
+    assert tables.head_seconds(np.array([16.0]))[0] == pytest.approx(72e-6)
+
+
+def test_a_file_of_layers_is_what_was_fitted(tmp_path):
+    tables = layers_of(write_folder(tmp_path))
+    tables.save(tmp_path / "t.json")
+    again = LayerTables.load(tmp_path / "t.json")
+    assert again == tables
+    assert again.model.differing(model_named("meta-llama/Llama-3.1-8B")) == []
+    assert "layers 32, not 36" in again.model.differing(model_named("qwen3-8b"))
+    (tmp_path / "t.json").write_text(
+        (tmp_path / "t.json").read_text().replace(tables.packed_attention, tables.packed_attention[:-20])
+    )
+    with pytest.raises(BadHardwareFile):
+        LayerTables.load(tmp_path / "t.json")
+
+
+def test_a_description_is_read_as_far_as_it_is_plain(tmp_path):
+    (tmp_path / "meta.yaml").write_text(
+        "vllm_version: 0.19.0\nmodel: some/Model\nengine:\n  dtype: x\nfit:\n  per_tp:\n    1:\n      method: m\n"
+        "      alpha_default: 0.05\n    2:\n      method: m\n      alpha_default: 0.09\n"
+    )
+    assert described(tmp_path) == {"vllm_version": "0.19.0", "model": "some/Model", "skew": "0.05"}
+    assert described(tmp_path / "nowhere") == {}

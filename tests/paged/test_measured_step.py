@@ -9,10 +9,9 @@ import pytest
 from paged.errors import BadHardwareFile
 from paged.study.hardware import Faster, Roofline, StepWork, device_named, model_named
 from paged.study.hardware.derived_layers import DerivedLayers, Timing
-from paged.study.hardware.launching import Launching
-from paged.study.hardware.link import Link, link_of
+from paged.study.hardware.device import Link, link_of
 from paged.study.hardware.measured import holds_kernels, layers_in, measured_layers, step_of, timed_by
-from paged.study.hardware.measured_step import MeasuredStep
+from paged.study.hardware.measured_step import Launching, MeasuredStep
 from paged.study.simulator import Device
 
 SHIPPED = [
@@ -120,7 +119,7 @@ def test_two_devices_are_faster_than_one_and_slower_than_half_of_it(model, work)
 @pytest.mark.parametrize(("model", "other"), [("qwen3-32b", "llama-3.1-8b"), ("llama-3.1-8b", "qwen3-32b")])
 def test_layers_derived_from_another_models_are_near_to_those_that_were_timed(model, other):
     own, timed = step_of(roofline(model, "rtxpro6000")), measured_layers(roofline(other, "rtxpro6000"))
-    layers = DerivedLayers((Timing(timed.tables, model_named(other)),), own.roofline)
+    layers = DerivedLayers((Timing(timed, model_named(other)),), own.roofline)
     derived = MeasuredStep(layers, own.roofline, own.launching)
     both = StepWork.of_rows([1] * 120 + [900, 900], [900] * 120 + [900, 900], sampled_rows=122)
     for work in (decode(1, 1000), decode(64, 1000), decode(256, 600), prompt(512), prompt(2048), both):
@@ -199,7 +198,7 @@ def test_what_lies_outside_of_the_tables_is_said():
 
 def test_kernels_in_a_file_are_those_of_the_device_that_is_asked_for(tmp_path):
     path = tmp_path / "own.json"
-    measured_layers(roofline(device="rtx4090")).tables.save(path)
+    measured_layers(roofline(device="rtx4090")).save(path)
     assert holds_kernels(path)
     own = Device(model="llama-3.1-8b", device="rtx4090", profile=str(path)).cost_model()
     assert own.seconds(decode(8, 100)) == step_of(roofline(device="rtx4090")).seconds(decode(8, 100))

@@ -66,7 +66,6 @@ def test_the_99th_percentile_is_above_a_limit_exactly_when_more_than_the_spared_
 
 
 CROWDED = {
-    "paged": scenario_of(poisson(120)),
     "vllm": scenario_of(poisson(201), policy="vllm"),
     "static": scenario_of(poisson(60), policy="static"),
     "swapping": scenario_of(poisson(101), host_blocks=60),
@@ -134,7 +133,7 @@ def test_the_smallest_memory_is_the_one_that_trying_them_all_finds():
 
 @pytest.mark.parametrize("targets", [{"ttft_s": 0.4}, {"ttft_s": 2.0, "gap_s": 0.15}], ids=str)
 def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_not(targets):
-    plan = highest_rate(scenario_of(), Targets(**targets))
+    plan = highest_rate(scenario_of(poisson(40)), Targets(**targets))
     assert plan.answer < plan.missed <= plan.answer * 1.02
     assert meets(plan.scenario_at(plan.answer), **targets)
     assert not meets(plan.scenario_at(plan.missed), **targets)
@@ -218,12 +217,12 @@ def test_more_memory_lets_more_rows_decode_together_and_may_miss_where_less_meet
 
 def test_with_several_seeds_each_of_them_has_to_meet():
     targets = Targets(ttft_s=0.2)
-    scenario = scenario_of(poisson(30))
+    scenario = scenario_of(poisson(20))
     alone = [
-        highest_rate(REPLACE(scenario, load=REPLACE(scenario.load, seed=seed)), targets, tolerance=0.1)
+        highest_rate(REPLACE(scenario, load=REPLACE(scenario.load, seed=seed)), targets, tolerance=0.2)
         for seed in range(3)
     ]
-    together = highest_rate(scenario, targets, seeds=3, tolerance=0.1)
+    together = highest_rate(scenario, targets, seeds=3, tolerance=0.2)
     assert len({plan.answer for plan in alone}) > 1
     loads = [REPLACE(scenario.load, seed=seed, rate=together.answer) for seed in range(3)]
     found = [run(REPLACE(scenario, load=load)).result.ttft_s.p99 for load in loads]
@@ -352,12 +351,9 @@ def test_without_turning_fewer_are_not_tried_where_more_do_not_meet():
     assert (answer, missed, list(tried)) == (None, 100, [8, 16, 32, 64, 100])
 
 
-def test_rates_are_given_up_a_thousand_times_away_from_where_the_search_began():
+def test_rates_are_given_up_a_thousand_times_away_from_where_the_search_began_or_when_no_figure_is_finer():
     assert found(Rates(1.0, 0.02), lambda rate: True)[:2] == (1024.0, None)
     assert found(Rates(1.0, 0.02), lambda rate: False)[:2] == (None, 1 / 1024)
-
-
-def test_a_tolerance_finer_than_the_figures_of_a_rate_ends_all_the_same():
     answer, missed, tried = found(Rates(1.0, 1e-9), lambda rate: rate <= math.pi / 2)
     assert (answer, missed) == (1.57079, 1.5708)
     assert len(tried) < 30

@@ -40,7 +40,7 @@ from paged.study.hardware import (
     device_named,
     model_named,
 )
-from paged.study.hardware.link import Link, link_of
+from paged.study.hardware.device import Link, link_of
 from paged.study.profiling import designed
 from paged.study.simulator import (
     Device,

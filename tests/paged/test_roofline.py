@@ -94,8 +94,7 @@ def test_four_devices_share_the_reading_and_pay_for_two_all_reduces_a_layer():
 
 
 def test_one_token_reads_the_experts_that_it_is_routed_to_and_many_read_all():
-    model = model_named("deepseek-v2")
-    step = Roofline(model=model, device=device_named("h200"), tensor_parallel=1)
+    step = roofline("deepseek-v2", "h200")
     one, many = (step.parts(StepWork(computed_tokens=n))[1] for n in (1, 100_000))
     each = 3 * 5120 * 1536 * 59
     assert one.bytes == pytest.approx(6 * each * 2, rel=1e-9)

@@ -47,17 +47,21 @@ def test_the_hybrid_knows_the_text_it_has_read(hybrid):
     assert answer.text.startswith(" the execution of a block")
 
 
+PRESSED = SamplingParams(max_tokens=24, ignore_eos=True)
 SWAPS = Policy(name="swaps", take="whole", preemption="swap")
+
+
+@pytest.fixture(scope="module")
+def alone(hybrid):
+    """The tokens that follow each of PROMPTS where it is alone."""
+    llm = LLM(hybrid, num_blocks=80, block_size=8, prefix_caching=False)
+    return [llm.generate(prompt, PRESSED)[0].token_ids for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(
     ("kind", "options"), [("recompute", {"policy": "vllm"}), ("swap", {"policy": SWAPS, "host_blocks": 60})]
 )
-def test_the_hybrid_answers_under_pressure_as_each_request_does_alone(hybrid, kind, options):
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
-    alone = [
-        LLM(hybrid, num_blocks=80, block_size=8, prefix_caching=False).generate(prompt, params)[0] for prompt in PROMPTS
-    ]
+def test_the_hybrid_answers_under_pressure_as_each_request_does_alone(hybrid, alone, kind, options):
     engine = Engine(hybrid, num_blocks=56, block_size=8, max_tokens_per_step=24, **options)
     preempted, found = [], {}
 
@@ -68,12 +72,12 @@ def test_the_hybrid_answers_under_pressure_as_each_request_does_alone(hybrid, ki
             found.setdefault(id, first)
 
     engine.on_batch = note
-    ids = [engine.add_request(prompt, params) for prompt in PROMPTS]
+    ids = [engine.add_request(prompt, PRESSED) for prompt in PROMPTS]
     tokens = {id: [] for id in ids}
     while engine.has_unfinished:
         for output in engine.step():
             tokens[output.id] += output.token_ids
-    assert [tokens[id] for id in ids] == [answer.token_ids for answer in alone]
+    assert [tokens[id] for id in ids] == alone
     assert {its for _, its in preempted} == {kind}
     # A prompt that begins as an earlier one did goes on from a state that was kept.
     assert max(found.values()) >= 8

@@ -28,21 +28,19 @@ def batches(prompts, max_tokens=3, budget=9):
 
 
 def test_the_tiles_of_a_chunk_are_counted_by_hand():
-    work = work_of(next(batches([20])), 4, SMALL)
+    batch = next(batches([20]))
+    work = work_of(batch, 4, SMALL)
     # Nine tokens of one prompt in tiles of 4, 4 and 1, which end at positions 4, 8 and 9; it goes on, so nothing samples.
     assert (work.tiles, work.sampling_tiles, work.tile_context) == (3, 0, 8 + 8 + 16)
     assert (work.computed_tokens, work.sampled_rows) == (9, 0)
+    untiled = work_of(batch, 4)
+    assert (untiled.tiles, untiled.sampling_tiles, untiled.tile_context) == (0, 0, 0)
 
 
 def test_rows_fill_a_tile_one_after_the_other():
     work = work_of(next(batches([3, 2, 4])), 4, SMALL)
     # | 0 0 0 1 | 1 2 2 2 | 2 |: rows 0, 1 and 2 sample after their last tokens, each in another tile.
     assert (work.tiles, work.sampling_tiles, work.tile_context) == (3, 3, 24)
-
-
-def test_without_tiles_nobody_counts_them():
-    work = work_of(next(batches([20])), 4)
-    assert (work.tiles, work.sampling_tiles, work.tile_context) == (0, 0, 0)
 
 
 def test_a_stretch_of_decodes_is_what_its_batches_are():

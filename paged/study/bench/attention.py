@@ -150,21 +150,16 @@ class AttentionBench:
         self._ms: list[dict[str, list[float]]] = [{name: [] for name in self.steps} for _ in backends]
         self._num_rounds = 0
 
-    def warm_up(self) -> None:
-        """A round that is not counted: the first one pays for what is made once."""
-        self.round()
-        for of_backend in self._ms:
-            for times in of_backend.values():
-                times.clear()
-
-    def round(self) -> None:
+    def round(self, *, is_counted: bool = True) -> None:
         """Each backend once."""
         for (backend, plans), times in zip(self._ways, self._ms, strict=True):
             # A decode reads every layer of the pool; the others find another layer than they had last.
             every = range(self.pool.num_layers)
             for name, plan in plans.items():
                 layers = every if name == "decode" else [self._num_rounds % len(every)]
-                times[name].append(self._timed(backend, plan, name, layers) / len(layers) * 1e3)
+                seconds = self._timed(backend, plan, name, layers)
+                if is_counted:
+                    times[name].append(seconds / len(layers) * 1e3)
         self._num_rounds += 1
 
     @torch.inference_mode()
@@ -177,28 +172,26 @@ class AttentionBench:
 
     def times(self, copy_bytes_per_s: float) -> list[AttentionTimes]:
         """Of all rounds so far, in the order of the backends."""
-        found = []
-        for (backend, _), times in zip(self._ways, self._ms, strict=True):
-            decode, prefill, mixed = (Measured.of(times[name]) for name in ("decode", "prefill", "mixed"))
-            rate = self._layer_bytes / decode.median * 1e3
-            found.append(
-                AttentionTimes(
-                    backend=backend.name,
-                    is_invariant=backend.is_invariant,
-                    shape=self._shape,
-                    block_size=self._block_size,
-                    load=self._load,
-                    threads=torch.get_num_threads(),
-                    decode_ms=decode,
-                    decode_bytes_per_s=rate,
-                    share_of_copy=rate / copy_bytes_per_s,
-                    prefill_ms=prefill,
-                    prefill_flops_per_s=self._prefill_flops / prefill.median * 1e3,
-                    mixed_ms=mixed,
-                    copy_bytes_per_s=copy_bytes_per_s,
-                )
-            )
-        return found
+        return [self._times(backend, times, copy_bytes_per_s) for (backend, _), times in zip(self._ways, self._ms)]
+
+    def _times(
+        self, backend: AttentionBackend, times: dict[str, list[float]], copy_bytes_per_s: float
+    ) -> AttentionTimes:
+        ms = {f"{name}_ms": Measured.of(each) for name, each in times.items()}
+        rate = self._layer_bytes / ms["decode_ms"].median * 1e3
+        return AttentionTimes(
+            backend=backend.name,
+            is_invariant=backend.is_invariant,
+            shape=self._shape,
+            block_size=self._block_size,
+            load=self._load,
+            threads=torch.get_num_threads(),
+            decode_bytes_per_s=rate,
+            share_of_copy=rate / copy_bytes_per_s,
+            prefill_flops_per_s=self._prefill_flops / ms["prefill_ms"].median * 1e3,
+            copy_bytes_per_s=copy_bytes_per_s,
+            **ms,
+        )
 
 
 def attention_times(
@@ -216,7 +209,8 @@ def attention_times(
     if rounds < 1:
         raise InvalidConfig(f"rounds is {rounds}; at least 1 is needed")
     bench = AttentionBench(backends, shape, block_size, load, dtype)
-    bench.warm_up()
+    # The first one pays for what is made once.
+    bench.round(is_counted=False)
     for _ in range(rounds):
         bench.round()
         after_round()

@@ -129,9 +129,13 @@ def step_parts(
         is_one_call = "call" in watch.seconds
         if number >= _WARM_STEPS:
             timed.append(_parts_of(watch.seconds, seconds))
-    found = {f"{part}_us": Measured.of([each[part] * 1e6 for each in timed]) for part in timed[0]}
+    found: dict[str, Any] = {f"{part}_us": Measured.of([each[part] * 1e6 for each in timed]) for part in timed[0]}
     step, forward = found["step_us"].median, found["forward_us"].median
-    attention, products = _Again(engine, batches[-1]).shares() if is_one_call else (None, None)
+    within: dict[str, Any] = dict.fromkeys(("attention_us", "products_us", "rest_us"))
+    if is_one_call:
+        attention, products = _Again(engine, batches[-1]).shares()
+        shares = (attention, products, 1 - attention - products)
+        within = {part: share * forward for part, share in zip(within, shares)}
     return StepParts(
         model=name,
         dtype=precision_of(engine),
@@ -142,11 +146,9 @@ def step_parts(
         context=context,
         block_size=block_size,
         steps=steps,
-        attention_us=None if attention is None else attention * forward,
-        products_us=None if products is None else products * forward,
-        rest_us=None if attention is None or products is None else (1 - attention - products) * forward,
         host_share=1 - forward / step,
         **found,
+        **within,
     )
 
 
@@ -269,8 +271,7 @@ class _Again:
         outs = max(each.out_features for linears in together for each in linears)
         self._to = torch.empty(max(map(len, together)), rows * outs)
         self._calls = [_Call.of(linears, self._to) for linears in together]
-        rooms = [call.room(rows) for call in self._calls]
-        self._work = aligned(max(rooms, default=0))
+        self._work = aligned(max((call.room(rows) for call in self._calls), default=0))
 
     def shares(self) -> tuple[float, float]:
         """What attention and products take of a pass; medians over rounds in which all take turns."""

@@ -119,7 +119,7 @@ def capacity_of(
     page_bytes, held = roofline.page_bytes(block_size), roofline.held_bytes(length, block_size)
     left = room_for_kv(roofline)
     num_blocks = max(left, 0) // page_bytes
-    prompts, decodes = partial(_prefill, roofline.spans), partial(_decode, roofline.spans)
+    alike = partial(_alike, roofline.spans)
     given = int(roofline.device.memory_bytes * memory_share)
     per_token = roofline.kv_bytes_of(model.kv_elements_of_all_heads)
     return Capacity(
@@ -153,25 +153,18 @@ def capacity_of(
         fewest_devices=_fewest_devices(roofline, fits),
         ridge=roofline.device.ridge(roofline.dtype),
         knee_tokens=roofline.knee_tokens,
-        prefill=_intensity(roofline, prompts(batch, length), lambda tokens: prompts(1, tokens), model.max_length),
-        decode=_intensity(roofline, decodes(batch, length), lambda rows: decodes(rows, length), _MOST_SEQUENCES),
+        prefill=_intensity(
+            roofline, alike(batch, length, length), lambda tokens: alike(1, tokens, tokens), model.max_length
+        ),
+        decode=_intensity(roofline, alike(batch, 1, length), lambda rows: alike(rows, 1, length), _MOST_SEQUENCES),
         notes=roofline.notes,
         not_modelled=model.not_modelled,
     )
 
 
-def _prefill(spans: Spans, prompts: int, length: int) -> StepWork:
-    """All tokens of so many prompts in one step."""
-    return _alike(prompts, StepWork.of_rows([length], [length], sampled_rows=1, spans=spans))
-
-
-def _decode(spans: Spans, rows: int, length: int) -> StepWork:
-    """One token of each of so many sequences, the last of `length`."""
-    return _alike(rows, StepWork.of_rows([1], [length], sampled_rows=1, spans=spans))
-
-
-def _alike(rows: int, work: StepWork) -> StepWork:
-    """So many rows, each with this work."""
+def _alike(spans: Spans, rows: int, new: int, length: int) -> StepWork:
+    """So many rows, each of which computes the last `new` of `length` tokens and samples."""
+    work = StepWork.of_rows([new], [length], sampled_rows=1, spans=spans)
     names = ("computed_tokens", "sampled_rows", "context_tokens", "attended_pairs", "rows")
     return StepWork(**{name: rows * getattr(work, name) for name in names})
 

@@ -40,12 +40,12 @@ def published_layers() -> dict[str, Published]:
 
 def model_names() -> list[str]:
     """The models that ship, sorted."""
-    return _names("models")
+    return sorted(path.stem for path in (_FOLDER / "models").glob("*.json"))
 
 
 def device_names() -> list[str]:
     """The devices that ship, sorted."""
-    return _names("devices")
+    return sorted(path.stem for path in (_FOLDER / "devices").glob("*.json"))
 
 
 def model_named(name: str) -> ModelShape:
@@ -58,7 +58,7 @@ def model_named(name: str) -> ModelShape:
     if name in (known := model_names()):
         return _shipped(name)
     if is_path(name):
-        path = Path(name, "config.json") if Path(name).is_dir() else Path(name)
+        path = file_of(name)
         document = read_described(path, dict[str, Any])
         return shape_of_config(path, document) if is_config(document) else read_described(path, ModelShape)
     shape = _published(name.lower())
@@ -70,6 +70,11 @@ def model_named(name: str) -> ModelShape:
 def is_path(name: str) -> bool:
     """Whether a model or a device is named by a file or a folder, whose content may be another the next time."""
     return name.endswith(".json") or (bool(name) and name not in model_names() and Path(name).is_dir())
+
+
+def file_of(name: str) -> Path:
+    """The file by which a model is named: of a folder its config.json."""
+    return Path(name, "config.json") if Path(name).is_dir() else Path(name)
 
 
 def device_named(name: str) -> Device:
@@ -121,7 +126,3 @@ def _unknown_ending(name: str) -> str:
     if known is None:
         return ""
     return f'{name[: len(known)]} is {_by_alias()[known].name}; what "{name[len(known) :]}" changes of it is not known.'
-
-
-def _names(kind: str) -> list[str]:
-    return sorted(path.stem for path in (_FOLDER / kind).glob("*.json"))

@@ -59,7 +59,6 @@ class DerivedLayers:
 
     @property
     def about(self) -> str:
-        """See `Layers`."""
         names = " and ".join(timing.tables.name for timing in self.timings)
         return f"layers derived from the measured ones of {names}: {self.timings[0].tables.source}"
 
@@ -70,7 +69,6 @@ class DerivedLayers:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See `Layers`."""
         roofline, nearest = self.roofline, self._nearest
         split = f", split over {roofline.tensor_parallel} devices" if roofline.tensor_parallel > 1 else ""
         said = [
@@ -91,7 +89,6 @@ class DerivedLayers:
         return tuple(said)
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:
-        """See `Layers`."""
         roofline, model = self.roofline, self.roofline.model
         seconds = np.zeros(len(tokens))
         for name, columns, depth, times in products_of(roofline):
@@ -113,11 +110,10 @@ class DerivedLayers:
         return seconds if roofline.is_lockstep or not model.experts else seconds + self._experts(tokens)
 
     def shared_seconds(self, tokens: Numbers) -> Numbers:
-        """See `Layers`."""
         return np.asarray(self._experts(tokens) + self.roofline.exchange_seconds(tokens), np.float64)
 
     def head_seconds(self, rows: Numbers) -> Numbers:
-        """See `Layers`. Each device has its part of the vocabulary; all have all logits before one is sampled."""
+        """Each device has its part of the vocabulary; all have all logits before one is sampled."""
         roofline, model = self.roofline, self.roofline.model
         _, columns, depth, _ = products_of(roofline)[-1]
         weights = columns * depth

@@ -1,8 +1,15 @@
-"""A device by its published figures."""
+"""A device by its published figures, and the link between devices: what collectives take over it.
+
+    all-reduce, all-gather, reduce-scatter of d devices: messages · latency + bytes that one device sends ÷ rate
+
+Over a switch (NVLink) a device sends to all others at once: an all-reduce is two messages, whatever the number of devices. Over PCIe it is a
+ring of 2 · (d − 1).
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 
@@ -13,6 +20,15 @@ DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 """The dtypes of weights, activations and KV, and the bytes of an element."""
 KV_DTYPES = tuple(dict.fromkeys((*DTYPES, *CODE_BITS)))
 """Those of K and V; int8 and int4 have a scale a token and head beside."""
+
+
+_PCIE = 128e9
+"""Bytes/s up to which a published interconnect is PCIe: Gen6 x16. NVLink of the slowest device in the catalogue has more than twice that."""
+PCIE_SHARE, PCIE_LATENCY_S = 0.25, 12e-6
+"""Of PCIe: the share of its published rate that collectives reach, and what a message takes beside its bytes. NCCL takes 16 GB/s for a path
+through the processor; on RTX PRO 6000 cards over Gen5 x16 (64 GB/s) their owners measured 22 GB/s with NCCL as it comes, 41 with more
+channels, 24 µs for an all-reduce of up to 64 KB and 14 µs a message without peer access (voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md).
+Two such cards under vLLM 0.19 were recorded 23 to 34 % slower than 51 GB/s and 5 µs let expect, which 16 GB/s explains."""
 
 
 def kv_bytes(dtype: str, elements: int, head_size: int) -> int:
@@ -69,3 +85,67 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def ridge(self, dtype: str) -> float:
         """Operations a byte at which arithmetic and memory take equally long: the corner of the roofline."""
         return self.peak(dtype) / self.bandwidth
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """bytes_per_s  that a device reaches when it sends, one direction
+    latency_s    of one message beside its bytes
+    is_switched  each device reaches all others at once; else they form a ring
+    source       where the two figures come from, in words
+
+    Raises InvalidConfig for a rate that is none, and a negative latency.
+    """
+
+    bytes_per_s: float
+    latency_s: float
+    is_switched: bool = False
+    source: str = "as it was given"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.bytes_per_s) and self.bytes_per_s > 0):
+            raise InvalidConfig(
+                f"the link's rate is {self.bytes_per_s:g} bytes/s; it has to be a finite number above 0"
+            )
+        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
+            raise InvalidConfig(f"the link's latency is {self.latency_s:g} s; it has to be a finite number, 0 or more")
+
+    def __str__(self) -> str:
+        return f"{self.bytes_per_s / 1e9:.3g} GB/s and {self.latency_s * 1e6:.3g} µs a message ({self.source})"
+
+    def all_reduce(self, devices: int, num_bytes: Any) -> Any:
+        """Seconds of so many bytes, which every device has."""
+        return 2 * self.all_gather(devices, num_bytes)
+
+    def all_gather(self, devices: int, num_bytes: Any) -> Any:
+        """Seconds until every device has all of so many bytes, of which each had its part; a reduce-scatter takes the same."""
+        if devices == 1:
+            return 0.0 * num_bytes
+        messages = 1 if self.is_switched else devices - 1
+        return messages * self.latency_s + (devices - 1) / devices * num_bytes / self.bytes_per_s
+
+
+def usual_link(device: Device, *, share: float = 0.8, latency_s: float = 5e-6) -> Link | None:
+    """What stands in for a link that was not measured, by what the device's sheet says; None: it has none.
+
+    `share` and `latency_s` are assumed of NVLink: of its published rate, and of a message.
+    """
+    rate = device.interconnect
+    if rate is None:
+        return None
+    if rate <= _PCIE:
+        source = f"assumed: {PCIE_SHARE:.0%} of PCIe's {rate / 1e9:.3g}, as NCCL reaches"
+        return Link(bytes_per_s=rate * PCIE_SHARE, latency_s=PCIE_LATENCY_S, source=source)
+    source = f"assumed: {share:.0%} of NVLink's {rate / 1e9:.3g}"
+    return Link(bytes_per_s=rate * share, latency_s=latency_s, is_switched=True, source=source)
+
+
+def link_of(device: Device, gb_per_s: float | None, latency_us: float | None) -> Link | None:
+    """The link with what a caller says of it; the rest as usual on the device, or as PCIe's where it has none of its own. None: nothing was said."""
+    if gb_per_s is None and latency_us is None:
+        return None
+    usual = usual_link(device) or Link(bytes_per_s=device.host_link * PCIE_SHARE, latency_s=PCIE_LATENCY_S)
+    return Link(
+        bytes_per_s=usual.bytes_per_s if gb_per_s is None else gb_per_s * 1e9,
+        latency_s=usual.latency_s if latency_us is None else latency_us * 1e-6,
+        is_switched=usual.is_switched,
+    )

@@ -28,3 +28,17 @@ def _field(problem: str) -> str | None:
     named = re.search(r"field `(\w+)`", problem) or re.match(r"(\w+)(?: of \w+)? (?:is|has) ", problem)
     parts = [found.group(1) for found in (place, named) if found and found.group(1)]
     return ".".join(parts) or None
+
+
+def check_format(path: Path, wanted: int, what: str, hint: str = "") -> None:
+    """Raise BadHardwareFile unless a file says that it has this format, and OSError for one that cannot be read."""
+    found = read_described(path, _Head).format
+    if found != wanted:
+        its = "no known format" if found is None else f"format {found}"
+        raise BadHardwareFile(path, "format", f"{what} of {its}; this paged reads {wanted}{hint}")
+
+
+class _Head(msgspec.Struct):
+    """What of a file says how to read the rest."""
+
+    format: int | None = None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from paged.base.arguments import is_integer
 from paged.errors import BadHardwareFile, InvalidConfig, ModelError, NotModelled
 from paged.model.kept_layers import MOST
 from paged.model.layer_plan import Layers
@@ -148,11 +149,7 @@ class _Reader:
 
     def number(self, name: str) -> int:
         """A field that may be missing, then 0; else a whole number."""
-        value = self.given(name) or 0
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            self._fail(name, f"it is {value!r}; it has to be a whole number, the same for all layers")
-        self._must_be_usual(name, value)
-        return value
+        return self._whole(name, self.given(name) or 0, "")
 
     def listed(self, name: str) -> list[Any]:
         """A field that may be missing, then empty; else a list."""
@@ -167,14 +164,14 @@ class _Reader:
         if value is None:
             others = _NAMES.get(name, ())
             self._fail(name, f"it is missing{', by its other names too: ' + ', '.join(others) if others else ''}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self._fail(name, f"it is {value!r}; it has to be a whole number of at least 1, the same for all layers")
-        self._must_be_usual(name, value)
-        return value
+        return self._whole(name, value, " of at least 1")
 
-    def _must_be_usual(self, name: str, value: int) -> None:
+    def _whole(self, name: str, value: Any, bound: str) -> int:
+        if not is_integer(value) or value < bool(bound):
+            self._fail(name, f"it is {value!r}; it has to be a whole number{bound}, the same for all layers")
         if value > MOST:
             self._fail(name, f"it is {str(value)[:20]}…; no model has more than {MOST:,}")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """A field of the decoder, or of the whole where it has none."""
@@ -195,25 +192,20 @@ class _Reader:
         """What would make the figures wrong where the kind of model does not have it."""
         if self.whole.get("is_encoder_decoder"):
             self._fail("is_encoder_decoder", "only decoders are modelled")
-        if self.model_type == "opt" and self.text.get("word_embed_proj_dim") not in (
-            None,
-            self.text.get("hidden_size"),
-        ):
+        same = (None, self.text.get("hidden_size"))
+        if self.model_type == "opt" and self.text.get("word_embed_proj_dim") not in same:
             self._fail("word_embed_proj_dim", "an embedding of another width than the layers is not modelled")
-        types = self.listed("layer_types")
-        if types and len(types) != self.count("num_hidden_layers"):
-            self._fail(
-                "layer_types", f"it has {len(types)} layers; num_hidden_layers is {self.count('num_hidden_layers')}"
-            )
+        types, layers = self.listed("layer_types"), self.count("num_hidden_layers")
+        if types and len(types) != layers:
+            self._fail("layer_types", f"it has {len(types)} layers; num_hidden_layers is {layers}")
         if not self.kind.experts and self.number("num_experts") > 1:
             self._fail("num_experts", f"{self.model_type} is known without experts")
         if self.text.get("kv_lora_rank") and not self.model_type.startswith("deepseek"):
             self._fail("kv_lora_rank", f"{self.model_type} is known without latents")
 
     def _kv_heads(self, heads: int) -> int:
-        if self.model_type == "falcon" and not self.text.get("new_decoder_architecture"):
-            return 1 if self.flag("multi_query", True) else heads
-        if self.model_type == "gpt_bigcode":
+        is_old_falcon = self.model_type == "falcon" and not self.text.get("new_decoder_architecture")
+        if is_old_falcon or self.model_type == "gpt_bigcode":
             return 1 if self.flag("multi_query", True) else heads
         return heads if self.given("num_key_value_heads") is None else self.count("num_key_value_heads")
 
@@ -292,23 +284,19 @@ class _Reader:
 
     def _left_out(self, layers: int) -> list[str]:
         """Other parts that no figure counts."""
-        said = []
-        if (shared := self.number("num_kv_shared_layers")) or self.text.get("use_cla"):
-            said.append(
-                f"K and V that {shared or 'some'} of {layers} layers take from others: each is counted with its own"
-            )
-        if more := self.number("num_nextn_predict_layers"):
-            said.append(
-                f"layers that guess tokens ahead, {more} beside the {layers}: their weights and K and V are not counted"
-            )
-        if self.text.get("index_topk"):
-            said.append(
-                "attention to chosen tokens alone, and the index that chooses: all of the context is counted as read"
-            )
-        towers = sorted({key.removesuffix("_config") for key in self.whole if key in ("vision_config", "audio_config")})
-        if towers:
-            said.append(f"what reads {' and '.join(towers)}: its weights are not counted")
-        return said
+        shared, more = self.number("num_kv_shared_layers"), self.number("num_nextn_predict_layers")
+        towers = [name for name in ("audio", "vision") if f"{name}_config" in self.whole]
+        parts = {
+            f"K and V that {shared or 'some'} of {layers} layers take from others: each is counted with its own": (
+                shared or self.text.get("use_cla")
+            ),
+            f"layers that guess tokens ahead, {more} beside the {layers}: their weights and K and V are not counted": more,
+            "attention to chosen tokens alone, and the index that chooses: all of the context is counted as read": (
+                self.text.get("index_topk")
+            ),
+            f"what reads {' and '.join(towers)}: its weights are not counted": towers,
+        }
+        return [words for words, has in parts.items() if has]
 
     @property
     def _settings(self) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from paged.errors import UnknownKernel
 from paged.study.hardware.kernels import KernelTables
+from paged.study.hardware.kernels.kernel_tables import Heads
 from paged.study.hardware.kernels.multilinear import Multilinear
 from paged.study.hardware.placement import LOGIT_BYTES
 from paged.study.hardware.roofline import Roofline
@@ -54,12 +55,12 @@ class KernelLayers:
         """What of an answer does not stand on measurements, a sentence each."""
         model, degree = self.roofline.model, self.roofline.tensor_parallel
         said = []
-        for name, n, k, _ in self._products:
+        for name, n, k, _ in products_of(self.roofline):
             beyond = self.tables.product_coverage(self._dtype, 256, n, k).beyond
             if beyond:
                 how = ", ".join(f"{factor:.2g} × beyond in {axis}" for axis, factor in beyond.items())
                 said.append(f"{name} ({n:,.0f} × {k:,.0f}) lies outside of the measured products: {how}")
-        heads = self._heads
+        heads = heads_of(self.roofline)
         for kind in ("prefill", "decode"):
             instead = self.tables.attention_coverage(kind, self._kv_dtype, 1, 1024, **heads).instead
             if instead:
@@ -80,7 +81,7 @@ class KernelLayers:
         try:
             self.tables.product(self._dtype, 1, 64, 64)
             for kind in ("prefill", "decode"):
-                self.tables.attention_coverage(kind, self._kv_dtype, 1, 1024, **self._heads)
+                self.tables.attention_coverage(kind, self._kv_dtype, 1, 1024, **heads_of(self.roofline))
         except UnknownKernel:
             return False
         return True
@@ -89,7 +90,7 @@ class KernelLayers:
         """Of all layers but attention, LM head and sampler, with all-reduces and experts."""
         roofline, model = self.roofline, self.roofline.model
         seconds = np.zeros(len(tokens))
-        for name, n, k, times in self._products:
+        for name, n, k, times in products_of(self.roofline):
             if name != "LM head":
                 seconds += times * self.tables.product(self._dtype, tokens, n, k)
         shortest = self.tables.launch["product"]
@@ -103,12 +104,12 @@ class KernelLayers:
         return np.asarray(seconds + (0.0 if roofline.is_lockstep else roofline.routed(tokens)), np.float64)
 
     def shared_seconds(self, tokens: Numbers) -> Numbers:
-        """See `Layers`. By published figures."""
+        """By published figures."""
         return np.asarray(self.roofline.shared_seconds(tokens), np.float64)
 
     def head_seconds(self, rows: Numbers) -> Numbers:
         """Of LM head and sampler."""
-        _, n, k, _ = self._products[-1]
+        _, n, k, _ = products_of(self.roofline)[-1]
         logits = self.roofline.read_seconds(_LOGIT_PASSES * LOGIT_BYTES * self.roofline.model.vocab * rows)
         # Checkpoints whose layers are quantised keep this matrix as it was.
         return np.asarray(self.tables.product("bf16", rows, n, k) + _SAMPLER_S + logits, np.float64)
@@ -116,7 +117,7 @@ class KernelLayers:
     @cached_property
     def attention(self) -> _Attention:
         """Of all layers."""
-        layers, heads, dtype = self.roofline.model.layers, self._heads, self._kv_dtype
+        layers, heads, dtype = self.roofline.model.layers, heads_of(self.roofline), self._kv_dtype
         lengths, rows = np.array(_LENGTHS, np.float64), np.array(_ROWS, np.float64)
         whole = layers * self.tables.prefill_attention(dtype, 1, lengths, **heads)
         decode = layers * self.tables.decode_attention(dtype, rows[:, None], lengths, **heads)
@@ -130,22 +131,19 @@ class KernelLayers:
 
     @property
     def _dtype(self) -> str:
-        return "bf16" if self.roofline.dtype == "fp16" else self.roofline.dtype
+        return timed_as(self.roofline.dtype)
 
     @property
     def _kv_dtype(self) -> str:
-        return "bf16" if self.roofline.kept_dtype == "fp16" else self.roofline.kept_dtype
-
-    @cached_property
-    def _heads(self) -> dict[str, int]:
-        return heads_of(self.roofline)
-
-    @cached_property
-    def _products(self) -> list[tuple[str, float, float, int]]:
-        return products_of(self.roofline)
+        return timed_as(self.roofline.kept_dtype)
 
 
-def heads_of(roofline: Roofline) -> dict[str, int]:
+def timed_as(dtype: str) -> str:
+    """The dtype whose kernels answer for one."""
+    return "bf16" if dtype == "fp16" else dtype
+
+
+def heads_of(roofline: Roofline) -> Heads:
     """Heads, KV heads and head size on one device."""
     model, degree = roofline.model, roofline.tensor_parallel
     heads, kv_heads = -(-model.heads // degree), -(-model.kv_heads // degree)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from paged.attention.kv_dtypes import CODE_BITS, SKIPPED
 from paged.errors import BadHardwareFile, InvalidConfig, MissingExtra, NotModelled, UnknownLayers, UnknownModel
 from paged.model.kept_layers import config_of, kept_layers
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import BF16, ModelShape
-from paged.study.hardware.catalogue import is_path, model_named, model_names, published_layers
+from paged.study.hardware.catalogue import file_of, is_path, model_named, model_names, published_layers
 from paged.study.hardware.device import KV_DTYPES, kv_bytes
 from paged.study.hardware.files import read_described
 from paged.study.hardware.hf_config import is_config, name_of, with_usual_names
@@ -44,16 +44,12 @@ def layers_named(
             raise UnknownModel(name, sorted({*model_names(), *published_layers()})) from None
     head_size = _head_size(name, kept, kv_dtype) if kv_dtype in CODE_BITS else 1
     kinds = {SKIPPED.get(each) for each in kv_dtype_skip_layers}
-    layers = [
-        msgspec.structs.replace(
-            each,
-            entry=tuple(
-                kv_bytes(floats if each.kind in kinds else kv_dtype, piece // BF16, head_size) for piece in each.entry
-            ),
-        )
-        for each in kept.layers
-    ]
-    return msgspec.structs.replace(kept, layers=tuple(layers))
+
+    def stored(layers: Layers) -> Layers:
+        dtype = floats if layers.kind in kinds else kv_dtype
+        return replace(layers, entry=tuple(kv_bytes(dtype, piece // BF16, head_size) for piece in layers.entry))
+
+    return replace(kept, layers=tuple(map(stored, kept.layers)))
 
 
 def _head_size(name: str, kept: Kept, kv_dtype: str) -> int:
@@ -89,12 +85,8 @@ def _document(name: str) -> dict[str, Any] | None:
     """The configuration in the Hugging Face layout that the name stands for, if it does."""
     if not is_path(name):
         return None
-    document = read_described(_config_path(name), dict[str, Any])
+    document = read_described(file_of(name), dict[str, Any])
     return document if is_config(document) else None
-
-
-def _config_path(name: str) -> Path:
-    return Path(name, "config.json") if Path(name).is_dir() else Path(name)
 
 
 def _published(name: str) -> Kept | None:
@@ -106,7 +98,7 @@ def _published(name: str) -> Kept | None:
 
 def _configured(name: str) -> Kept | None:
     """By a configuration in the Hugging Face layout, if that is what the name stands for."""
-    document, path = _document(name), _config_path(name)
+    document, path = _document(name), file_of(name)
     if document is None:
         return None
     try:
@@ -116,9 +108,7 @@ def _configured(name: str) -> Kept | None:
             shape = model_named(name)
         except NotModelled as refused:
             raise (refused if isinstance(error, UnknownLayers) else error) from None
-        return msgspec.structs.replace(
-            _by_shape(shape), doubt=f"Layers are taken to be as the configuration says by itself. {error}"
-        )
+        return replace(_by_shape(shape), doubt=f"Layers are taken to be as the configuration says by itself. {error}")
     except InvalidConfig as error:
         raise BadHardwareFile(path, None, str(error)) from None
 

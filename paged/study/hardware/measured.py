@@ -2,80 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from paged.errors import BadHardwareFile
 from paged.study.hardware.catalogue import model_named
 from paged.study.hardware.derived_layers import DerivedLayers, Timing
 from paged.study.hardware.files import read_described
-from paged.study.hardware.kernel_layers import KernelLayers
+from paged.study.hardware.kernel_layers import KernelLayers, timed_as
 from paged.study.hardware.kernels import KernelTables, kernel_names, kernels_named
 from paged.study.hardware.kernels.layer_tables import LayerTables
-from paged.study.hardware.kernels.multilinear import Multilinear
-from paged.study.hardware.launching import Launching
-from paged.study.hardware.measured_step import Layers, MeasuredStep
+from paged.study.hardware.measured_step import Launching, Layers, MeasuredStep
 from paged.study.hardware.roofline import Roofline
 
 BAND = (-0.25, 0.27)
 """How far steps by published figures are from those by measured kernels, where there are any: the 10th percentile of decode steps and the
 90th of prompts (benchmarks/results/validation.md)."""
 _LAYERS = Path(__file__).parent / "kernels" / "layers"
-
-
-@dataclass(frozen=True)
-class TableLayers:
-    """`Layers` of one model on one card as they were timed."""
-
-    tables: LayerTables
-    attention: Multilinear
-
-    @classmethod
-    def of(cls, tables: LayerTables) -> TableLayers:
-        """Attention of all layers."""
-        layer = tables.layer_attention
-        return cls(tables, Multilinear(layer.axes, layer.table * tables.model.layers))
-
-    @property
-    def about(self) -> str:
-        """See `Layers`."""
-        versions = ", ".join(f"{name} {version}" for name, version in self.tables.versions.items())
-        who = f": {self.tables.source}" if self.tables.source else ""
-        return f"measured layers of {self.tables.name} ({versions or 'no versions stated'}){who}"
-
-    @property
-    def skew(self) -> float:
-        """See `Layers`."""
-        return self.tables.skew
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """See `Layers`."""
-        measured = self.tables.measured
-        said = (
-            f"measured up to {measured['tokens'][1]:,} tokens a step, {measured['n_decode'][1]:,} sequences and contexts of "
-            f"{measured['kv_decode'][1]:,} tokens; beyond it goes on in straight lines"
-        )
-        unskewed = "that contexts of a step differ in length is left out: what it takes here was not measured"
-        return (said,) if self.skew else (said, unskewed)
-
-    def dense_seconds(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See `Layers`."""
-        return self.tables.dense_seconds(tokens)
-
-    def shared_seconds(self, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See `Layers`. Nothing: they are of one device."""
-        return np.zeros(len(tokens))
-
-    def head_seconds(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """See `Layers`."""
-        return self.tables.head_seconds(rows)
 
 
 def measured_layers(roofline: Roofline) -> Layers | None:
@@ -87,14 +33,16 @@ def measured_layers(roofline: Roofline) -> Layers | None:
     published = roofline.as_published()
     if roofline.split_context or roofline.model.latent or roofline.model.mixers or roofline.codes:
         return None
-    name, dtype = roofline.device.name, "bf16" if roofline.dtype == "fp16" else roofline.dtype
-    kept = "bf16" if roofline.kept_dtype == "fp16" else roofline.kept_dtype
+    name, dtype = roofline.device.name, timed_as(roofline.dtype)
+    is_one_dtype = dtype == timed_as(roofline.kept_dtype)
     of_device = [
-        timing for timing in _timings() if timing.tables.device == name and timing.tables.dtype == dtype == kept
+        timing
+        for timing in _timings()
+        if timing.tables.device == name and timing.tables.dtype == dtype and is_one_dtype
     ]
-    own = [timing for timing in of_device if timing.tables.is_of(roofline.model)]
+    own = [timing for timing in of_device if not timing.tables.model.differing(roofline.model)]
     if own and not roofline.is_linked and roofline.dtype == roofline.kept_dtype == own[0].tables.dtype:
-        return TableLayers.of(own[0].tables)
+        return own[0].tables
     alike = [timing for timing in of_device if timing.model.head_dim == roofline.model.head_dim and timing not in own]
     if own or alike:
         return DerivedLayers((*own, *alike), published)
@@ -117,25 +65,24 @@ def layers_in(path: str | Path, roofline: Roofline) -> Layers:
         )
     if read_described(path, _Head).dense is not None:
         tables = LayerTables.load(path)
-        if tables.device != roofline.device.name:
-            raise BadHardwareFile(
-                path, "device", f"its layers were timed on {tables.device}, not on {roofline.device.name}"
-            )
+        _must_be_on(roofline, path, "layers", tables.device)
         is_of_dtype = roofline.dtype == roofline.kept_dtype == tables.dtype
-        if not tables.is_of(roofline.model) or roofline.tensor_parallel != 1 or not is_of_dtype:
+        if tables.model.differing(roofline.model) or roofline.tensor_parallel != 1 or not is_of_dtype:
             what = f"{tables.model.name} in {tables.dtype} on one device"
             asked = f"{roofline.model.name} in {roofline.dtype} on {roofline.tensor_parallel}"
             raise BadHardwareFile(path, "model", f"its layers are those of {what}, not of {asked}")
-        return TableLayers.of(tables)
+        return tables
     kernels = KernelTables.load(path)
-    if kernels.device.name != roofline.device.name:
-        raise BadHardwareFile(
-            path, "device", f"its kernels were timed on {kernels.device.name}, not on {roofline.device.name}"
-        )
+    _must_be_on(roofline, path, "kernels", kernels.device.name)
     found = KernelLayers(kernels, roofline.as_published())
     if not found.is_answered():
         raise BadHardwareFile(path, "grids", f"kernels of {roofline.model.name} in {roofline.dtype} are not in it")
     return found
+
+
+def _must_be_on(roofline: Roofline, path: Path, what: str, device: str) -> None:
+    if device != roofline.device.name:
+        raise BadHardwareFile(path, "device", f"its {what} were timed on {device}, not on {roofline.device.name}")
 
 
 def holds_kernels(path: str | Path) -> bool:

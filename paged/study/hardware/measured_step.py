@@ -9,17 +9,19 @@ measured how much longer those of different lengths take, longer by that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.errors import InvalidConfig
 from paged.model.tiling import Tiling
 from paged.scheduler import Costs
-from paged.study.hardware.launching import Launching
 from paged.study.hardware.roofline import Part, Roofline
 from paged.study.hardware.step_work import Spans, StepWork
 
@@ -29,6 +31,32 @@ MOST_ROWS = 2048
 """The same of its sequences, for the LM head."""
 _SLOPE = 2048
 Numbers = NDArray[np.float64]
+
+
+class Launching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine puts a step on a device.
+
+    host_s       seconds of each step in which the device waits for the host
+    graph_sizes  numbers of tokens for which a CUDA graph was captured, ascending: a step of fewer is padded to the next; () and above the
+                 last none is
+    """
+
+    host_s: float = 0.0
+    graph_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.host_s) and self.host_s >= 0):
+            raise InvalidConfig(f"host_s is {self.host_s}; it has to be a finite number, 0 or more")
+        if any(size < 1 for size in self.graph_sizes) or list(self.graph_sizes) != sorted(set(self.graph_sizes)):
+            raise InvalidConfig(f"graph_sizes is {self.graph_sizes}; sizes are above 0 and rise")
+
+    def padded(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens that kernels see, int64; 0 stays 0."""
+        if not self.graph_sizes:
+            return tokens
+        sizes = np.array(self.graph_sizes, np.int64)
+        place = np.searchsorted(sizes, tokens)
+        return np.where((tokens > 0) & (place < len(sizes)), sizes[np.minimum(place, len(sizes) - 1)], tokens)
 
 
 class Attention(Protocol):
@@ -81,7 +109,6 @@ class MeasuredStep:
 
     @property
     def spans(self) -> Spans:
-        """See `CostModel`."""
         return self.roofline.spans
 
     @property
@@ -117,8 +144,7 @@ class MeasuredStep:
         if self.layers.skew and rows and chunk:
             longer = at(chunk, before, rows, float(work.longest_decode)) - at(chunk, before, rows, length)
             seconds += self.layers.skew * max(longer, 0.0)
-        if not self._is_plain:
-            seconds *= float(self._relief(slice(-2, -1), work))
+        seconds *= float(self._relief(slice(-2, -1), work))
         return (
             self._host_s
             + _read(self._dense, tokens)
@@ -159,9 +185,7 @@ class MeasuredStep:
     def _dense(self) -> list[float]:
         """Seconds by the tokens of a step, 0 to MOST_TOKENS."""
         tokens = self.launching.padded(np.arange(1, MOST_TOKENS + 1)).astype(np.float64)
-        seconds = self.layers.dense_seconds(tokens)
-        if not self._is_plain:
-            seconds = seconds * self._relief(slice(-2), StepWork(computed_tokens=tokens))
+        seconds = self.layers.dense_seconds(tokens) * self._relief(slice(-2), StepWork(computed_tokens=tokens))
         return [0.0, *seconds.tolist()]
 
     def _shared_by_all(self, tokens: Any) -> Any:
@@ -175,23 +199,22 @@ class MeasuredStep:
     def _shared(self) -> list[float]:
         """Seconds by the tokens of all data-parallel ranks together, 0 to MOST_TOKENS."""
         tokens = np.arange(1.0, MOST_TOKENS + 1)
-        seconds = self.layers.shared_seconds(tokens)
-        if not self._is_plain:
-            each = StepWork(computed_tokens=tokens / self.roofline.data_parallel)
-            seconds = seconds * self._relief(slice(1, 2), each)
+        each = StepWork(computed_tokens=tokens / self.roofline.data_parallel)
+        seconds = self.layers.shared_seconds(tokens) * self._relief(slice(1, 2), each)
         return [0.0, *seconds.tolist()]
 
     @cached_property
     def _head(self) -> list[float]:
         rows = np.arange(1.0, MOST_ROWS + 1)
-        seconds = self.layers.head_seconds(rows)
-        if not self._is_plain:
-            seconds = seconds * self._relief(slice(-1, None), StepWork(computed_tokens=rows, sampled_rows=rows))
+        work = StepWork(computed_tokens=rows, sampled_rows=rows)
+        seconds = self.layers.head_seconds(rows) * self._relief(slice(-1, None), work)
         return [0.0, *seconds.tolist()]
 
     def _relief(self, places: slice, work: StepWork) -> Any:
         """What share of their time these parts of a step take on the faster device, by the rooflines of both; of a roofline's parts attention
         and the output projection are the last two."""
+        if self._is_plain:
+            return 1.0
         parts: tuple[Part, ...] = self.roofline.parts(work)[places]
         faster, published = (
             sum(roofline.part_seconds(part) for part in parts) for roofline in (self.roofline, self._published)
@@ -217,11 +240,8 @@ class MeasuredStep:
                 for i in range(int(np.prod(shape)))
             ]
             return np.array([self.seconds(step) for step in steps]).reshape(shape)
-        seconds = at(0.0, 0.0, rows, length)
-        if not self._is_plain:
-            seconds = seconds * self._relief(slice(-2, -1), work)
         does_run = tokens > 0
-        seconds = np.where(does_run, seconds, 0.0)
+        seconds = np.where(does_run, at(0.0, 0.0, rows, length) * self._relief(slice(-2, -1), work), 0.0)
         seconds = seconds + _read_many(self._dense, tokens) + _read_many(self._head, columns["sampled_rows"])
         seconds = seconds + self._host_s * (does_run | (columns["moved_tokens"] > 0))
         seconds = seconds + self._shared_by_all(tokens)

@@ -8,13 +8,13 @@ from functools import cache, cached_property
 import msgspec
 
 from paged.attention.kv_dtypes import CODE_BITS, SKIPPED
+from paged.base.arguments import is_integer
 from paged.base.budget import as_bytes, blocks_within
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
 from paged.model.model_shape import BF16, ModelShape
 from paged.model.quantised.names import AT_LOAD, HEAD, StoredCodes, check_asked, check_stored
-from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, kv_bytes
-from paged.study.hardware.link import Link
+from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, Link, kv_bytes
 from paged.study.hardware.step_work import Span, Spans
 
 LOGIT_BYTES = 4
@@ -50,12 +50,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def __post_init__(self) -> None:
         self.device.peak(self.dtype)
         self._check_quantization()
-        degree = self.tensor_parallel
-        if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
-            raise InvalidConfig(f"tensor_parallel is {degree!r}; it has to be a whole number of at least 1")
-        ranks = self.data_parallel
-        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-            raise InvalidConfig(f"data_parallel is {ranks!r}; it has to be a whole number of at least 1")
+        degree, ranks = self.tensor_parallel, self.data_parallel
+        for name, value in (("tensor_parallel", degree), ("data_parallel", ranks)):
+            if not is_integer(value) or value < 1:
+                raise InvalidConfig(f"{name} is {value!r}; it has to be a whole number of at least 1")
         if self.is_linked and self.link is None and self.device.interconnect is None:
             name, value = ("tensor_parallel", degree) if degree > 1 else ("data_parallel", ranks)
             raise InvalidConfig(
@@ -382,10 +380,7 @@ def _is_shared_evenly(model: ModelShape, degree: int, split_context: bool) -> bo
 
     With `split_context` there may be more devices than heads, which then share a head's context.
     """
-    experts = model.experts
-    widths = [model.intermediate] if model.moe_layers < model.layers else []
-    widths += [experts.intermediate] if experts else []
-    if any(width % degree for width in widths):
+    if any(width % degree for width in _widths(model)):
         return False
     heads_divide = not model.heads % degree or (split_context and not degree % model.heads)
     return heads_divide and bool(model.latent or not model.kv_heads % degree or not degree % model.kv_heads)
@@ -394,6 +389,10 @@ def _is_shared_evenly(model: ModelShape, degree: int, split_context: bool) -> bo
 def _shared(model: ModelShape) -> str:
     """What devices share, in words."""
     heads = f"{model.heads} heads" + ("" if model.latent else f", {model.kv_heads} KV heads")
-    widths = {model.intermediate} if model.moe_layers < model.layers else set()
-    widths |= {model.experts.intermediate} if model.experts else set()
-    return f"{heads} and MLPs of {' and '.join(f'{each:,}' for each in sorted(widths))}"
+    return f"{heads} and MLPs of {' and '.join(f'{each:,}' for each in sorted(_widths(model)))}"
+
+
+def _widths(model: ModelShape) -> set[int]:
+    """Of its MLPs, plain and of experts."""
+    plain = {model.intermediate} if model.moe_layers < model.layers else set()
+    return plain | ({model.experts.intermediate} if model.experts else set())

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paged.base.whole_file import whole_file
-from paged.errors import BadHardwareFile, InvalidConfig
+from paged.errors import InvalidConfig
 from paged.model.model_shape import ModelShape
 from paged.model.tiling import Tiling
 from paged.scheduler import Costs
-from paged.study.hardware.files import read_described
+from paged.study.hardware.files import check_format, read_described
 from paged.study.hardware.least_squares import non_negative_least_squares
 from paged.study.hardware.step_work import Spans, StepWork
 
@@ -58,6 +58,16 @@ class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     kv_heads: int
     head_dim: int
     vocab: int
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> ProfiledModel:
+        """A shape by its sizes."""
+        return cls(**{name: getattr(shape, name) for name in cls.__struct_fields__})
+
+    def differing(self, shape: ModelShape) -> list[str]:
+        """Each size in which a shape is another, in words; the name does not count."""
+        sizes = ((name, getattr(self, name), getattr(shape, name)) for name in self.__struct_fields__[1:])
+        return [f"{name} {own:,}, not {other:,}" for name, own, other in sizes if own != other]
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,12 +148,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """A saved profile. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
-        found = read_described(Path(path), _Head).format
-        if found != FORMAT:
-            other = "a profile of no known format" if found is None else f"a profile of format {found}"
-            raise BadHardwareFile(
-                Path(path), "format", f"{other}; this paged reads {FORMAT}. `paged profile` makes one"
-            )
+        check_format(Path(path), FORMAT, "a profile", ". `paged profile` makes one")
         return read_described(Path(path), cls)
 
     def save(self, path: str | Path) -> None:
@@ -177,23 +182,10 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def must_be_of(self, shape: ModelShape) -> None:
         """Raises InvalidConfig, with the sizes that differ, unless the steps were those of such a model; a profile that does not say of
         whom it is is taken on trust."""
-        if self.model is None:
-            return
-        differing = [
-            f"{name} {getattr(self.model, name):,}, not {getattr(shape, name):,}"
-            for name in ("layers", "heads", "kv_heads", "head_dim", "vocab")
-            if getattr(self.model, name) != getattr(shape, name)
-        ]
-        if differing:
+        if self.model is not None and (differing := self.model.differing(shape)):
             raise InvalidConfig(
                 f"the profile was taken of {self.model.name}, which is no {shape.name}: {', '.join(differing)}"
             )
-
-
-class _Head(msgspec.Struct):
-    """What of a file says how to read the rest."""
-
-    format: int | None = None
 
 
 def _columns(work: StepWork) -> NDArray[np.float64]:

@@ -17,8 +17,7 @@ import numpy as np
 from paged.errors import InvalidConfig
 from paged.model.tiling import Tiling
 from paged.scheduler import Costs
-from paged.study.hardware.device import DTYPES
-from paged.study.hardware.link import Link, usual_link
+from paged.study.hardware.device import DTYPES, Link, usual_link
 from paged.study.hardware.placement import LOGIT_BYTES, Placement
 from paged.study.hardware.step_work import Amount, StepWork
 

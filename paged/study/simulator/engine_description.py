@@ -10,7 +10,7 @@ import msgspec
 from paged import POLICIES, Policy
 from paged.errors import InvalidConfig, UnknownEngine
 from paged.study.hardware.files import read_described
-from paged.study.hardware.launching import Launching
+from paged.study.hardware.measured_step import Launching
 
 _FOLDER = Path(__file__).parent / "engines"
 

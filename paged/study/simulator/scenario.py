@@ -21,7 +21,7 @@ from paged.study.hardware import (
     model_named,
     suiting_budget,
 )
-from paged.study.hardware.link import link_of
+from paged.study.hardware.device import link_of
 from paged.study.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator.ledger import UNBOUNDED

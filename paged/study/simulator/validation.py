@@ -19,7 +19,7 @@ from paged import BlockManager, Scheduler
 from paged.errors import InvalidConfig
 from paged.model.model_shape import ModelShape
 from paged.study.hardware import KV_DTYPES, Roofline, device_named, device_names, model_named, usual_dtype
-from paged.study.hardware.link import link_of
+from paged.study.hardware.device import link_of
 from paged.study.hardware.measured import step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator.engine_description import EngineDescription, engine_named, engine_names

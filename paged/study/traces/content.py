@@ -3,6 +3,8 @@
 Traces of real services do not hold what people wrote. At most they say which pieces of prompts were equal. So a
 prompt is put together from *segments*: a segment with an id has the same tokens wherever that id occurs, and a
 segment without one is like no other. An output is one segment more.
+
+Prompts are ragged columns: request i's segments are `starts[i]` to `starts[i + 1]` − 1 of two flat arrays.
 """
 
 import numpy as np
@@ -85,3 +87,33 @@ def _copy_numbers(originals: Ids) -> Ids:
     numbers = np.empty(len(ranked), np.int64)
     numbers[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
     return numbers
+
+
+def starts_of(counts: Ids) -> Ids:
+    """Where each request's segments start, and where the last one's end: int64 [n + 1]."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+
+
+def ranges(firsts: Ids, counts: Ids) -> Ids:
+    """firsts[i], firsts[i] + 1, … (counts[i] numbers) for every i, in a row: int64 [sum of counts]."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(firsts - (ends - counts), counts)
+
+
+def picked(starts: Ids, requests: Ids) -> tuple[Ids, Ids]:
+    """The segments of some requests: their new starts, and the index of each segment in the old columns."""
+    counts = starts[requests + 1] - starts[requests]
+    return starts_of(counts), ranges(starts[requests], counts)
+
+
+def cut(starts: Ids, lengths: Ids, limits: Ids) -> tuple[Ids, Ids, Ids]:
+    """Prompts cut to `limits` tokens each (int64 [n], at least 1), at their end, so that what they share stays at their beginning.
+
+    New starts, the indices of the segments that are left, and their lengths.
+    """
+    counts = np.diff(starts)
+    before = np.cumsum(lengths) - lengths
+    before_in_prompt = before - np.repeat(before[starts[:-1]], counts)
+    left = np.minimum(lengths, np.repeat(limits, counts) - before_in_prompt)
+    is_left = left > 0
+    return starts_of(np.add.reduceat(is_left.astype(np.int64), starts[:-1])), np.flatnonzero(is_left), left[is_left]

@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import TraceError
-from paged.study.traces.content import MAX_SHARED_IDS, UNSHARED
+from paged.study.traces.content import MAX_SHARED_IDS, UNSHARED, starts_of
 from paged.study.traces.limits import MAX_NAME, MAX_TOKENS, is_name
-from paged.study.traces.segments import starts_of
 from paged.study.traces.trace import NOT_DECLARED, Trace
 
 

@@ -208,12 +208,8 @@ def _spans(request: Line) -> NDArray[np.int64]:
     if not isinstance(spans, list):
         raise request.error("blocks", "a list of ranges of ids is needed")
     for span in spans:
-        _check_span(request, span)
+        is_range = isinstance(span, list) and len(span) == 2 and all(type(each) is int for each in span)
+        if not is_range or not 0 <= span[0] < span[1] <= MAX_SHARED_IDS:
+            needed = f"[first, stop] is needed, with 0 ≤ first < stop ≤ {MAX_SHARED_IDS:,}"
+            raise request.error("blocks", f"{str(span)[:40]} is no range; {needed}")
     return np.array(spans, np.int64).reshape(-1, 2)
-
-
-def _check_span(request: Line, span: Any) -> None:
-    is_range = isinstance(span, list) and len(span) == 2 and all(type(each) is int for each in span)
-    if not is_range or not 0 <= span[0] < span[1] <= MAX_SHARED_IDS:
-        problem = f"{str(span)[:40]} is no range; [first, stop] is needed, with 0 ≤ first < stop ≤ {MAX_SHARED_IDS:,}"
-        raise request.error("blocks", problem)

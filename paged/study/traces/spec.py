@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from paged.errors import InvalidConfig, InvalidSpec
-from paged.study.traces.arrivals import PROCESSES
 from paged.study.traces.lengths import PRESETS, LogNormal
+from paged.study.traces.synthetic import PROCESSES
 
 PREFIX = "synthetic:"
 

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import InvalidConfig
-from paged.study.traces.applied import Applied
-from paged.study.traces.content import MAX_SHARED_IDS, UNSHARED
+from paged.study.traces.content import MAX_SHARED_IDS, UNSHARED, picked, starts_of
 from paged.study.traces.limits import at_least, generators
-from paged.study.traces.segments import picked, starts_of
-from paged.study.traces.trace import Trace
+from paged.study.traces.trace import BY_REQUEST, Applied, Trace
 
 
 def superposed(traces: Sequence[Trace], *, seed: int | None = None) -> Trace:
@@ -35,18 +34,18 @@ def superposed(traces: Sequence[Trace], *, seed: int | None = None) -> Trace:
     arguments: dict[str, float | int | str] = {"traces": len(traces)}
     if seed is not None:
         arguments["seed"] = seed
+    by_request: dict[str, Any] = {
+        name: np.concatenate([getattr(trace, name) for trace in traces]) for name in BY_REQUEST
+    }
+    by_request["output_ids"] = output_ids
     return replace(
         traces[0],
         arrival_s=arrival_s[order],
-        output_tokens=np.concatenate([trace.output_tokens for trace in traces])[order],
         segment_starts=starts,
         segment_ids=segment_ids[segments],
         segment_lengths=np.concatenate([trace.segment_lengths for trace in traces])[segments],
-        max_tokens=np.concatenate([trace.max_tokens for trace in traces])[order],
-        priority=np.concatenate([trace.priority for trace in traces])[order],
-        tenant=np.concatenate([trace.tenant for trace in traces])[order],
-        output_ids=output_ids[order],
         applied=(*traces[0].applied, Applied("superposed", arguments, len(traces[0]), len(order))),
+        **{name: column[order] for name, column in by_request.items()},
     )
 
 

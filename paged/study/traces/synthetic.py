@@ -4,16 +4,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import InvalidConfig
-from paged.study.traces.arrivals import arrivals, check_process
-from paged.study.traces.content import MAX_REQUESTS, UNSHARED
+from paged.study.traces.content import MAX_REQUESTS, UNSHARED, Ids, ranges, starts_of
 from paged.study.traces.lengths import PRESETS, Fixed, LogNormal
-from paged.study.traces.limits import MAX_TOKENS, at_least, between, generators
-from paged.study.traces.segments import Column, ranges, starts_of
-from paged.study.traces.trace import NOT_DECLARED, Trace
+from paged.study.traces.limits import MAX_TOKENS, at_least, between, generators, positive
+from paged.study.traces.trace import Trace, nothing_said
+
+PROCESSES = {
+    "poisson": "independent of each other: gaps are exponential (cv 1)",
+    "gamma": "in bursts: gaps are gamma-distributed with the coefficient of variation `cv` (1 is poisson, more is burstier)",
+    "deterministic": "one every 1/rate seconds",
+    "at-once": "all at 0",
+}
 
 Lengths = int | Fixed | LogNormal
 
 DEFAULT_RATE = 1.0
+
+CV_LIMITS = (0.01, 100.0)
+"""Too even to differ from deterministic, and burstier than a trace of a million requests can show."""
 
 MAX_TURNS = 10_000.0
 MAX_PAUSE_S = 1e9
@@ -58,7 +66,7 @@ def synthetic(
     Raises InvalidConfig, naming value and limit, before anything is drawn.
     """
     at_least("requests", requests, 1, MAX_REQUESTS)
-    check_process(process, rate, cv)
+    _check_process(process, rate, cv)
     at_least("system_tokens", system_tokens, 0, MAX_TOKENS)
     between("turns", turns, 1, MAX_TURNS)
     between("think_s", think_s, 0, MAX_PAUSE_S)
@@ -79,11 +87,44 @@ def synthetic(
     if num_segments > MAX_SEGMENTS:
         problem = f"{requests:,} requests in conversations of {turns:g} turns have {num_segments:,} segments"
         raise InvalidConfig(f"{problem}; at most {MAX_SEGMENTS:,} are possible")
-    begins = arrivals(process, len(num_turns), (rate or DEFAULT_RATE) / turns, cv, at)
+    begins = _arrivals(process, len(num_turns), (rate or DEFAULT_RATE) / turns, cv, at)
     pause_s = pauses.exponential(think_s, requests) + token_s * output_tokens
     return _assembled(
         name, begins, num_turns, pause_s, new_tokens, output_tokens, system_tokens=system_tokens, seed=seed
     )
+
+
+def _check_process(process: str, rate: float | None, cv: float | None) -> None:
+    """Raises InvalidConfig for an unknown process, and for a rate or a cv that it cannot have, or lacks."""
+    if process not in PROCESSES:
+        raise InvalidConfig(f'"{process}" is no arrival process; known are {", ".join(PROCESSES)}')
+    if rate is not None:
+        positive("rate", rate)
+        if process == "at-once":
+            raise InvalidConfig(f"rate is {rate:g}, but at-once has none: all requests arrive at 0")
+    if cv is not None:
+        between("cv", cv, *CV_LIMITS)
+        if process != "gamma":
+            raise InvalidConfig(f"cv is {cv:g}, but {process} has none; gamma has")
+    elif process == "gamma":
+        raise InvalidConfig("gamma needs cv, the coefficient of variation of the gaps between arrivals")
+
+
+def _arrivals(
+    process: str, count: int, rate: float, cv: float | None, random: np.random.Generator
+) -> NDArray[np.float64]:
+    """Seconds, float64 [count], never falling; the first is 0. `rate` is a second's expected arrivals."""
+    if process == "at-once":
+        return np.zeros(count)
+    num_gaps = count - 1
+    if process == "deterministic":
+        gaps = np.full(num_gaps, 1 / rate)
+    elif process == "gamma" and cv is not None:
+        # A gamma distribution of shape k has a coefficient of variation of 1/√k.
+        gaps = random.gamma(1 / cv**2, cv**2 / rate, num_gaps)
+    else:
+        gaps = random.exponential(1 / rate, num_gaps)
+    return np.concatenate((np.zeros(1), np.cumsum(gaps)))
 
 
 def _checked(lengths: Lengths | None, what: str) -> Fixed | LogNormal | None:
@@ -103,9 +144,7 @@ def _source_of(lengths: str | Trace) -> Trace | tuple[LogNormal, LogNormal]:
     return PRESETS[lengths].prompt, PRESETS[lengths].output
 
 
-def _drawn(
-    source: Trace | tuple[LogNormal, LogNormal], count: int, random: np.random.Generator
-) -> tuple[Column, Column]:
+def _drawn(source: Trace | tuple[LogNormal, LogNormal], count: int, random: np.random.Generator) -> tuple[Ids, Ids]:
     """Prompt and output lengths, int64 [count] each; those of a trace in pairs, because the two may depend on each other."""
     if isinstance(source, Trace):
         chosen = random.integers(0, len(source), count)
@@ -115,7 +154,7 @@ def _drawn(
     return prompt.draw(count, prompt_random), output.draw(count, output_random)
 
 
-def _turns(requests: int, turns: float, random: np.random.Generator) -> Column:
+def _turns(requests: int, turns: float, random: np.random.Generator) -> Ids:
     """The number of turns of each conversation, int64 [conversations]; together as many as there are requests."""
     ends = np.cumsum(random.geometric(1 / turns, requests))
     num_conversations = int(np.searchsorted(ends, requests)) + 1
@@ -126,10 +165,10 @@ def _turns(requests: int, turns: float, random: np.random.Generator) -> Column:
 def _assembled(
     name: str,
     begins: NDArray[np.float64],
-    num_turns: Column,
+    num_turns: Ids,
     pause_s: NDArray[np.float64],
-    new_tokens: Column,
-    output_tokens: Column,
+    new_tokens: Ids,
+    output_tokens: Ids,
     *,
     system_tokens: int,
     seed: int,
@@ -162,9 +201,6 @@ def _assembled(
         segment_starts=starts,
         segment_ids=np.where(is_shared, contents, UNSHARED),
         segment_lengths=content_lengths[contents],
-        max_tokens=np.full(num_requests, NOT_DECLARED, np.int64),
-        priority=np.zeros(num_requests, np.int64),
-        tenant=np.zeros(num_requests, np.str_),
-        output_ids=np.full(num_requests, UNSHARED, np.int64) if is_single else 2 * order + 1,
+        **nothing_said(num_requests) | ({} if is_single else {"output_ids": 2 * order + 1}),
         seed=seed,
     )

@@ -8,15 +8,23 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paged.errors import InvalidConfig
-from paged.study.traces.applied import Applied
-from paged.study.traces.columns import check_arrivals, check_columns, scaled_lengths, whole_numbers
-from paged.study.traces.content import UNSHARED, content_ids, contents_apart, output_content_ids, segment_tokens
-from paged.study.traces.limits import at_least, between, generators, not_negative, positive
-from paged.study.traces.segments import cut, picked
+from paged.study.traces.content import (
+    MAX_REQUESTS,
+    MAX_SHARED_IDS,
+    UNSHARED,
+    content_ids,
+    contents_apart,
+    cut,
+    output_content_ids,
+    picked,
+    segment_tokens,
+)
+from paged.study.traces.limits import MAX_PRIORITY, MAX_TOKENS, at_least, between, generators, not_negative, positive
 
 NOT_DECLARED = 0
 """In `max_tokens`: the request did not say how many output tokens it wants at most."""
@@ -26,6 +34,28 @@ RESAMPLED_BLOCKS = 20
 
 DECLARED_CAP = 1024
 """What `declared` assumes where a request says nothing."""
+
+BY_REQUEST = ("output_tokens", "max_tokens", "priority", "tenant", "output_ids")
+"""The columns, beside arrivals, that have one element a request."""
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """One transformation: its name, its arguments, how many requests came in and went out, and how many of them it changed or
+    left out, by what became of them (`clipped`, `rejected`)."""
+
+    name: str
+    arguments: dict[str, float | int | str]
+    requests_before: int
+    requests_after: int
+    counts: dict[str, int] = {}
+
+    def __str__(self) -> str:
+        shown = (
+            f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in self.arguments.items()
+        )
+        counts = "".join(f", {count:,} {what}" for what, count in self.counts.items())
+        return f"{self.name}({', '.join(shown)}): {self.requests_after:,} of {self.requests_before:,} requests{counts}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +90,7 @@ class Trace:
     note: str = ""
 
     def __post_init__(self) -> None:
-        check_columns(self)
+        _check_columns(self)
 
     @classmethod
     def from_lengths(
@@ -74,20 +104,16 @@ class Trace:
     ) -> "Trace":
         """A trace of requests that share nothing and declare nothing; arrivals of any starting point, never falling."""
         arrivals = np.asarray(arrival_s, np.float64)
-        check_arrivals(arrivals)
-        prompts = whole_numbers("prompt_tokens", prompt_tokens)
-        num_requests = len(arrivals)
+        _check_arrivals(arrivals)
+        prompts = _whole_numbers("prompt_tokens", prompt_tokens)
         return cls(
             name=name,
             arrival_s=arrivals - arrivals[:1].sum(),
-            output_tokens=whole_numbers("output_tokens", output_tokens),
+            output_tokens=_whole_numbers("output_tokens", output_tokens),
             segment_starts=np.arange(len(prompts) + 1, dtype=np.int64),
             segment_ids=np.full(len(prompts), UNSHARED, np.int64),
             segment_lengths=prompts,
-            max_tokens=np.full(num_requests, NOT_DECLARED, np.int64),
-            priority=np.zeros(num_requests, np.int64),
-            tenant=np.zeros(num_requests, np.str_),
-            output_ids=np.full(num_requests, UNSHARED, np.int64),
+            **nothing_said(len(arrivals)),
             seed=seed,
         )
 
@@ -205,23 +231,20 @@ class Trace:
         repeats is scaled as an output where it is one and as a prompt where it is repeated. Raises InvalidConfig for a scale that is
         not a positive, finite number, or that makes a request longer than MAX_TOKENS.
         """
+        by: dict[str, dict[str, float | int | str]] = {"stretched": {}, "lengths": {}}
         for what, scale in (("rate", rate), ("prompts", prompts), ("outputs", outputs)):
-            positive(f"the scale of {what}", scale)
-        applied: list[tuple[str, dict[str, float | int | str]]] = [("stretched", {"rate": rate})] if rate != 1 else []
-        lengths: dict[str, float | int | str] = {
-            what: scale for what, scale in (("prompts", prompts), ("outputs", outputs)) if scale != 1
-        }
-        applied += [("lengths", lengths)] if lengths else []
+            if positive(f"the scale of {what}", scale) != 1:
+                by["stretched" if what == "rate" else "lengths"][what] = scale
         is_declared = self.max_tokens != NOT_DECLARED
         with np.errstate(over="ignore"):
             arrival_s = self.arrival_s / rate
         return replace(
             self,
             arrival_s=arrival_s,
-            output_tokens=scaled_lengths("outputs", self.output_tokens, outputs),
-            segment_lengths=scaled_lengths("prompts", self.segment_lengths, prompts),
-            max_tokens=np.where(is_declared, scaled_lengths("max_tokens", self.max_tokens, outputs), NOT_DECLARED),
-            applied=self.applied + tuple(Applied(name, by, len(self), len(self)) for name, by in applied),
+            output_tokens=_scaled("outputs", self.output_tokens, outputs),
+            segment_lengths=_scaled("prompts", self.segment_lengths, prompts),
+            max_tokens=np.where(is_declared, _scaled("max_tokens", self.max_tokens, outputs), NOT_DECLARED),
+            applied=self.applied + tuple(self._applied(name, scales) for name, scales in by.items() if scales),
         )
 
     def fitted(self, context: int, *, how: Literal["clip", "reject"] = "clip") -> "Trace":
@@ -252,7 +275,7 @@ class Trace:
             segment_ids=self.segment_ids[segments],
             segment_lengths=lengths,
             max_tokens=np.minimum(self.max_tokens, context - prompts),
-            applied=(*self.applied, Applied("fitted", arguments, len(self), len(self), {"clipped": num_too_long})),
+            applied=(*self.applied, self._applied("fitted", arguments, {"clipped": num_too_long})),
         )
 
     def declared(self, context: int, cap: int = DECLARED_CAP) -> "Trace":
@@ -276,11 +299,12 @@ class Trace:
             self,
             output_tokens=np.minimum(self.output_tokens, max_tokens),
             max_tokens=max_tokens,
-            applied=(
-                *self.applied,
-                Applied("declared", {"context": context, "cap": cap}, len(self), len(self), counts),
-            ),
+            applied=(*self.applied, self._applied("declared", {"context": context, "cap": cap}, counts)),
         )
+
+    def _applied(self, name: str, arguments: dict[str, Any], counts: dict[str, int] | None = None) -> Applied:
+        """Of what leaves as many requests."""
+        return Applied(name, arguments, len(self), len(self), counts or {})
 
     def _picked(
         self,
@@ -298,13 +322,100 @@ class Trace:
         return replace(
             self,
             arrival_s=arrival_s - arrival_s[0],
-            output_tokens=self.output_tokens[requests],
             segment_starts=starts,
             segment_ids=self.segment_ids[segments],
             segment_lengths=self.segment_lengths[segments],
-            max_tokens=self.max_tokens[requests],
-            priority=self.priority[requests],
-            tenant=self.tenant[requests],
-            output_ids=self.output_ids[requests],
+            **{name: getattr(self, name)[requests] for name in BY_REQUEST},
             applied=(*self.applied, Applied(name, arguments, len(self), len(requests), counts or {})),
         )
+
+
+def nothing_said(num_requests: int) -> dict[str, Any]:
+    """The columns of so many requests that declare nothing, and whose outputs no prompt repeats."""
+    return {
+        "max_tokens": np.full(num_requests, NOT_DECLARED, np.int64),
+        "priority": np.zeros(num_requests, np.int64),
+        "tenant": np.zeros(num_requests, np.str_),
+        "output_ids": np.full(num_requests, UNSHARED, np.int64),
+    }
+
+
+def _check_columns(trace: Trace) -> None:
+    """Raises InvalidConfig, naming column, request or segment, value and limit, unless every promise of Trace's docstring holds."""
+    num_requests = len(trace.arrival_s)
+    at_least("the number of requests in a trace", num_requests, 1, MAX_REQUESTS)
+    num_segments = len(trace.segment_ids)
+    for what in BY_REQUEST:
+        _check_size(what, getattr(trace, what), num_requests)
+    _check_size("segment_starts", trace.segment_starts, num_requests + 1)
+    _check_size("segment_lengths", trace.segment_lengths, num_segments)
+    if num_segments == 0 or trace.segment_starts[0] != 0 or trace.segment_starts[-1] != num_segments:
+        first, last = trace.segment_starts[[0, -1]].tolist()
+        raise InvalidConfig(f"segment_starts go from {first} to {last}; they must go from 0 to {num_segments}")
+    _check_range("segments of request", np.diff(trace.segment_starts), 1, num_segments)
+    _check_arrivals(trace.arrival_s)
+    if trace.arrival_s[0] != 0:
+        raise InvalidConfig(
+            f"arrival_s of request 0 is {trace.arrival_s[0]:g}; times count from the first request, at 0"
+        )
+    for what, of, least, most in (
+        ("output_tokens", "request", 1, MAX_TOKENS),
+        ("segment_lengths", "segment", 1, MAX_TOKENS),
+        ("prompt_tokens", "request", 1, MAX_TOKENS),
+        ("segment_ids", "segment", UNSHARED, MAX_SHARED_IDS - 1),
+        ("output_ids", "request", UNSHARED, MAX_SHARED_IDS - 1),
+        ("max_tokens", "request", 0, MAX_TOKENS),
+        ("priority", "request", -MAX_PRIORITY, MAX_PRIORITY),
+    ):
+        _check_range(f"{what} of {of}", getattr(trace, what), least, most)
+    is_short = (trace.max_tokens > 0) & (trace.max_tokens < trace.output_tokens)
+    if is_short.any():
+        request = int(np.argmax(is_short))
+        declared, output = int(trace.max_tokens[request]), int(trace.output_tokens[request])
+        raise InvalidConfig(f"max_tokens of request {request:,} is {declared:,}, but its output has {output:,} tokens")
+
+
+def _check_arrivals(arrival_s: NDArray[np.float64]) -> None:
+    """Raises InvalidConfig unless every time is finite, not negative, and not before the one above it."""
+    if not np.isfinite(arrival_s).all():
+        request = int(np.argmin(np.isfinite(arrival_s)))
+        raise InvalidConfig(f"arrival_s of request {request:,} is {arrival_s[request]}; it must be finite")
+    if (arrival_s < 0).any():
+        request = int(np.argmax(arrival_s < 0))
+        raise InvalidConfig(f"arrival_s of request {request:,} is {arrival_s[request]:g}; it must not be negative")
+    falls = np.diff(arrival_s) < 0
+    if falls.any():
+        request = int(np.argmax(falls)) + 1
+        before, after = arrival_s[request - 1 : request + 1].tolist()
+        raise InvalidConfig(f"request {request:,} arrives at {after:g} s, after one at {before:g} s; a trace is sorted")
+
+
+def _whole_numbers(what: str, values: ArrayLike) -> NDArray[np.int64]:
+    """`values` as int64. Raises InvalidConfig for what is not whole."""
+    numbers = np.asarray(values)
+    if not np.issubdtype(numbers.dtype, np.integer):
+        raise InvalidConfig(f"{what} are {numbers.dtype}; they must be whole numbers")
+    return numbers.astype(np.int64)
+
+
+def _scaled(what: str, tokens: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
+    """Lengths times a scale, to the nearest and at least 1. Raises InvalidConfig where one is over MAX_TOKENS."""
+    with np.errstate(over="ignore"):
+        scaled = np.maximum(np.rint(tokens * scale), 1)
+    if scaled.max() > MAX_TOKENS:
+        raise InvalidConfig(
+            f"{what} scaled by {scale:g} have up to {scaled.max():,.0f} tokens; at most {MAX_TOKENS:,} are possible"
+        )
+    return scaled.astype(np.int64)
+
+
+def _check_size(what: str, column: NDArray, wanted: int) -> None:
+    if column.shape != (wanted,):
+        raise InvalidConfig(f"{what} has the shape {column.shape}; ({wanted},) is needed")
+
+
+def _check_range(what: str, column: NDArray[np.int64], least: int, most: int) -> None:
+    is_wrong = (column < least) | (column > most)
+    if is_wrong.any():
+        place = int(np.argmax(is_wrong))
+        raise InvalidConfig(f"{what} {place:,}: {int(column[place]):,}; it must be from {least:,} to {most:,}")

@@ -1,9 +1,14 @@
 """Kernels that were timed on a device, as tables small enough to ship: seconds of products, attention and all-reduces by their sizes."""
 
-from paged.study.hardware.kernels.catalogue import fit_folder, kernel_names, kernels_named
 from paged.study.hardware.kernels.grid import Grid
-from paged.study.hardware.kernels.kernel_file import KernelError
-from paged.study.hardware.kernels.kernel_tables import Coverage, KernelTables
+from paged.study.hardware.kernels.kernel_tables import (
+    Coverage,
+    KernelError,
+    KernelTables,
+    fit_folder,
+    kernel_names,
+    kernels_named,
+)
 from paged.study.hardware.kernels.measurements import Measurements, Timed, read_folder
 
 __all__ = [

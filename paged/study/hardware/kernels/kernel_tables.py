@@ -10,26 +10,62 @@ exceeds the launch grows as the least seconds do instead: once a device is full,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, Unpack
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paged.base.whole_file import whole_file
-from paged.errors import BadHardwareFile, UnknownKernel
+from paged.errors import BadHardwareFile, UnknownDevice, UnknownKernel
+from paged.study.hardware.catalogue import device_named
 from paged.study.hardware.device import Device
-from paged.study.hardware.files import read_described
+from paged.study.hardware.files import check_format, read_described
 from paged.study.hardware.kernels import guide
 from paged.study.hardware.kernels.grid import Grid
-from paged.study.hardware.kernels.kernel_file import FORMAT, KernelError, KernelFile, PackedGrids
-from paged.study.hardware.kernels.measurements import Columns, Measurements, Timed
+from paged.study.hardware.kernels.measurements import Columns, Measurements, Timed, read_folder
+from paged.study.hardware.kernels.packing import PackedGrids
 
-KINDS = ("product", "prefill", "decode", "all_reduce")
+FORMAT = 1
+"""Of the file; raised when a field changes its meaning."""
 Seconds = NDArray[np.float64]
 _OWN = "own"
 """The family of attention in which every head has its own K and V."""
+_AXES = {
+    "product": ("m", "n", "k"),
+    "prefill": ("batch", "heads", "tokens"),
+    "decode": ("batch", "heads", "tokens"),
+    "all_reduce": ("num_gpus", "elements"),
+}
+_REPEATED = {"product": "m", "prefill": "batch", "decode": "batch", "all_reduce": "elements"}
+_FOLDER = Path(__file__).parent / "data"
+_SOURCE = "ai-dynamo/aiconfigurator, copyright NVIDIA CORPORATION & AFFILIATES; fitted by paged"
+_LICENSE = "Apache-2.0"
+
+
+class Heads(TypedDict):
+    """Of one layer's attention; a window of 0 is none."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: NotRequired[int]
+
+
+class KernelError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far answers are from measured kernels, as shares of the measured: median and 90th percentile over so many rows."""
+
+    rows: int
+    median: float
+    p90: float
+
+    @classmethod
+    def of(cls, answered: Seconds, measured: Seconds) -> KernelError:
+        """Of at least one row."""
+        shares = np.abs(answered / measured - 1)
+        return cls(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +79,6 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     beyond: dict[str, float]
     measured: float
     instead: str = ""
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether it is an interpolation between measured kernels."""
-        return not self.beyond and not self.instead and self.measured > 0.999
 
 
 class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -83,89 +114,51 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Tables of what was measured. Of a kernel that was timed several times, by several libraries for one, the fastest counts."""
         launch: dict[str, float] = {}
         grids: dict[str, Grid] = {}
-        for kind in KINDS:
+        for kind, axes in _AXES.items():
             timed: Timed | None = getattr(measured, kind)
             if timed is None:
                 continue
             launch[kind] = float(timed.seconds.min())
             for key, rows in _by_kernel(kind, timed.columns).items():
-                ratio = timed.seconds[rows] / (launch[kind] + _least(device, key, timed.columns, rows))
-                axes = {axis: timed.columns[axis][rows] for axis in _AXES[kind]}
-                grids[key] = _grid(axes, np.log(ratio))
-        fitted = cls(
-            name=name,
-            device=device,
-            launch=launch,
-            grids=grids,
-            versions=measured.versions,
-            source=source,
-            license=license,
-        )
+                sizes = {axis: timed.columns[axis][rows] for axis in axes}
+                ratio = timed.seconds[rows] / (launch[kind] + _least(device, key)(*sizes.values()))
+                grids[key] = _grid(sizes, np.log(ratio))
+        fitted = cls(name=name, device=device, launch=launch, grids=grids, source=source, license=license)
         errors = {kind: fitted.error(kind, getattr(measured, kind)) for kind in launch}
-        return msgspec.structs.replace(fitted, errors=errors)
+        return msgspec.structs.replace(fitted, errors=errors, versions=measured.versions)
 
     @classmethod
     def load(cls, path: str | Path) -> KernelTables:
         """Saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
-        found = read_described(Path(path), _Head).format
-        if found != FORMAT:
-            other = "no kernel tables" if found is None else f"kernel tables of format {found}"
-            raise BadHardwareFile(Path(path), "format", f"{other}; this paged reads {FORMAT}")
-        file = read_described(Path(path), KernelFile)
+        check_format(Path(path), FORMAT, "kernel tables")
+        file = read_described(Path(path), _File)
         missing = {key.partition("/")[0] for key in file.grids.axes} - set(file.launch)
         if missing:
             raise BadHardwareFile(Path(path), "launch", f"it has no seconds of {', '.join(sorted(missing))}")
-        fields = {name: getattr(file, name) for name in KernelFile.__struct_fields__ if name not in ("grids", "format")}
-        return cls(grids=file.grids.grids(), **fields)
+        return cls(grids=file.grids.grids(), **{name: getattr(file, name) for name in _ALIKE})
 
     def save(self, path: str | Path) -> None:
         """Write them as JSON. Raises UnwritablePath."""
-        fields = {name: getattr(self, name) for name in KernelFile.__struct_fields__ if name not in ("grids", "format")}
-        packed = KernelFile(grids=PackedGrids.of(self.grids), format=FORMAT, **fields)
+        alike = {name: getattr(self, name) for name in _ALIKE}
+        packed = _File(grids=PackedGrids.of(self.grids), format=FORMAT, **alike)
         with whole_file(path) as file:
             file.write(msgspec.json.encode(packed).decode() + "\n")
 
     def product(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Seconds:
         """Of m rows of k numbers times a k × n matrix, all of `dtype`; sizes broadcast. Raises UnknownKernel."""
-        key = self._known(f"product/{dtype}")
-        return self._seconds(key, (m, n, k), lambda m, n, k: guide.product_seconds(self.device, dtype, m, n, k))
+        return self._seconds(self._known(f"product/{dtype}"), (m, n, k))
 
-    def prefill_attention(
-        self,
-        dtype: str,
-        batch: ArrayLike,
-        tokens: ArrayLike,
-        *,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        window: int = 0,
-    ) -> Seconds:
-        """Of `batch` prompts of `tokens` each, in one layer, with K and V of `dtype`. A window of 0 is none. Raises UnknownKernel."""
-        return self._attention("prefill", dtype, batch, tokens, heads, kv_heads, head_dim, window)
+    def prefill_attention(self, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]) -> Seconds:
+        """Of `batch` prompts of `tokens` each, in one layer, with K and V of `dtype`. Raises UnknownKernel."""
+        return self._attention("prefill", dtype, batch, tokens, heads)
 
-    def decode_attention(
-        self,
-        dtype: str,
-        batch: ArrayLike,
-        tokens: ArrayLike,
-        *,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        window: int = 0,
-    ) -> Seconds:
+    def decode_attention(self, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]) -> Seconds:
         """Of one new token in each of `batch` sequences of `tokens`, it included, in one layer. Raises UnknownKernel."""
-        return self._attention("decode", dtype, batch, tokens, heads, kv_heads, head_dim, window)
+        return self._attention("decode", dtype, batch, tokens, heads)
 
     def all_reduce(self, num_gpus: ArrayLike, elements: ArrayLike, *, launch: str = "graph") -> Seconds:
         """Of a message of so many elements of two bytes, launched from a CUDA graph or `eager`. One device takes none. Raises UnknownKernel."""
-        key = self._known(f"all_reduce/{launch}")
-        seconds = self._seconds(
-            key,
-            (np.maximum(num_gpus, 2), elements),
-            lambda num_gpus, elements: guide.all_reduce_seconds(self.device, num_gpus, elements),
-        )
+        seconds = self._seconds(self._known(f"all_reduce/{launch}"), (np.maximum(num_gpus, 2), elements))
         return np.where(np.asarray(num_gpus) > 1, seconds, 0.0)
 
     def product_coverage(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Coverage:
@@ -173,25 +166,12 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self._coverage(self._known(f"product/{dtype}"), (m, n, k))
 
     def attention_coverage(
-        self,
-        kind: str,
-        dtype: str,
-        batch: ArrayLike,
-        tokens: ArrayLike,
-        *,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        window: int = 0,
+        self, kind: str, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]
     ) -> Coverage:
         """Of `prefill_attention` or `decode_attention` at these sizes; `kind` is "prefill" or "decode"."""
-        family = self._family(kind, dtype, head_dim, window, heads, kv_heads)
+        family = self._family(kind, dtype, **heads)
         found = self._coverage(family.key, (np.asarray(batch) * family.fold, family.heads, tokens))
         return found if family.is_asked_for else msgspec.structs.replace(found, instead=family.key)
-
-    def all_reduce_coverage(self, num_gpus: ArrayLike, elements: ArrayLike, *, launch: str = "graph") -> Coverage:
-        """Of `all_reduce` at these sizes."""
-        return self._coverage(self._known(f"all_reduce/{launch}"), (num_gpus, elements))
 
     def error(self, kind: str, timed: Timed) -> KernelError:
         """How far answers are from kernels that were timed, at least one."""
@@ -201,34 +181,14 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Of each row of a table. Raises UnknownKernel."""
         found = np.zeros(len(columns[_AXES[kind][0]]))
         for key, rows in _by_kernel(kind, columns).items():
-            sizes = {name: column[rows] for name, column in columns.items()}
-            words = key.split("/")
-            if kind == "product":
-                found[rows] = self.product(words[1], sizes["m"], sizes["n"], sizes["k"])
-            elif kind == "all_reduce":
-                found[rows] = self.all_reduce(sizes["num_gpus"], sizes["elements"], launch=words[1])
-            else:
-                known = self._known(key)
-                axes = tuple(sizes[axis] for axis in _AXES[kind])
-                found[rows] = self._seconds(known, axes, _attention_least(self.device, known))
+            found[rows] = self._seconds(self._known(key), tuple(columns[axis][rows] for axis in _AXES[kind]))
         return found
 
-    def _attention(
-        self,
-        kind: str,
-        dtype: str,
-        batch: ArrayLike,
-        tokens: ArrayLike,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        window: int,
-    ) -> Seconds:
-        family = self._family(kind, dtype, head_dim, window, heads, kv_heads)
-        sizes = (np.asarray(batch) * family.fold, family.heads, tokens)
-        return self._seconds(family.key, sizes, _attention_least(self.device, family.key))
+    def _attention(self, kind: str, dtype: str, batch: ArrayLike, tokens: ArrayLike, heads: Heads) -> Seconds:
+        family = self._family(kind, dtype, **heads)
+        return self._seconds(family.key, (np.asarray(batch) * family.fold, family.heads, tokens))
 
-    def _family(self, kind: str, dtype: str, head_dim: int, window: int, heads: int, kv_heads: int) -> _Family:
+    def _family(self, kind: str, dtype: str, *, heads: int, kv_heads: int, head_dim: int, window: int = 0) -> _Family:
         """Who answers for so many heads and KV heads.
 
         Sequences and KV heads are alike to a kernel, which computes each by itself: 8 sequences of 2 KV heads cost about what 4 of 4 do.
@@ -252,10 +212,11 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         fewer = max((count for count in counts if count < kv_heads), default=counts[0])
         return _Family(measured[str(fewer)], heads * fewer / kv_heads, kv_heads / fewer, False)
 
-    def _seconds(self, key: str, sizes: tuple[ArrayLike, ...], least: Callable[..., Any]) -> Seconds:
+    def _seconds(self, key: str, sizes: tuple[ArrayLike, ...]) -> Seconds:
         """At each of the sizes; beyond the repeated axis what exceeds the launch grows as the least seconds do."""
         kind = key.partition("/")[0]
         grid, launch, axis = self.grids[key], self.launch[kind], _AXES[kind].index(_REPEATED[kind])
+        least = _least(self.device, key)
         asked = [np.asarray(size, np.float64) for size in sizes]
         cut = asked.copy()
         cut[axis] = np.minimum(asked[axis], grid.axes[_REPEATED[kind]][-1])
@@ -276,10 +237,21 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return Coverage(beyond=grid.beyond(*sizes), measured=float(grid.measured_share(*sizes).min()))
 
 
-class _Head(msgspec.Struct):
-    """What of a file says how to read the rest."""
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tables as they stand in a file, with the numbers of all grids packed together."""
 
-    format: int | None = None
+    name: str
+    source: str
+    license: str
+    versions: dict[str, str]
+    device: Device
+    launch: dict[str, float]
+    errors: dict[str, KernelError]
+    grids: PackedGrids
+    format: int
+
+
+_ALIKE = tuple(name for name in _File.__struct_fields__ if name not in ("grids", "format"))
 
 
 class _Family(msgspec.Struct, frozen=True):
@@ -291,48 +263,27 @@ class _Family(msgspec.Struct, frozen=True):
     is_asked_for: bool
 
 
-_AXES = {
-    "product": ("m", "n", "k"),
-    "prefill": ("batch", "heads", "tokens"),
-    "decode": ("batch", "heads", "tokens"),
-    "all_reduce": ("num_gpus", "elements"),
-}
-_REPEATED = {"product": "m", "prefill": "batch", "decode": "batch", "all_reduce": "elements"}
-
-
 def _by_kernel(kind: str, columns: Columns) -> dict[str, NDArray[np.intp]]:
     """The rows of a table of each grid, by its key."""
-    if kind == "product":
-        names = columns["dtype"]
-    elif kind == "all_reduce":
-        names = columns["launch"]
+    if kind in ("product", "all_reduce"):
+        names = columns["dtype" if kind == "product" else "launch"]
     else:
         kv_heads = columns["kv_heads"]
+        whole = (columns[name].astype(np.int64).astype(str) for name in ("head_dim", "window"))
         family = np.where(kv_heads == columns["heads"], _OWN, kv_heads.astype(np.int64).astype(str))
-        parts = [
-            columns["dtype"],
-            *(columns[name].astype(np.int64).astype(str) for name in ("head_dim", "window")),
-            family,
-        ]
-        names = np.asarray(["/".join(row) for row in zip(*parts)])
+        names = np.asarray(["/".join(row) for row in zip(columns["dtype"], *whole, family)])
     known, which = np.unique(names, return_inverse=True)
     return {f"{kind}/{name}": np.flatnonzero(which == place) for place, name in enumerate(known)}
 
 
-def _least(device: Device, key: str, columns: Columns, rows: NDArray[np.intp]) -> Seconds:
-    """Least seconds of each of the rows, which are of one grid."""
+def _least(device: Device, key: str) -> Callable[..., Any]:
+    """Least seconds by the sizes of `_AXES`, for the kernels of one grid."""
     kind, *words = key.split("/")
-    sizes = [columns[axis][rows] for axis in _AXES[kind]]
     if kind == "product":
-        return np.asarray(guide.product_seconds(device, words[0], *sizes))
+        return partial(guide.product_seconds, device, words[0])
     if kind == "all_reduce":
-        return np.asarray(guide.all_reduce_seconds(device, *sizes))
-    return np.asarray(_attention_least(device, key)(*sizes))
-
-
-def _attention_least(device: Device, key: str) -> Callable[[Any, Any, Any], Any]:
-    """Least seconds by sequences, heads and tokens, for the kernels of one grid."""
-    kind, dtype, head_dim, window, family = key.split("/")
+        return partial(guide.all_reduce_seconds, device)
+    dtype, head_dim, window, family = words
     least = guide.prefill_seconds if kind == "prefill" else guide.decode_seconds
 
     def seconds(batch: Any, heads: Any, tokens: Any) -> Any:
@@ -353,3 +304,30 @@ def _grid(columns: dict[str, NDArray[np.float64]], logarithms: NDArray[np.float6
     table = np.full([len(ticks) for ticks in axes.values()], np.inf)
     np.minimum.at(table, tuple(places), logarithms)
     return Grid.of(np.where(np.isinf(table), np.nan, table), axes)
+
+
+def kernel_names() -> list[str]:
+    """The devices whose tables ship, sorted; a further one is a further file in `data/`."""
+    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+
+
+@cache
+def kernels_named(name: str) -> KernelTables:
+    """The tables of that device, or those in a file when the name ends in .json.
+
+    Raises UnknownDevice, BadHardwareFile for a file that holds no tables, and OSError for one that cannot be read.
+    """
+    if name.endswith(".json"):
+        return KernelTables.load(name)
+    if name not in (known := kernel_names()):
+        raise UnknownDevice(name, known)
+    return KernelTables.load(_FOLDER / f"{name}.json")
+
+
+def fit_folder(folder: str | Path, name: str, *, source: str = _SOURCE, license: str = _LICENSE) -> KernelTables:  # noqa: A002
+    """Tables of a device that paged knows by name, from a folder of measured kernels in aiconfigurator's format.
+
+    Raises UnknownDevice, BadHardwareFile and BadKernelRow for what the folder lacks or has wrong, and MissingExtra without pyarrow.
+    """
+    device = device_named(name)
+    return KernelTables.fit(read_folder(folder, device), device, Path(name).stem, source=source, license=license)

@@ -48,16 +48,16 @@ def read_layers(folder: str | Path) -> LayerMeasurements:
     head = _by_layer(folder / "per_sequence.csv", "sequences")
     path = folder / "attention.csv"
     _, values = _columns(path, (*SIZES, "time_us"), ())
-    if not ((values[:, 0] > 0) | (values[:, 2] > 0)).all():
-        row = int(((values[:, 0] == 0) & (values[:, 2] == 0)).argmax())
+    is_empty = (values[:, 0] == 0) & (values[:, 2] == 0)
+    if is_empty.any():
+        row = int(is_empty.argmax())
         raise BadKernelRow(path, "n_decode", row + 2, 0, "neither a prompt nor a decoding sequence is in it")
     _, first, place = np.unique(values[:, :4], axis=0, return_index=True, return_inverse=True)
-    differs = values[first[place.ravel()], 4] != values[:, 4]
+    first = first[place.ravel()]
+    differs = values[first, 4] != values[:, 4]
     if differs.any():
         row = int(differs.argmax())
-        other = (
-            f"row {int(first[place.ravel()[row]]) + 2} has {values[first[place.ravel()[row]], 4]:g} for the same sizes"
-        )
+        other = f"row {int(first[row]) + 2} has {values[first[row], 4]:g} for the same sizes"
         raise BadKernelRow(path, "time_us", row + 2, values[row, 4], other)
     return LayerMeasurements(dense, head, (values[:, :4], values[:, 4] * 1e-6))
 

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.whole_file import whole_file
-from paged.errors import BadHardwareFile
 from paged.model.model_shape import ModelShape
-from paged.study.hardware.files import read_described
+from paged.study.hardware.files import check_format, read_described
 from paged.study.hardware.kernels.completion import completed
 from paged.study.hardware.kernels.layer_measurements import ONCE, REPEATED, SIZES, LayerMeasurements
 from paged.study.hardware.kernels.multilinear import Multilinear
@@ -48,14 +47,14 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """Seconds of one model's layers on one device.
+    """Seconds of one model's layers on one device, as `Layers` of that model.
 
     name      the tables' own
     device    a device's name in the catalogue
     model     whose layers they are, by the sizes by which it is known again
     dense     by layer, over tokens; one of each
     head      by layer, over sequences
-    axes, attention
+    axes, packed_attention
               places by size in the order of `SIZES`, and the packed logarithms of one layer's seconds
     skew      share of the way from sequences of one length to all as long as the longest, for which decoding sequences of different
               lengths are longer than of their mean; 0 where it was not measured
@@ -70,7 +69,7 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     dense: dict[str, Timed]
     head: dict[str, Timed]
     axes: list[list[int]]
-    attention: str
+    packed_attention: str = msgspec.field(name="attention")
     skew: float = 0.0
     measured: dict[str, list[int]] = {}
     versions: dict[str, str] = {}
@@ -81,7 +80,7 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if len(self.axes) != len(SIZES):
             raise ValueError(f"axes has {len(self.axes)}; attention has {len(SIZES)} sizes: {', '.join(SIZES)}")
-        unpacked_steps(self.attention, tuple(map(len, self.axes)), STEP)
+        unpacked_steps(self.packed_attention, tuple(map(len, self.axes)), STEP)
 
     @classmethod
     def fit(
@@ -104,18 +103,11 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return cls(
             name=name,
             device=device,
-            model=ProfiledModel(
-                name=model.name,
-                layers=model.layers,
-                heads=model.heads,
-                kv_heads=model.kv_heads,
-                head_dim=model.head_dim,
-                vocab=model.vocab,
-            ),
+            model=ProfiledModel.of(model),
             dense={layer: _timed(*columns) for layer, columns in measured.dense.items()},
             head={layer: _timed(*columns) for layer, columns in measured.head.items()},
             axes=[[int(place) for place in axis] for axis in axes],
-            attention=packed_steps(np.log(grid * 1e9), STEP),
+            packed_attention=packed_steps(np.log(grid * 1e9), STEP),
             skew=skew,
             measured={size: [int(values.min()), int(values.max())] for size, values in spans.items()},
             versions=versions or {},
@@ -126,20 +118,28 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @classmethod
     def load(cls, path: str | Path) -> LayerTables:
         """Saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
-        tables = read_described(Path(path), cls)
-        if tables.format != FORMAT:
-            raise BadHardwareFile(Path(path), "format", f"tables of format {tables.format}; this paged reads {FORMAT}")
-        return tables
+        check_format(Path(path), FORMAT, "tables")
+        return read_described(Path(path), cls)
 
     def save(self, path: str | Path) -> None:
         """Write them as JSON. Raises UnwritablePath."""
         with whole_file(path) as file:
             file.write(msgspec.json.encode(self).decode() + "\n")
 
-    def is_of(self, model: ModelShape) -> bool:
-        """Whether a model has the sizes of theirs."""
-        sizes = ("layers", "heads", "kv_heads", "head_dim", "vocab")
-        return all(getattr(self.model, size) == getattr(model, size) for size in sizes)
+    @property
+    def about(self) -> str:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        who = f": {self.source}" if self.source else ""
+        return f"measured layers of {self.name} ({versions or 'no versions stated'}){who}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        said = (
+            f"measured up to {self.measured['tokens'][1]:,} tokens a step, {self.measured['n_decode'][1]:,} sequences and contexts of "
+            f"{self.measured['kv_decode'][1]:,} tokens; beyond it goes on in straight lines"
+        )
+        unskewed = "that contexts of a step differ in length is left out: what it takes here was not measured"
+        return (said,) if self.skew else (said, unskewed)
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:
         """Of all layers but attention, LM head and sampler."""
@@ -148,15 +148,24 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             found += timed.seconds(tokens) * (1 if layer in ONCE else self.model.layers * REPEATED.get(layer, 1))
         return found
 
+    def shared_seconds(self, tokens: Numbers) -> Numbers:
+        """Nothing: they are of one device."""
+        return np.zeros(len(tokens))
+
     def head_seconds(self, sequences: Numbers) -> Numbers:
         """Of LM head and sampler."""
         return np.sum([timed.seconds(sequences) for timed in self.head.values()], axis=0)
 
     @cached_property
+    def attention(self) -> Multilinear:
+        """Of all layers."""
+        return Multilinear(self.axes, self.layer_attention.table * self.model.layers)
+
+    @cached_property
     def layer_attention(self) -> Multilinear:
         """Seconds of one layer's attention, over the sizes in `SIZES`. Of none at all it answers 0."""
         shape = tuple(map(len, self.axes))
-        grid = np.exp(unpacked_steps(self.attention, shape, STEP)) * 1e-9
+        grid = np.exp(unpacked_steps(self.packed_attention, shape, STEP)) * 1e-9
         grid[0, :, 0, :] = 0.0
         return Multilinear(self.axes, grid)
 

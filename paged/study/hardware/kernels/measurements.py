@@ -56,31 +56,21 @@ def read_folder(folder: str | Path, device: Device) -> Measurements:
     folder = Path(folder)
     versions: dict[str, str] = {}
 
-    def timed(name: str, understood: Callable[[_Table], Columns], least: Callable[[Columns], Any]) -> Timed:
+    def timed(name: str, understood: Callable[[_Table], Columns], least: Callable[..., Any]) -> Timed:
         table = _Table.read(folder, name)
         table.must_be_of(device)
         versions[name] = table.version
         columns = understood(table)
         seconds = table.numbers("latency") * 1e-3
-        table.must_be_plausible(seconds, least(columns))
+        table.must_be_plausible(seconds, _least_of_rows(device, columns, least))
         return Timed(columns, seconds)
 
     reduces = any((folder / f"custom_allreduce_perf{ending}").exists() for ending in (".parquet", ".csv"))
     return Measurements(
-        product=timed("gemm_perf", _product_columns, lambda of: _least_by_dtype(device, of, _product_least)),
-        prefill=timed(
-            "context_attention_perf", _prefill_columns, lambda of: _least_by_dtype(device, of, _prefill_least)
-        ),
-        decode=timed(
-            "generation_attention_perf", _decode_columns, lambda of: _least_by_dtype(device, of, _decode_least)
-        ),
-        all_reduce=timed(
-            "custom_allreduce_perf",
-            _all_reduce_columns,
-            lambda of: guide.all_reduce_seconds(device, of["num_gpus"], of["elements"]),
-        )
-        if reduces
-        else None,
+        product=timed("gemm_perf", _product_columns, guide.product_seconds),
+        prefill=timed("context_attention_perf", _prefill_columns, guide.prefill_seconds),
+        decode=timed("generation_attention_perf", _decode_columns, guide.decode_seconds),
+        all_reduce=timed("custom_allreduce_perf", _all_reduce_columns, guide.all_reduce_seconds) if reduces else None,
         versions=versions,
     )
 
@@ -146,37 +136,30 @@ class _Table:
             numbers = words.astype(np.float64)
         except ValueError:
             row = next(row for row, word in enumerate(words) if not _is_number(word))
-            raise BadKernelRow(
-                self.path, name, int(self.rows[row]), repr(str(words[row])), "it has to be a number"
-            ) from None
+            raise self._bad_row(name, row, repr(str(words[row])), "it has to be a number") from None
         is_wrong = ~np.isfinite(numbers) | ((numbers <= 0) if least is None else (numbers < least))
         if is_wrong.any():
             row = int(is_wrong.argmax())
             limit = "above 0" if least is None else f"at least {least:g}"
-            raise BadKernelRow(self.path, name, int(self.rows[row]), numbers[row], f"it has to be finite and {limit}")
+            raise self._bad_row(name, row, numbers[row], f"it has to be finite and {limit}")
         return numbers
 
     def must_be_plausible(self, seconds: NDArray[np.float64], least: NDArray[np.float64]) -> None:
         """Raises BadKernelRow where seconds are far below the device's rates, or all of them above what a launch takes."""
-        is_too_fast = seconds * _TOO_FAST < least
-        if is_too_fast.any():
+        if (seconds * _TOO_FAST < least).any():
             row = int((least / seconds).argmax())
-            raise BadKernelRow(
-                self.path,
-                "latency",
-                int(self.rows[row]),
-                f"{seconds[row] * 1e3:.6g} ms",
-                f"at its published rates the device takes {least[row] * 1e3:.3g} ms: is it in another unit, or of another device?",
+            rates = f"at its published rates the device takes {least[row] * 1e3:.3g} ms"
+            raise self._bad_row(
+                "latency", row, f"{seconds[row] * 1e3:.6g} ms", f"{rates}: is it in another unit, or of another device?"
             )
         if seconds.min() > _TOO_SLOW:
             row = int(seconds.argmin())
-            raise BadKernelRow(
-                self.path,
-                "latency",
-                int(self.rows[row]),
-                f"{seconds[row] * 1e3:.6g} ms",
-                f"no row is shorter, and the shortest has to be below {_TOO_SLOW * 1e3:g} ms: is it in another unit?",
-            )
+            shorter = f"no row is shorter, and the shortest has to be below {_TOO_SLOW * 1e3:g} ms"
+            raise self._bad_row("latency", row, f"{seconds[row] * 1e3:.6g} ms", f"{shorter}: is it in another unit?")
+
+    def _bad_row(self, name: str, row: int, found: object, problem: str) -> BadKernelRow:
+        """`row`: among those that are kept."""
+        return BadKernelRow(self.path, name, int(self.rows[row]), found, problem)
 
 
 def _product_columns(table: _Table) -> Columns:
@@ -209,27 +192,16 @@ def _all_reduce_columns(table: _Table) -> Columns:
     return {"launch": launches, "num_gpus": table.numbers("num_gpus", 2), "elements": table.numbers("message_size")}
 
 
-def _least_by_dtype(device: Device, columns: Columns, least: Callable[..., Any]) -> NDArray[np.float64]:
-    """Least seconds of each row."""
+def _least_of_rows(device: Device, columns: Columns, least: Callable[..., Any]) -> NDArray[np.float64]:
+    """Least seconds of each row; of kernels with a dtype by that."""
+    sizes = {name: column for name, column in columns.items() if name not in ("dtype", "launch")}
+    if "dtype" not in columns:
+        return np.asarray(least(device, **sizes))
     found = np.zeros(len(columns["dtype"]))
     for dtype in np.unique(columns["dtype"]):
         rows = columns["dtype"] == dtype
-        found[rows] = least(device, str(dtype), {name: column[rows] for name, column in columns.items()})
+        found[rows] = least(device, str(dtype), **{name: column[rows] for name, column in sizes.items()})
     return found
-
-
-def _product_least(device: Device, dtype: str, of: Columns) -> Any:
-    return guide.product_seconds(device, dtype, of["m"], of["n"], of["k"])
-
-
-def _prefill_least(device: Device, dtype: str, of: Columns) -> Any:
-    sizes = (of["batch"], of["heads"], of["kv_heads"], of["tokens"])
-    return guide.prefill_seconds(device, dtype, of["head_dim"], of["window"], *sizes)
-
-
-def _decode_least(device: Device, dtype: str, of: Columns) -> Any:
-    sizes = (of["batch"], of["heads"], of["kv_heads"], of["tokens"])
-    return guide.decode_seconds(device, dtype, of["head_dim"], of["window"], *sizes)
 
 
 def _is_number(word: str) -> bool:

@@ -1,12 +1,22 @@
-"""Many numbers as one short word of text: logarithms in whole steps, two bytes each, compressed."""
+"""Many numbers as one short word of text: logarithms in whole steps, two bytes each, compressed.
+
+steps     of each grid the differences along its first axis, int16; all low bytes, then all high ones; zlib, base85
+measured  a bit for each cell; zlib, base85
+"""
 
 from __future__ import annotations
 
 import base64
+import math
 import zlib
+from collections.abc import Mapping
+from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from paged.study.hardware.kernels.grid import STEP, Grid
 
 
 def packed(octets: bytes) -> str:
@@ -38,8 +48,7 @@ def unpacked_numbers(text: str) -> NDArray[np.int16]:
 def packed_steps(values: NDArray[np.float64], step: float) -> str:
     """Numbers as multiples of `step`, the difference to the one before along the first axis."""
     steps = np.round(values / step).clip(-32768, 32767).astype(np.int16)
-    deltas = np.diff(steps, axis=0, prepend=np.int16(0))
-    return packed_numbers(deltas)
+    return packed_numbers(np.diff(steps, axis=0, prepend=np.int16(0)))
 
 
 def unpacked_steps(text: str, shape: tuple[int, ...], step: float) -> NDArray[np.float64]:
@@ -49,3 +58,71 @@ def unpacked_steps(text: str, shape: tuple[int, ...], step: float) -> NDArray[np
     deltas = unpacked_numbers(text).reshape(shape)
     values: NDArray[np.float64] = np.cumsum(deltas, axis=0, dtype=np.int16) * np.float64(step)
     return values
+
+
+class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All grids of a file: `ticks`, the values that axes have, and of each grid, which of these each axis has.
+
+    `step` is what the steps are multiples of.
+    """
+
+    ticks: list[list[int]]
+    axes: dict[str, dict[str, int]]
+    steps: str
+    measured: str
+    step: float = STEP
+
+    def __post_init__(self) -> None:
+        if self.step != STEP:
+            raise ValueError(f"step is {self.step}; this paged reads {STEP}")
+        for ticks in self.ticks:
+            if not ticks or ticks[0] < 1 or any(second <= first for first, second in pairwise(ticks)):
+                raise ValueError(f"ticks has {ticks}; its values have to rise, and the first to be above 0")
+        for key, axes in self.axes.items():
+            for name, place in axes.items():
+                if not 0 <= place < len(self.ticks):
+                    raise ValueError(f"axes has {place} as {name} of {key}; there are {len(self.ticks)} ticks")
+        for field, found, wanted in (
+            ("steps", len(unpacked(self.steps)), 2 * self._num_cells),
+            ("measured", len(unpacked(self.measured)), -(-self._num_cells // 8)),
+        ):
+            if found != wanted:
+                raise ValueError(f"{field} has {found:,} bytes unpacked; its axes want {wanted:,}")
+
+    @classmethod
+    def of(cls, grids: Mapping[str, Grid]) -> PackedGrids:
+        """At least one grid."""
+        ticks: list[list[int]] = []
+        axes: dict[str, dict[str, int]] = {}
+        for key, grid in grids.items():
+            ticks += [values for values in grid.axes.values() if values not in ticks]
+            axes[key] = {name: ticks.index(values) for name, values in grid.axes.items()}
+        deltas = [np.diff(grid.steps, axis=0, prepend=np.int16(0)).ravel() for grid in grids.values()]
+        bits = np.packbits(np.concatenate([grid.is_measured.ravel() for grid in grids.values()]))
+        return cls(
+            ticks=ticks, axes=axes, steps=packed_numbers(np.concatenate(deltas)), measured=packed(bits.tobytes())
+        )
+
+    def grids(self) -> dict[str, Grid]:
+        """The grids by their keys."""
+        deltas = unpacked_numbers(self.steps)
+        bits = np.unpackbits(np.frombuffer(unpacked(self.measured), np.uint8), count=self._num_cells).astype(np.bool_)
+        found = {}
+        start = 0
+        for key in self.axes:
+            shape = self._shape(key)
+            cells = slice(start, start + math.prod(shape))
+            found[key] = Grid(
+                axes={name: self.ticks[place] for name, place in self.axes[key].items()},
+                steps=np.cumsum(deltas[cells].reshape(shape), axis=0, dtype=np.int16),
+                is_measured=bits[cells].reshape(shape),
+            )
+            start = cells.stop
+        return found
+
+    @property
+    def _num_cells(self) -> int:
+        return sum(math.prod(self._shape(key)) for key in self.axes)
+
+    def _shape(self, key: str) -> tuple[int, ...]:
+        return tuple(len(self.ticks[place]) for place in self.axes[key].values())
