@@ -428,6 +428,11 @@ class Content:
 
     def pin(self, parts: list[Part]) -> list[tuple[int, Blocks]]:
         """Hold what the device has of these parts until `unpin`. Returns places, and blocks, int64 [n]."""
+        if self._sides is not None:
+            # A row that goes on has its windows, which are content only when they pass.
+            for place, spans, blocks in parts:
+                if place != DEVICE:
+                    self._sides.keep_nodes(place, spans, blocks)
         held = [(place, blocks[blocks >= 0]) for place, _, blocks in parts]
         for place, blocks in held:
             self._index.pools[place].keep(blocks)

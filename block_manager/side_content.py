@@ -376,16 +376,19 @@ class SideContent:
             tables.has_kept(side.table, row)
 
     def _keep(self, side: Side, row: int, first: int, blocks: NDArray[Any]) -> None:
-        """Let these blocks of the row, int32 or int64 [n], carry its confirmed nodes from column `first` on, as far as
-        they carry none, and the nodes reside nowhere in this place. Of a state: the node at whose end it stands."""
-        index, column = self._index, first
-        path = index.paths[row].closed(index.confirmed_length)
-        for run, begin, end in first_of(path.spans(first), len(blocks)):
-            its = blocks[column - first : column - first + end - begin].astype(np.int64)
-            column += end - begin
-            is_new = (run.blocks_in(side.place, begin, end) < 0) & ~self._device.has_content(its)
+        """Let these blocks of the row, int32 or int64 [n], carry its confirmed nodes from column `first` on. Of a state:
+        the node at whose end it stands."""
+        path = self._index.paths[row].closed(self._index.confirmed_length)
+        self.keep_nodes(side.place, first_of(path.spans(first), len(blocks)), blocks)
+
+    def keep_nodes(self, place: int, spans: list[Span], blocks: NDArray[Any]) -> None:
+        """Let used blocks of a place, int32 or int64 [n], carry these nodes, as far as they carry none (below 0: there is no
+        block), and the nodes reside nowhere in the place."""
+        for run, begin, end in spans:
+            its, blocks = blocks[: end - begin].astype(np.int64), blocks[end - begin :]
+            is_new = (run.blocks_in(place, begin, end) < 0) & (its >= 0) & ~self._device.has_content(its)
             for start, stop in stretches(is_new):
-                index.reside(side.place, run, begin + start, its[start:stop])
+                self._index.reside(place, run, begin + start, its[start:stop])
 
     # -- states that are read from one block and written to another
 

@@ -376,6 +376,20 @@ def test_what_is_pinned_of_layers_of_several_kinds_is_found_whole_however_much_c
     assert desk.manager.device.num_used == 0
 
 
+def test_a_window_that_a_running_request_will_pass_stays_where_it_is_pinned(desk):
+    desk = desk(60, 4, groups=(FULL, WINDOW), max_pinned=20)
+    known = [1, 2, 3, 4] + [0] * 24
+    desk.add(known[:4], max_tokens=60)
+    for _ in range(26):
+        desk.step()
+    # As far as it has come is where no prompt is known to begin: what the window passes is free.
+    assert said(desk.hint("pin", tokens=known)) == ("accepted", 28)
+    for token in range(100, 104):
+        desk.add([token] * 20, max_tokens=20)
+    desk.run()
+    assert found(desk, [*known, 1]) == (28, 0)
+
+
 @SEVERAL
 def test_pages_of_all_layers_count_for_the_cap_of_pins(desk, groups):
     desk = desk(80, 4, groups=groups, max_pinned=4)
