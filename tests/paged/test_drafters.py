@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import Engine, SamplingParams  # noqa: E402
-from paged.decoding.drafter import FromText  # noqa: E402
+from paged.decoding.drafter import Drafter  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
@@ -64,7 +64,7 @@ def test_states_have_seen_what_was_right_and_nothing_else(hybrid, plain_hybrid, 
     assert decided.preemptions > 0 or "num_blocks" not in options
 
 
-class Scripted(FromText):
+class Scripted(Drafter):
     """Guesses what it was told: from the tokens of whoever has one, by how many it knows."""
 
     def __init__(self, known):
