@@ -17,7 +17,8 @@ from paged.errors import BuildFailed, InvalidConfig
 from paged.model import limits
 from paged.model.limits import Limits, product_rate
 from paged.model.loading import load_model
-from paged.model.native.coded import aligned, coded_library
+from paged.model.native.coded import coded_library
+from paged.model.native.large_pages import aligned
 from paged.model.native.packed import model_library
 from paged.model.random_weights import random_model
 from paged.model.shape import shape_of

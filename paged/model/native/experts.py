@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import BuildFailed, UnsupportedModel
-from paged.model.native.coded import PackedCodes, aligned, coded_library
+from paged.model.native.coded import PackedCodes, coded_library
+from paged.model.native.large_pages import aligned
 from paged.model.native.packed import Product, model_library, num_computed, pack
 from paged.model.quantised.weights import QuantisedWeight
 
