@@ -23,7 +23,7 @@ each_kv_dtype = pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
 
 @pytest.fixture
 def memory(short_memory):
-    return short_memory(max_tokens=24)
+    return short_memory(max_tokens=12)
 
 
 @pytest.mark.parametrize(

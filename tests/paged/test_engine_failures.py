@@ -81,7 +81,7 @@ def answers_as_ever(found):
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), SystemExit(1), ZeroDivisionError(), RuntimeError("device lost")]
 )
-@pytest.mark.parametrize("at", [{0}, {1, 2}, {3, 5, 6, 9}], ids=str)
+@pytest.mark.parametrize("at", [{0}, {1, 2, 5, 9}], ids=str)
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_what_stops_a_forward_pass_leaves_step_once_and_costs_no_token(error, at, steps_ahead):
     engine = engine_with_requests(steps_ahead=steps_ahead)
@@ -109,7 +109,8 @@ def interrupting(look):
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-@pytest.mark.parametrize("look", range(1, 40))
+# There are five looks a step: each of them is met in some step.
+@pytest.mark.parametrize("look", range(1, 40, 3))
 def test_ctrl_c_at_whichever_look_at_the_clock_costs_no_token(look, steps_ahead):
     """The clock is looked at before, within and after each half of a step, also while the books are written."""
     # Not while the requests are added, three looks.
@@ -119,7 +120,7 @@ def test_ctrl_c_at_whichever_look_at_the_clock_costs_no_token(look, steps_ahead)
     assert answers_as_ever(found)
 
 
-@pytest.mark.parametrize("look", range(1, 30))
+@pytest.mark.parametrize("look", range(1, 30, 3))
 def test_ctrl_c_at_whichever_look_at_the_clock_aborts_what_generate_has_added(look):
     llm = LLM(tiny_model(), **TIGHT, clock=interrupting(look))
     with pytest.raises(KeyboardInterrupt):
