@@ -40,8 +40,7 @@ from paged.model.loading import LoadedModel
 from paged.model.native.experts import PackedExperts
 from paged.model.native.fused import FusedDecoder, fused_decoder
 from paged.model.native.packed import padded
-from paged.model.states.layer import RowStates
-from paged.model.states.memory import PassStates
+from paged.model.states.layer import PassStates, RowStates
 from paged.model.threads import THREADS, free_cores
 from paged.model.tiling import Tiling
 
