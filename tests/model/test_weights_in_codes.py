@@ -61,7 +61,7 @@ def quantised(checkpoint):
 
 @pytest.fixture
 def memory(short_memory):
-    return short_memory(max_tokens=12)
+    return short_memory(max_tokens=24)
 
 
 @pytest.mark.parametrize(
