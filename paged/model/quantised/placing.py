@@ -74,7 +74,7 @@ class Placed(CodesSource):
 
     def __init__(self, checkpoint: QuantisedCheckpoint) -> None:
         # Where some layers have 8 bits and others 4, "int8".
-        super().__init__("int8" if BITS["int8"] in checkpoint.bits else "int4", with_head=False)
+        super().__init__("int8" if BITS["int8"] in checkpoint.format.bits else "int4", with_head=False)
         self.checkpoint = checkpoint
         self._names: dict[str, str] = {}
 
@@ -90,16 +90,18 @@ class Placed(CodesSource):
         does not compute with codes."""
         if checkpoint is None:
             return None
-        check_stored(checkpoint.folder, checkpoint.title, checkpoint.bits, quantization, with_head=with_head)
+        check_stored(
+            checkpoint.folder, checkpoint.format.title, checkpoint.format.bits, quantization, with_head=with_head
+        )
         if where.type != "cpu":
             raise UnsupportedModel(
-                f'{checkpoint.folder}: stored as {checkpoint.title}, which is computed on a CPU; device is "{where}".'
+                f'{checkpoint.folder}: stored as {checkpoint.format.title}, which is computed on a CPU; device is "{where}".'
             )
         try:
             coded_library()
         except BuildFailed as error:
             raise UnsupportedModel(
-                f"{checkpoint.folder}: stored as {checkpoint.title}, which is computed by C code, and {error}"
+                f"{checkpoint.folder}: stored as {checkpoint.format.title}, which is computed by C code, and {error}"
             ) from error
         return Placed(checkpoint)
 
@@ -123,7 +125,7 @@ class Placed(CodesSource):
         for name, (path, is_part) in paths.items():
             linear = linears.get(path)
             if name not in stored:
-                if linear is not None and is_of_layer(path) and not self.checkpoint.names_floats(name):
+                if linear is not None and is_of_layer(path) and not self.checkpoint.format.names_floats(name):
                     raise BrokenCheckpoint(
                         f"{folder}: {name} is stored as floats, and its configuration does not say so: a checkpoint quantised in part is not read."
                     )
