@@ -147,7 +147,7 @@ def assert_close(found, expected, tolerances):
     torch.testing.assert_close(found.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(cases())
 def test_the_reference_is_dense_attention(build, case):
     turns, scene = build(case)
@@ -157,7 +157,7 @@ def test_the_reference_is_dense_attention(build, case):
 
 
 @each_mode
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.data())
 def test_a_backend_gives_what_the_reference_gives(name, invariant, build, data):
     backend = get_backend(name, invariant=invariant)
