@@ -2,7 +2,7 @@
 
 from functools import cache
 from itertools import count
-from signal import SIGINT, default_int_handler, raise_signal, signal
+from signal import SIGINT, raise_signal
 from threading import current_thread, main_thread
 from traceback import extract_tb
 
@@ -16,18 +16,11 @@ from paged import LLM, Engine, SamplingParams
 from paged.errors import EngineFailed
 from paged.testing.tiny_model import tiny_model
 
+pytestmark = pytest.mark.usefixtures("handled_by_python")
 SIX = SamplingParams(max_tokens=6)
 PROMPTS = [[1, 2, 3, 4, 5], [4, 5, 1], [6, 7, 1, 2]]
 # Little memory and few tokens a step: chunks, preemptions, copies to the host and back.
 TIGHT = {"num_blocks": 7, "block_size": 2, "host_blocks": 8, "max_tokens_per_step": 4}
-
-
-@pytest.fixture(autouse=True)
-def handled_by_python():
-    """Python's own handler of Ctrl-C, which a shell's background job does not have."""
-    before = signal(SIGINT, default_int_handler)
-    yield
-    signal(SIGINT, before)
 
 
 @cache

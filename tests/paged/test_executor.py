@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from signal import SIGINT, default_int_handler, pthread_kill, signal
+from signal import SIGINT, pthread_kill
 
 import pytest
 
@@ -25,14 +25,6 @@ def engine_with_requests(params=SIX, **options):
     for number, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, params, id=str(number))
     return engine
-
-
-@pytest.fixture
-def handled_by_python():
-    """Python's own handler of Ctrl-C, which a shell's background job does not have."""
-    before = signal(SIGINT, default_int_handler)
-    yield
-    signal(SIGINT, before)
 
 
 def threads_of_models():
