@@ -125,8 +125,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
         Token ids have to be below `vocabulary_size` (None: int32 is the limit).
         """
-        is_size = vocabulary_size is None or (is_integer(vocabulary_size) and vocabulary_size >= 1)
-        must_be(is_size, "vocabulary_size", "an integer of at least 1, or None", vocabulary_size)
+        if vocabulary_size is not None:
+            is_size = is_integer(vocabulary_size) and vocabulary_size >= 1
+            must_be(is_size, "vocabulary_size", "an integer of at least 1, or None", vocabulary_size)
         limit = 2**31 if vocabulary_size is None else vocabulary_size
         _check_draw(self)
         _check_lengths_and_penalties(self)
@@ -172,17 +173,16 @@ def _check_lengths_and_penalties(params: SamplingParams) -> None:
 def _check_counts(params: SamplingParams, limit: int) -> None:
     n, best = params.n, params.best_of
     must_be(is_integer(n) and n >= 1, "n", "an integer of at least 1", n)
-    is_best = best is None or (is_integer(best) and best >= n)
-    must_be(is_best, "best_of", f"an integer of at least n ({n}), or None", best)
+    if best is not None:
+        must_be(is_integer(best) and best >= n, "best_of", f"an integer of at least n ({n}), or None", best)
     if params.is_greedy and params.num_sequences > 1:
         name = "n" if best is None else "best_of"
         raise InvalidSampling(
             f"{name} {params.num_sequences} goes with a temperature above 0; temperature 0 gives the same answer each time."
         )
     for name in ("logprobs", "prompt_logprobs"):
-        count = getattr(params, name)
-        is_count = count is None or (is_integer(count) and 0 <= count <= limit)
-        must_be(is_count, name, f"an integer from 0 to {limit:,}, or None", count)
+        if (count := getattr(params, name)) is not None:
+            must_be(is_integer(count) and 0 <= count <= limit, name, f"an integer from 0 to {limit:,}, or None", count)
 
 
 def _check_tokens(params: SamplingParams, limit: int) -> None:
@@ -212,9 +212,12 @@ def _check_words(params: SamplingParams, limit: int) -> None:
         if not isinstance(word, str):
             check_ids("bad_words", word, limit)
     form, processors = params.structured_outputs, params.logits_processors
-    is_form = form is None or isinstance(form, StructuredOutputsParams)
-    must_be(is_form, "structured_outputs", "StructuredOutputsParams, or None", form)
-    if form is not None and params.ignore_eos:
-        raise InvalidSampling("structured_outputs does not go with ignore_eos: EOS ends an answer that has its form.")
+    if form is not None:
+        is_form = isinstance(form, StructuredOutputsParams)
+        must_be(is_form, "structured_outputs", "StructuredOutputsParams, or None", form)
+        if params.ignore_eos:
+            raise InvalidSampling(
+                "structured_outputs does not go with ignore_eos: EOS ends an answer that has its form."
+            )
     are_called = isinstance(processors, (tuple, list)) and all(map(callable, processors))
     must_be(are_called, "logits_processors", "a tuple of callables", processors)
