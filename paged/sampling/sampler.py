@@ -66,7 +66,14 @@ class _Draws(NamedTuple):
 
     def of(self, rows: NDArray[np.int64]) -> _Draws:
         """Those of some rows."""
-        return _Draws(*(each[rows] for each in self))
+        return _Draws(
+            self.temperature[rows],
+            self.top_k[rows],
+            self.top_p[rows],
+            self.min_p[rows],
+            self.typical_p[rows],
+            self.uniforms[rows],
+        )
 
 
 def seed_of_sequence(seed: int, sequence: int) -> int:
