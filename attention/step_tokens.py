@@ -56,29 +56,19 @@ class StepTokens:
         """n."""
         return len(self.seq_lens)
 
-    def history(self, i: int) -> Ints:
-        """int64: slots of sequence i's tokens from before this step, in order of their positions."""
-        length = int(self.seq_lens[i] - (self.query_start_loc[i + 1] - self.query_start_loc[i]))
-        return self.slots_of(i, length)
-
     def slots_of(self, i: int, length: int, part: int = 0) -> Ints:
         """int64 [length]: slots of sequence i's first tokens by its block table, on this page of each block."""
-        chosen = np.array([i])
         columns = np.arange(-(-length // self.block_size))[None]
-        slots: Ints = self.slots_in(chosen, columns, part)[0, :length]
+        slots: Ints = self.rows_in(np.array([i]), columns, part, self.block_size, 1)[0, :length]
         return slots
 
     def table(self, part: int = 0) -> NDArray[np.int32]:
         """int [n, columns]: this page of each block."""
         return self.block_tables if self.block_tables.ndim == 2 else self.block_tables[:, :, part]
 
-    def slots_in(self, chosen: Ints, columns: Ints, part: int = 0) -> Ints:
-        """int64 [b, c * block_size]: slots of the tokens in these columns, int64 [b or 1, c], of the chosen sequences' tables, int64 [b];
-        anything where a table ends."""
-        return self.rows_in(chosen, columns, part, self.block_size, 1)
-
     def rows_in(self, chosen: Ints, columns: Ints, part: int, of_page: int, of_token: int) -> Ints:
-        """As slots_in, where pages are so many rows apart, and tokens of a block so many."""
+        """int64 [b, c * block_size]: rows of the tokens in these columns, int64 [b or 1, c], of the chosen sequences' tables, int64 [b], where pages
+        are so many rows apart, and tokens of a block so many; anything where a table ends."""
         table = self.table(part)
         within = np.minimum(columns, table.shape[1] - 1)
         pages = table[chosen[:, None], within].astype(np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,9 +24,7 @@ class Workspace:
         return torch.index_select(source, 0, rows, out=self._room(name, shape, source.dtype, source.device))
 
     def _room(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        count = 1
-        for size in shape:
-            count *= size
+        count = math.prod(shape)
         buffer = self._buffers.get((name, dtype, device))
         if buffer is None or len(buffer) < count:
             # Not two of them at once.

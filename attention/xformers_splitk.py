@@ -48,6 +48,7 @@ _FIRST_WITHOUT_BLOCK_POINTERS = (3, 9)
 # Queries in a row. The operator takes 16 at most; shorter rows are for drafts, which are a few tokens on a long context.
 _ROW_LENGTHS = np.array([1, 2, 4, 8, 16])
 _OTHERS = 'the backends "torch_gather" and "reference" can.'
+_SOFT_CAP, _SINKS, _CHUNKS = "a soft cap on scores", "attention sinks", "attention within chunks"
 _OTHERS_ON_CPU = 'the backends "native", "torch_gather" and "reference" can.'
 
 
@@ -125,18 +126,15 @@ class Backend:
         for what, value, known in limits:
             if value not in known:
                 raise _unsupported(what, f"it takes {_listed(known)}; {_OTHERS}")
-        if shape.has_soft_cap:
-            raise _unsupported("a soft cap on scores", _OTHERS)
-        if shape.has_sinks:
-            raise _unsupported("attention sinks", _OTHERS)
-        if shape.has_chunks:
-            raise _unsupported("attention within chunks", _OTHERS)
-        if shape.value_dim not in (None, shape.head_dim):
-            raise _unsupported(f"keys of {shape.head_dim} and values of {shape.value_dim} a head", _OTHERS)
-        if shape.kv_dtype != AUTO:
-            raise _unsupported(f"K and V in {shape.kv_dtype}", _OTHERS)
-        if not shape.is_even:
-            raise _unsupported("pages that are no whole number of a layer's blocks", _OTHERS)
+        has_other_values = shape.value_dim not in (None, shape.head_dim)
+        _refuse(
+            (shape.has_soft_cap, _SOFT_CAP),
+            (shape.has_sinks, _SINKS),
+            (shape.has_chunks, _CHUNKS),
+            (has_other_values, f"keys of {shape.head_dim} and values of {shape.value_dim} a head"),
+            (shape.kv_dtype != AUTO, f"K and V in {shape.kv_dtype}"),
+            (not shape.is_even, "pages that are no whole number of a layer's blocks"),
+        )
 
     def prepare(self, step: StepTokens, pool: LayeredPool) -> Plan:
         """Cut the step into rows."""
@@ -153,17 +151,15 @@ class Backend:
 
     def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
         """See AttentionBackend. Raises UnsupportedByBackend for a soft cap, sinks or chunks, which `check` did not see."""
-        if options.soft_cap is not None:
-            raise _unsupported("a soft cap on scores", _OTHERS)
-        if options.sinks is not None:
-            raise _unsupported("attention sinks", _OTHERS)
-        if options.chunk is not None:
-            raise _unsupported("attention within chunks", _OTHERS)
         own = pool.layer(layer)
+        _refuse(
+            (options.soft_cap is not None, _SOFT_CAP),
+            (options.sinks is not None, _SINKS),
+            (options.chunk is not None, _CHUNKS),
+            (own.keys.part != own.values.part, "K and V of a layer on two pages"),
+        )
         if not (isinstance(own.keys, Entries) and isinstance(own.values, Entries)):
             raise _unsupported("quantised K and V", _OTHERS)
-        if own.keys.part != own.values.part:
-            raise _unsupported("K and V of a layer on two pages", _OTHERS)
         key = (options.window, own.keys.part, own.keys.token_steps)
         if key not in plan.masks:
             plan.masks[key] = [self._mask_of(rows, plan.step, pool, own.keys, options.window) for rows in plan.rows]
@@ -309,6 +305,13 @@ def _operator(fmha: Any, block_size: int, windowed_mask: Any) -> Any:
 def _rounded_up(count: int) -> int:
     """The least power of two that is not below it."""
     return 1 << max(count - 1, 0).bit_length()
+
+
+def _refuse(*wishes: tuple[bool, str]) -> None:
+    """Raise UnsupportedByBackend for the first of these that is wanted."""
+    for is_wanted, what in wishes:
+        if is_wanted:
+            raise _unsupported(what, _OTHERS)
 
 
 def _unsupported(what: str, instead: str) -> UnsupportedByBackend:

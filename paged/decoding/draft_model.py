@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from paged.attention import StepTokens
 from paged.block_manager import Moves
-from paged.decoding.drafter import ByWorth, Rows
+from paged.decoding.drafter import Drafter, Rows
 from paged.model.runner import Runner
 from paged.model.worker import ReadyStep
 from paged.sampling.rows import Asked, RowSampling
 from paged.scheduler import UNKNOWN_DRAFT, Drafts
 
 
-class DraftModel(ByWorth):
+class DraftModel(Drafter):
     """Drafts for rows, `most` a row and step at most. The runner's pool has as many blocks as that of the model it guesses for."""
 
     def __init__(self, runner: Runner, sampling: RowSampling, most: int) -> None:

@@ -1,4 +1,4 @@
-"""The protocol of a drafter: rows begin, drafts are proposed before a step, those that have to be computed are filled in with it, and it learns
+"""What a drafter does: rows begin, drafts are proposed before a step, those that have to be computed are filled in with it, and it learns
 which were right.
 
     propose → the scheduler keeps what fits → filled → the step → learn
@@ -8,7 +8,7 @@ A draft is right if it is what would have been chosen without it, so whatever is
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,26 +40,6 @@ class Tried(NamedTuple):
     chosen: NDArray[np.int32]
 
 
-class Drafter(Protocol):
-    """Guesses tokens of rows."""
-
-    def begin(self, row: int, *, drafts: bool = True) -> None:
-        """Note that the row serves another sequence, or one that comes back."""
-
-    def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
-        """Drafts for these rows by the tokens that each knows, int32 [all rows, stride], so many of each row; None where there are none.
-        Token ids may be UNKNOWN_DRAFT: then `filled` says them."""
-
-    def copy(self, moves: Moves) -> None:
-        """Make the copies of a step, which come before it."""
-
-    def filled(self, step: ReadyStep, asked: Asked) -> ReadyStep:
-        """The step with every draft's token, before it runs; `asked` says how each of its rows is sampled."""
-
-    def learn(self, tried: Tried) -> None:
-        """Take the result of a step's drafts."""
-
-
 class DraftLengths:
     """The number of drafts for each row, `most` at most: more while all are right, fewer when one is not, as in transformers' assisted generation.
     A row's first drafts are few."""
@@ -84,30 +64,32 @@ class DraftLengths:
         self._allowed[rows] = np.clip(self._allowed[rows] + change, 1, self._most)
 
 
-class ByWorth:
-    """A base for drafters that give each row as many drafts as it is worth, `most` at most."""
+class Drafter:
+    """Guesses tokens of rows, and gives each row as many drafts as it is worth, `most` at most. As it is, it makes no copies and fills nothing in: for
+    drafters that propose tokens they know from text."""
 
     def __init__(self, most: int) -> None:
         self._lengths = DraftLengths(most)
 
     def begin(self, row: int, *, drafts: bool = True) -> None:
-        """As Drafter."""
+        """Note that the row serves another sequence, or one that comes back."""
         self._lengths.begin(row, drafts=drafts)
 
-    def learn(self, tried: Tried) -> None:
-        """As Drafter."""
-        self._lengths.learn(tried.rows, tried.counts, tried.num_right)
-
-
-class FromText:
-    """A base for drafters that guess from known tokens alone: nothing is computed for a draft."""
+    def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
+        """Drafts for these rows by the tokens that each knows, int32 [all rows, stride], so many of each row; None where there are none.
+        Token ids may be UNKNOWN_DRAFT: then `filled` says them."""
+        raise NotImplementedError
 
     def copy(self, moves: Moves) -> None:
-        """There is no memory of its own."""
+        """Make the copies of a step, which come before it."""
 
     def filled(self, step: ReadyStep, asked: Asked) -> ReadyStep:
-        """It proposes tokens."""
+        """The step with every draft's token, before it runs; `asked` says how each of its rows is sampled."""
         return step
+
+    def learn(self, tried: Tried) -> None:
+        """Take the result of a step's drafts."""
+        self._lengths.learn(tried.rows, tried.counts, tried.num_right)
 
 
 def latest_of(

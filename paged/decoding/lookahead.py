@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import rising_from
-from paged.decoding.drafter import DraftLengths, FromText, Rows, Tried, latest_of
+from paged.decoding.drafter import Drafter, Rows, Tried, latest_of
 from paged.scheduler import Drafts
 
 # Tokens of a run, and how many of a row are kept.
@@ -27,12 +27,12 @@ _CHAIN = _RUN - 1
 _STRIDE = 7919
 
 
-class Lookahead(FromText):
+class Lookahead(Drafter):
     """Drafts for rows: a run of up to three tokens, and chains of three behind it, `most` of both."""
 
     def __init__(self, most: int) -> None:
+        super().__init__(_CHAIN)
         self._num_chains = max(1, (most - _CHAIN) // _CHAIN)
-        self._lengths = DraftLengths(_CHAIN)
         # By row: its chains, whether it has any; runs in a ring, and how many came.
         self._chains = np.zeros((0, self._num_chains, _CHAIN), np.int32)
         self._has_begun = np.zeros(0, np.bool_)
@@ -43,7 +43,7 @@ class Lookahead(FromText):
 
     def begin(self, row: int, *, drafts: bool = True) -> None:
         """As Drafter."""
-        self._lengths.begin(row, drafts=drafts)
+        super().begin(row, drafts=drafts)
         if row >= len(self._num_runs):
             for name in ("_chains", "_has_begun", "_runs", "_num_runs", "_tried"):
                 column = getattr(self, name)

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.growing import rising_from
-from paged.decoding.drafter import ByWorth, FromText, Rows, latest_of
+from paged.decoding.drafter import Drafter, Rows, latest_of
 from paged.scheduler import Drafts
 
 # So many tokens of a text are looked through, from its end.
 _WINDOW = 4096
 
 
-class PromptLookup(ByWorth, FromText):
+class PromptLookup(Drafter):
     """Drafts for rows, `most` a row and step at most, after as many equal tokens as there are, from `least` to `longest`."""
 
     def __init__(self, most: int, *, longest: int = 3, least: int = 2) -> None:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from paged.decoding.beam_groups import BeamGroups
-from paged.decoding.beams import BeamSearch
+from paged.decoding.beams import BeamGroups, BeamSearch
 from paged.decoding.contrastive import ContrastiveSearch
 from paged.decoding.drafter import Drafter
 from paged.decoding.forked_request import Branch, ForkedRequest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,20 +73,7 @@ def with_kv_dtype(
 
 def bytes_per_block(models: Sequence[LoadedModel], block_size: int, kv_dtype: str = AUTO) -> int:
     """Bytes that one block takes over all layers of the models that share it. Raises UnsupportedModel for layers that are not alike."""
-    for model in models:
-        _check_uniform(model)
-    return sum(
-        KVPool.bytes_per_block(
-            num_layers=model.num_layers,
-            block_size=block_size,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            value_dim=model.value_dim,
-            dtype=model.dtype,
-            kv_dtype=kv_dtype,
-        )
-        for model in models
-    )
+    return sum(KVPool.bytes_per_block(**_kv_shape(model), block_size=block_size, kv_dtype=kv_dtype) for model in models)
 
 
 def pool_for(
@@ -101,27 +89,25 @@ def pool_for(
 
     Raises attention's InvalidPool, and UnsupportedModel for layers that are not alike.
     """
-    _check_uniform(model)
     return kind(
-        num_layers=model.num_layers,
+        **_kv_shape(model),
         num_blocks=num_blocks,
         block_size=block_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        value_dim=model.value_dim,
-        dtype=model.dtype,
         kv_dtype=kv_dtype,
         device=model.device,
         num_host_blocks=num_host_blocks,
     )
 
 
-def _check_uniform(model: LoadedModel) -> None:
+def _kv_shape(model: LoadedModel) -> dict[str, Any]:
+    """The shape of K and V, which all layers have. Raises UnsupportedModel where they are not alike."""
     if not model.is_uniform:
         raise UnsupportedModel(
             f"{model.path}: its layers keep states, K and V of several shapes, or attend through an earlier layer's; blocks of all layers "
             "hold K and V of one shape."
         )
+    names = ("num_layers", "num_kv_heads", "head_dim", "value_dim", "dtype")
+    return {name: getattr(model, name) for name in names}
 
 
 def kept_by(model: LoadedModel, kv_dtype: str = AUTO) -> list[Layers]:

@@ -12,9 +12,9 @@ from functools import cache
 import torch
 
 from paged.attention.native.build import has_instructions
-from paged.errors import BuildFailed, PagedWarning
+from paged.errors import PagedWarning
 from paged.model.loading import LoadedModel
-from paged.model.native.packed import NativeLinear, model_library
+from paged.model.native.packed import NativeLinear, is_compiled
 
 # Any of these, by the names that Linux gives them.
 _BFLOAT16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")
@@ -34,18 +34,10 @@ def faster_dtypes(dtype: torch.dtype, is_native: bool) -> tuple[str, ...]:
     has_units = any(map(has_instructions, _BFLOAT16_UNITS))
     if dtype == torch.float16:
         # Its products are torch's in any case.
-        return ("float32", "bfloat16") if has_units or _is_compiled() else ("float32",)
+        return ("float32", "bfloat16") if has_units or is_compiled() else ("float32",)
     if dtype == torch.bfloat16 and not (is_native or has_units):
         return ("float32",)
     return ()
-
-
-def _is_compiled() -> bool:
-    try:
-        model_library()
-    except BuildFailed:
-        return False
-    return True
 
 
 @cache

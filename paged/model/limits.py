@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from paged.attention.native.backend import ELEMENTS
-from paged.errors import BuildFailed
-from paged.model.native.packed import model_library, multiply, pack
+from paged.model.native.packed import is_compiled, model_library, multiply, pack
 
 Product = Callable[[Tensor, Tensor], Callable[[], object]]
 # More than any processor's cache holds.
@@ -67,12 +66,9 @@ def product_rate(dtype: torch.dtype) -> float:
 def _products(dtype: torch.dtype) -> list[Product]:
     """Each takes two square matrices and gives what multiplies them."""
     products: list[Product] = [lambda first, second: lambda: first @ second]
-    try:
-        if dtype in ELEMENTS:
-            columns = model_library().paged_columns()
-            products.append(lambda first, second: partial(multiply, first, pack(second, columns), None, len(second)))
-    except BuildFailed:
-        pass
+    if dtype in ELEMENTS and is_compiled():
+        columns = model_library().paged_columns()
+        products.append(lambda first, second: partial(multiply, first, pack(second, columns), None, len(second)))
     return products
 
 

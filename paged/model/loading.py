@@ -42,10 +42,7 @@ class LoadedModel:
 
     module           the transformers model, in evaluation mode, its attention handed to `paged.model.hook`
     tokenizer        None where the folder has none
-    num_layers       attention layers
-    num_heads, num_kv_heads, head_dim, value_dim
-                     the shape of what its first layer keeps, as a trial run showed it: K and V, or latents
-    layers           each attention layer; none: all keep K and V of this shape of all tokens
+    layers           each attention layer, as a trial run showed it
     state_layers     each layer that keeps a state
     has_soft_cap     whether any layer caps its scores
     has_sinks        whether any layer has attention sinks
@@ -60,10 +57,7 @@ class LoadedModel:
     path: Path
     module: Any
     tokenizer: Any
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[AttentionLayer, ...]
     has_soft_cap: bool
     has_sinks: bool
     vocabulary_size: int
@@ -72,7 +66,6 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     rotary_limit: int | None = None
-    layers: tuple[AttentionLayer, ...] = ()
     state_layers: tuple[StateLayer, ...] = ()
     quantization: str | None = None
     quantize_head: bool = False
@@ -84,13 +77,31 @@ class LoadedModel:
         return dtype if self.quantization is None else f"{dtype}, weights in {self.quantization}"
 
     @property
+    def num_layers(self) -> int:
+        """Attention layers."""
+        return len(self.layers)
+
+    @property
+    def num_heads(self) -> int:
+        """Of queries of its first layer, and so are the next ones, of what that keeps: K and V, or latents. 0 where nothing attends."""
+        return self.layers[0].num_heads if self.layers else 0
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.layers[0].heads if self.layers else 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.layers[0].key_size if self.layers else 0
+
+    @property
     def value_dim(self) -> int:
-        return self.layers[0].value_size if self.layers else self.head_dim
+        return self.layers[0].value_size if self.layers else 0
 
     @property
     def is_uniform(self) -> bool:
         """Whether all layers keep K and V of one shape, and each its own."""
-        return not self.state_layers and (not self.layers or are_alike(self.layers))
+        return not self.state_layers and are_alike(self.layers)
 
     @property
     def is_plain(self) -> bool:
@@ -179,10 +190,7 @@ def as_loaded(
         path=name,
         module=module,
         tokenizer=tokenizer,
-        num_layers=trial.num_layers,
-        num_heads=trial.num_heads,
-        num_kv_heads=trial.num_kv_heads,
-        head_dim=trial.head_dim,
+        layers=trial.layers,
         has_soft_cap=trial.has_soft_cap,
         has_sinks=trial.has_sinks,
         vocabulary_size=int(text.vocab_size),
@@ -191,7 +199,6 @@ def as_loaded(
         dtype=dtype,
         device=where,
         rotary_limit=rotary_limit,
-        layers=trial.layers,
         state_layers=state_layers,
         quantization=None if codes is None else codes.quantization,
         quantize_head=codes is not None and codes.with_head,
@@ -395,22 +402,6 @@ class _Trial:
     def layers(self) -> tuple[AttentionLayer, ...]:
         """In the order of the model."""
         return tuple(self._layers[layer] for layer in sorted(self._layers))
-
-    @property
-    def num_layers(self) -> int:
-        return len(self._layers)
-
-    @property
-    def num_heads(self) -> int:
-        return self.layers[0].num_heads if self.layers else 0
-
-    @property
-    def num_kv_heads(self) -> int:
-        return self.layers[0].heads if self.layers else 0
-
-    @property
-    def head_dim(self) -> int:
-        return self.layers[0].key_size if self.layers else 0
 
 
 def _trial(module: Any, state_layers: tuple[StateLayer, ...], folder: Path, device: torch.device) -> _Trial:

@@ -31,7 +31,6 @@ from paged.attention import (
     get_backend,
     run_moves,
 )
-from paged.attention.kv_dtypes import AUTO
 from paged.attention.latents import PIECE as LATENT_PIECE
 from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
@@ -41,8 +40,7 @@ from paged.model.loading import LoadedModel
 from paged.model.native.experts import PackedExperts
 from paged.model.native.fused import FusedDecoder, fused_decoder
 from paged.model.native.packed import padded
-from paged.model.states.layer import RowStates
-from paged.model.states.memory import PassStates
+from paged.model.states.layer import PassStates, RowStates
 from paged.model.threads import THREADS, free_cores
 from paged.model.tiling import Tiling
 
@@ -285,40 +283,28 @@ def runner_for(model: LoadedModel, pool: LayeredPool, *, backend: str = "auto", 
 
 
 def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
-    """The shapes that attention has to do."""
-
-    def shape(
-        num_heads: int, attended: tuple[int, int, int], block_size: int, is_even: bool, kv_dtype: str
-    ) -> LayerShape:
-        heads, key_size, value_size = attended
-        return LayerShape(
-            num_heads=num_heads,
+    """The shapes that attention has to do; none where nothing attends."""
+    has_chunks = any(each.kind == "chunk" for each in model.layers)
+    found: dict[LayerShape, None] = {}
+    for each in model.layers:
+        own, (heads, key_size, value_size) = pool.layer(each.layer), each.attended
+        is_even = own.keys.part == own.values.part and own.keys.is_even(pool.block_size)
+        shape = LayerShape(
+            num_heads=each.num_heads,
             num_kv_heads=heads,
             head_dim=key_size,
-            block_size=block_size,
+            block_size=LATENT_PIECE if each.expands else pool.block_size,
             dtype=model.dtype,
             device=model.device,
             has_soft_cap=model.has_soft_cap,
             has_sinks=model.has_sinks,
-            has_chunks=any(each.kind == "chunk" for each in model.layers),
+            has_chunks=has_chunks,
             value_dim=value_size,
-            is_even=is_even,
-            kv_dtype=kv_dtype,
+            is_even=each.expands or is_even,
+            kv_dtype=own.keys.kv_dtype,
         )
-
-    if not model.layers:
-        if model.state_layers:
-            return []
-        return [
-            shape(model.num_heads, (model.num_kv_heads, model.head_dim, model.head_dim), pool.block_size, True, AUTO)
-        ]
-    found: dict[tuple[int, tuple[int, int, int], int, bool, str], None] = {}
-    for each in model.layers:
-        own = pool.layer(each.layer)
-        is_even = own.keys.part == own.values.part and own.keys.is_even(pool.block_size)
-        size = LATENT_PIECE if each.expands else pool.block_size
-        found[each.num_heads, each.attended, size, each.expands or is_even, own.keys.kv_dtype] = None
-    return [shape(*key) for key in found]
+        found[shape] = None
+    return list(found)
 
 
 def _groups_rows(module: nn.Module) -> bool:

@@ -37,11 +37,6 @@ class Lines:
         if self._by_lane.pop(lane, None) is not None:
             self._packed = None
 
-    def copy(self, lane: int, other: int) -> None:
-        """Copy the lines of a lane to another one."""
-        if lane in self._by_lane:
-            self.set(other, *self._by_lane[lane])
-
     def pick(self, lanes: NDArray[np.int64]) -> tuple[NDArray[np.int64], Columns] | None:
         """Places among `lanes` whose line it is, int64 [k], and the columns, [k] each; None where there is none."""
         if not self._by_lane:

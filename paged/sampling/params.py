@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from paged.base.arguments import is_integer, is_real
 from paged.engine.door import shown
 from paged.errors import InvalidSampling
+from paged.sampling.checks import check_flag, check_ids, check_max_tokens, check_seed, check_stop_ids, must_be
 from paged.sampling.structured import StructuredOutputsParams
 
 
@@ -124,28 +125,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
         Token ids have to be below `vocabulary_size` (None: int32 is the limit).
         """
-        if vocabulary_size is not None and not (is_integer(vocabulary_size) and vocabulary_size >= 1):
-            raise InvalidSampling(
-                f"vocabulary_size has to be an integer of at least 1, or None; got {shown(vocabulary_size)}."
-            )
+        if vocabulary_size is not None:
+            is_size = is_integer(vocabulary_size) and vocabulary_size >= 1
+            must_be(is_size, "vocabulary_size", "an integer of at least 1, or None", vocabulary_size)
         limit = 2**31 if vocabulary_size is None else vocabulary_size
         _check_draw(self)
-        _check_lengths(self)
-        _check_penalties(self)
+        _check_lengths_and_penalties(self)
         _check_counts(self, limit)
         _check_tokens(self, limit)
         _check_words(self, limit)
 
 
 def _check_draw(params: SamplingParams) -> None:
-    if not (is_real(params.temperature) and 0 <= params.temperature < math.inf):
-        raise InvalidSampling(f"temperature has to be a finite number of at least 0; got {shown(params.temperature)}.")
-    if params.top_k is not None and not (is_integer(params.top_k) and 1 <= params.top_k < 2**31):
-        raise InvalidSampling(f"top_k has to be an integer from 1 to 2^31 - 1, or None; got {shown(params.top_k)}.")
+    heat, top_k = params.temperature, params.top_k
+    must_be(is_real(heat) and 0 <= heat < math.inf, "temperature", "a finite number of at least 0", heat)
+    if top_k is not None:
+        is_count = is_integer(top_k) and 1 <= top_k < 2**31
+        must_be(is_count, "top_k", "an integer from 1 to 2^31 - 1, or None", top_k)
     for name in ("top_p", "min_p", "typical_p"):
-        share = getattr(params, name)
-        if share is not None and not (is_real(share) and 0 < share <= 1):
-            raise InvalidSampling(f"{name} has to be a number above 0 and at most 1, or None; got {shown(share)}.")
+        if (share := getattr(params, name)) is not None:
+            must_be(is_real(share) and 0 < share <= 1, name, "a number above 0 and at most 1, or None", share)
     if params.seed is not None:
         check_seed("seed", params.seed)
     if params.is_greedy:
@@ -156,116 +155,69 @@ def _check_draw(params: SamplingParams) -> None:
                 )
 
 
-def check_seed(name: str, seed: Any) -> None:
-    """Raise InvalidSampling, calling the seed `name`, unless it is an unsigned integer of 64 bits."""
-    if not (is_integer(seed) and 0 <= seed < 2**64):
-        raise InvalidSampling(f"{name} has to be an integer from 0 to 2^64 - 1; got {shown(seed)}.")
-
-
-def check_max_tokens(max_tokens: Any) -> None:
-    """Raise InvalidSampling unless it is an integer of at least 1."""
-    if not (is_integer(max_tokens) and max_tokens >= 1):
-        raise InvalidSampling(f"max_tokens has to be an integer of at least 1; got {shown(max_tokens)}.")
-
-
-def _check_lengths(params: SamplingParams) -> None:
-    check_max_tokens(params.max_tokens)
-    if not (is_integer(params.min_tokens) and 0 <= params.min_tokens <= params.max_tokens):
-        raise InvalidSampling(
-            f"min_tokens has to be an integer from 0 to max_tokens ({params.max_tokens}); got {shown(params.min_tokens)}."
-        )
-
-
-def _check_penalties(params: SamplingParams) -> None:
-    penalty = params.repetition_penalty
+def _check_lengths_and_penalties(params: SamplingParams) -> None:
+    most, least, penalty, size = (
+        params.max_tokens, params.min_tokens, params.repetition_penalty, params.no_repeat_ngram_size,
+    )  # fmt: skip
+    check_max_tokens(most)
+    is_least = is_integer(least) and 0 <= least <= most
+    must_be(is_least, "min_tokens", f"an integer from 0 to max_tokens ({most})", least)
     # Beyond these a float32 logit may overflow.
-    if not (is_real(penalty) and 1e-6 <= penalty <= 1e6):
-        raise InvalidSampling(f"repetition_penalty has to be a number from 1e-6 to 1e6; got {shown(penalty)}.")
+    must_be(is_real(penalty) and 1e-6 <= penalty <= 1e6, "repetition_penalty", "a number from 1e-6 to 1e6", penalty)
     for name in ("presence_penalty", "frequency_penalty"):
         penalty = getattr(params, name)
-        if not (is_real(penalty) and -2 <= penalty <= 2):
-            raise InvalidSampling(f"{name} has to be a number from -2 to 2; got {shown(penalty)}.")
-    if not (is_integer(params.no_repeat_ngram_size) and 0 <= params.no_repeat_ngram_size < 2**31):
-        raise InvalidSampling(
-            f"no_repeat_ngram_size has to be an integer of at least 0; got {shown(params.no_repeat_ngram_size)}."
-        )
+        must_be(is_real(penalty) and -2 <= penalty <= 2, name, "a number from -2 to 2", penalty)
+    must_be(is_integer(size) and 0 <= size < 2**31, "no_repeat_ngram_size", "an integer of at least 0", size)
 
 
 def _check_counts(params: SamplingParams, limit: int) -> None:
-    if not (is_integer(params.n) and params.n >= 1):
-        raise InvalidSampling(f"n has to be an integer of at least 1; got {shown(params.n)}.")
-    if params.best_of is not None and not (is_integer(params.best_of) and params.best_of >= params.n):
-        raise InvalidSampling(
-            f"best_of has to be an integer of at least n ({params.n}), or None; got {shown(params.best_of)}."
-        )
+    n, best = params.n, params.best_of
+    must_be(is_integer(n) and n >= 1, "n", "an integer of at least 1", n)
+    if best is not None:
+        must_be(is_integer(best) and best >= n, "best_of", f"an integer of at least n ({n}), or None", best)
     if params.is_greedy and params.num_sequences > 1:
-        name = "n" if params.best_of is None else "best_of"
+        name = "n" if best is None else "best_of"
         raise InvalidSampling(
             f"{name} {params.num_sequences} goes with a temperature above 0; temperature 0 gives the same answer each time."
         )
     for name in ("logprobs", "prompt_logprobs"):
-        count = getattr(params, name)
-        if count is not None and not (is_integer(count) and 0 <= count <= limit):
-            raise InvalidSampling(f"{name} has to be an integer from 0 to {limit:,}, or None; got {shown(count)}.")
-
-
-def check_stop_ids(stop_token_ids: Any, limit: int) -> None:
-    """Raise InvalidSampling unless they are a tuple of token ids below the limit."""
-    if not isinstance(stop_token_ids, (tuple, list)):
-        raise InvalidSampling(f"stop_token_ids has to be a tuple of token ids; got {shown(stop_token_ids)}.")
-    _check_ids("stop_token_ids", stop_token_ids, limit)
-
-
-def check_flag(name: str, value: Any) -> None:
-    """Raise InvalidSampling, calling it `name`, unless it is True or False."""
-    if not isinstance(value, bool):
-        raise InvalidSampling(f"{name} has to be True or False; got {shown(value)}.")
+        if (count := getattr(params, name)) is not None:
+            must_be(is_integer(count) and 0 <= count <= limit, name, f"an integer from 0 to {limit:,}, or None", count)
 
 
 def _check_tokens(params: SamplingParams, limit: int) -> None:
     check_stop_ids(params.stop_token_ids, limit)
     if (allowed := params.allowed_token_ids) is not None:
-        if not isinstance(allowed, (tuple, list)) or not allowed:
-            raise InvalidSampling(f"allowed_token_ids has to be a tuple of token ids, or None; got {shown(allowed)}.")
-        _check_ids("allowed_token_ids", allowed, limit)
+        is_some = isinstance(allowed, (tuple, list)) and bool(allowed)
+        must_be(is_some, "allowed_token_ids", "a tuple of token ids, or None", allowed)
+        check_ids("allowed_token_ids", allowed, limit)
     if (bias := params.logit_bias) is not None:
-        if not isinstance(bias, Mapping):
-            raise InvalidSampling(
-                f"logit_bias has to be a mapping from token ids to numbers, or None; got {shown(bias)}."
-            )
-        _check_ids("keys of logit_bias", bias, limit)
+        must_be(isinstance(bias, Mapping), "logit_bias", "a mapping from token ids to numbers, or None", bias)
+        check_ids("keys of logit_bias", bias, limit)
         for value in bias.values():
-            if not (is_real(value) and -100 <= value <= 100):
-                raise InvalidSampling(f"logit_bias has to be from -100 to 100; got {shown(value)}.")
-
-
-def _check_ids(name: str, tokens: Iterable[Any], limit: int) -> None:
-    for token in tokens:
-        if not (is_integer(token) and 0 <= token < limit):
-            raise InvalidSampling(f"{name} have to be token ids from 0 to {limit - 1:,}; got {shown(token)}.")
+            must_be(is_real(value) and -100 <= value <= 100, "logit_bias", "from -100 to 100", value)
 
 
 def _check_words(params: SamplingParams, limit: int) -> None:
     for name in ("ignore_eos", "include_stop_str_in_output", "echo"):
         check_flag(name, getattr(params, name))
-    if not isinstance(params.stop, (str, tuple, list)):
-        raise InvalidSampling(f"stop has to be a string, or a tuple of strings; got {shown(params.stop)}.")
+    must_be(isinstance(params.stop, (str, tuple, list)), "stop", "a string, or a tuple of strings", params.stop)
     for string in params.stop_strings:
-        if not isinstance(string, str) or not string:
-            raise InvalidSampling(f"stop has to be of strings that are not empty; got {shown(string)}.")
-    if not isinstance(params.bad_words, (tuple, list)):
-        raise InvalidSampling(f"bad_words has to be a tuple of strings or of token ids; got {shown(params.bad_words)}.")
-    for word in params.bad_words:
+        must_be(isinstance(string, str) and bool(string), "stop", "of strings that are not empty", string)
+    words = params.bad_words
+    must_be(isinstance(words, (tuple, list)), "bad_words", "a tuple of strings or of token ids", words)
+    for word in words:
         if not isinstance(word, (str, tuple, list)) or not word:
             raise InvalidSampling(f"bad_words have to be strings or token ids, not empty; got {shown(word)}.")
         if not isinstance(word, str):
-            _check_ids("bad_words", word, limit)
-    form = params.structured_outputs
-    if form is not None and not isinstance(form, StructuredOutputsParams):
-        raise InvalidSampling(f"structured_outputs has to be StructuredOutputsParams, or None; got {shown(form)}.")
-    if form is not None and params.ignore_eos:
-        raise InvalidSampling("structured_outputs does not go with ignore_eos: EOS ends an answer that has its form.")
-    if not isinstance(params.logits_processors, (tuple, list)) or not all(map(callable, params.logits_processors)):
-        raise InvalidSampling(
-            f"logits_processors has to be a tuple of callables; got {shown(params.logits_processors)}."
-        )
+            check_ids("bad_words", word, limit)
+    form, processors = params.structured_outputs, params.logits_processors
+    if form is not None:
+        is_form = isinstance(form, StructuredOutputsParams)
+        must_be(is_form, "structured_outputs", "StructuredOutputsParams, or None", form)
+        if params.ignore_eos:
+            raise InvalidSampling(
+                "structured_outputs does not go with ignore_eos: EOS ends an answer that has its form."
+            )
+    are_called = isinstance(processors, (tuple, list)) and all(map(callable, processors))
+    must_be(are_called, "logits_processors", "a tuple of callables", processors)

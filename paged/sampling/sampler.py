@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import BadLogits, InvalidSampling, NoTokenAllowed
-from paged.sampling.params import check_seed
+from paged.sampling.checks import check_seed
 from paged.sampling.weights import column, likeliest, numbers, rows_at_once, rows_of, total_weights, unit_bits, weights
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import msgspec
 from paged.base.arguments import is_integer, is_real
 from paged.engine.door import shown
 from paged.errors import InvalidSampling
-from paged.sampling.params import check_flag, check_max_tokens, check_stop_ids
+from paged.sampling.checks import check_flag, check_max_tokens, check_stop_ids, must_be
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,26 +47,17 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, vocabulary_size: int | None) -> None:
         """Raise InvalidSampling unless all fields are in range. Stop ids have to be below `vocabulary_size` (None: int32 is the limit)."""
-        if not (is_integer(self.beam_width) and self.beam_width >= 2):
-            raise InvalidSampling(f"beam_width has to be an integer of at least 2; got {shown(self.beam_width)}.")
-        if not (is_integer(self.n) and 1 <= self.n <= self.beam_width):
-            raise InvalidSampling(
-                f"n has to be an integer from 1 to beam_width ({self.beam_width}); got {shown(self.n)}."
-            )
-        check_max_tokens(self.max_tokens)
-        if not (is_real(self.length_penalty) and -10 <= self.length_penalty <= 10):
-            raise InvalidSampling(
-                f"length_penalty has to be a number from -10 to 10; got {shown(self.length_penalty)}."
-            )
-        if self.early_stopping is not True and self.early_stopping is not False and self.early_stopping != "never":
-            raise InvalidSampling(f'early_stopping has to be True, False or "never"; got {shown(self.early_stopping)}.')
+        width, n, penalty, early = self.beam_width, self.n, self.length_penalty, self.early_stopping
         groups, diversity = self.num_beam_groups, self.diversity_penalty
-        if not (is_integer(groups) and groups >= 1 and self.beam_width % groups == 0):
-            raise InvalidSampling(
-                f"num_beam_groups has to be an integer that divides beam_width ({self.beam_width}); got {shown(groups)}."
-            )
-        if not (is_real(diversity) and 0 <= diversity < math.inf):
-            raise InvalidSampling(f"diversity_penalty has to be a finite number of at least 0; got {shown(diversity)}.")
+        must_be(is_integer(width) and width >= 2, "beam_width", "an integer of at least 2", width)
+        must_be(is_integer(n) and 1 <= n <= width, "n", f"an integer from 1 to beam_width ({width})", n)
+        check_max_tokens(self.max_tokens)
+        must_be(is_real(penalty) and -10 <= penalty <= 10, "length_penalty", "a number from -10 to 10", penalty)
+        must_be(isinstance(early, bool) or early == "never", "early_stopping", 'True, False or "never"', early)
+        divides = is_integer(groups) and groups >= 1 and width % groups == 0
+        must_be(divides, "num_beam_groups", f"an integer that divides beam_width ({width})", groups)
+        is_penalty = is_real(diversity) and 0 <= diversity < math.inf
+        must_be(is_penalty, "diversity_penalty", "a finite number of at least 0", diversity)
         if (groups > 1) != (diversity > 0):
             raise InvalidSampling(
                 f"num_beam_groups {groups} and diversity_penalty {shown(diversity)}: groups above 1 and a penalty above 0 go together."
@@ -103,12 +94,9 @@ class ContrastiveSearchParams(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, vocabulary_size: int | None) -> None:
         """Raise InvalidSampling unless all fields are in range. Token ids have to be below `vocabulary_size` (None: int32 is the limit)."""
         limit = 2**31 if vocabulary_size is None else vocabulary_size
-        if not (is_real(self.penalty_alpha) and 0 < self.penalty_alpha <= 1):
-            raise InvalidSampling(
-                f"penalty_alpha has to be a number above 0 and at most 1; got {shown(self.penalty_alpha)}."
-            )
-        if not (is_integer(self.top_k) and 2 <= self.top_k <= limit):
-            raise InvalidSampling(f"top_k has to be an integer from 2 to {limit:,}; got {shown(self.top_k)}.")
+        alpha, top_k = self.penalty_alpha, self.top_k
+        must_be(is_real(alpha) and 0 < alpha <= 1, "penalty_alpha", "a number above 0 and at most 1", alpha)
+        must_be(is_integer(top_k) and 2 <= top_k <= limit, "top_k", f"an integer from 2 to {limit:,}", top_k)
         check_max_tokens(self.max_tokens)
         check_stop_ids(self.stop_token_ids, limit)
         check_flag("ignore_eos", self.ignore_eos)

@@ -10,6 +10,7 @@ import msgspec
 
 from paged.engine.door import shown
 from paged.errors import InvalidSampling
+from paged.sampling.checks import check_flag, must_be
 
 MAX_CHARS = 262_144
 """Of a schema, an expression, a grammar, or all choices."""
@@ -36,8 +37,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("json_object", "disable_any_whitespace"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidSampling(f"{name} has to be True or False; got {shown(getattr(self, name))}.")
+            check_flag(name, getattr(self, name))
         named = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
         named += ["json_object"] if self.json_object else []
         if len(named) != 1:
@@ -52,8 +52,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 _check_text(name, value)
         if self.choice is not None:
-            if not isinstance(self.choice, (tuple, list)) or not self.choice:
-                raise InvalidSampling(f"choice has to be a tuple of texts, at least one; got {shown(self.choice)}.")
+            is_some = isinstance(self.choice, (tuple, list)) and bool(self.choice)
+            must_be(is_some, "choice", "a tuple of texts, at least one", self.choice)
             for text in self.choice:
                 _check_text("choice", text)
             _check_size("choice", sum(map(len, self.choice)))
@@ -67,8 +67,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_text(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not value:
-        raise InvalidSampling(f"{name} has to be text, and not empty; got {shown(value)}.")
+    must_be(isinstance(value, str) and bool(value), name, "text, and not empty", value)
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -84,8 +83,7 @@ def _check_size(name: str, num_chars: int) -> None:
 
 
 def _check_schema(schema: Any) -> None:
-    if not isinstance(schema, (str, Mapping)):
-        raise InvalidSampling(f"json has to be a JSON schema, as text or as a mapping; got {shown(schema)}.")
+    must_be(isinstance(schema, (str, Mapping)), "json", "a JSON schema, as text or as a mapping", schema)
     if isinstance(schema, str):
         _check_text("json", schema)
     try:
@@ -95,8 +93,7 @@ def _check_schema(schema: Any) -> None:
         text.encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidSampling(f"json is no JSON: {error}.") from None
-    if not isinstance(found, dict):
-        raise InvalidSampling(f"json has to be an object that describes a document; got {shown(found)}.")
+    must_be(isinstance(found, dict), "json", "an object that describes a document", found)
 
 
 def _as_text(schema: str | Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paged.attention import LayerOptions
+from paged.model.attention_layers import AttentionLayer
 from paged.model.hook import now_under_way
 from paged.model.loading import LoadedModel
 
@@ -70,14 +71,12 @@ def tiny_model(vocabulary: int = 8, noise: float = 0.0) -> LoadedModel:
             if noise:
                 for weights in module.parameters():
                     weights.add_(torch.randn_like(weights) * noise)
+    kept = 1, _HEAD_DIM, _HEAD_DIM
     return LoadedModel(
         path=Path("a tiny decoder"),
         module=module,
         tokenizer=None,
-        num_layers=_LAYERS,
-        num_heads=_HEADS,
-        num_kv_heads=1,
-        head_dim=_HEAD_DIM,
+        layers=tuple(AttentionLayer(layer, "full", 0, _HEADS, *kept, attended=kept) for layer in range(_LAYERS)),
         has_soft_cap=False,
         has_sinks=False,
         vocabulary_size=vocabulary,

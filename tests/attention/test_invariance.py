@@ -86,7 +86,7 @@ def test_a_backend_bears_its_name_and_says_whether_it_is_invariant(name, asked, 
 
 
 @each_backend
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     SIZES,
     OPTIONS,

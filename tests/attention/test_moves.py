@@ -121,9 +121,3 @@ def test_a_block_that_is_not_there_is_named_and_nothing_is_copied(pool, kind, wr
     with pytest.raises(InvalidPool, match=f"^{message}$"):
         run_moves(pool, moves(**lists))
     assert state(pool) == ([10, 11, 12, 13, 14], [20, 21, 22, 23])
-
-
-def test_nobody_moves_to_a_host_that_is_not_there():
-    pool = KVPool(num_layers=1, num_blocks=1, block_size=1, num_kv_heads=1, head_dim=1)
-    with pytest.raises(InvalidPool, match="^a move names block 0; there are 0.$"):
-        run_moves(pool, moves(to_host=[(0, 0)]))

@@ -35,8 +35,8 @@ def stored(pool, numbers, slots=None):
 
 
 @each_kv_dtype
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 33, 64, 96, 128])
-@pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 1e4, 1e36])
+@pytest.mark.parametrize("size", [1, 2, 7, 33, 96, 128])
+@pytest.mark.parametrize("magnitude", [1e-30, 1.0, 1e36])
 def test_no_number_is_off_by_more_than_a_step_after_the_transform_and_most_by_half_a_step(kv_dtype, size, magnitude):
     pool, numbers = pool_of(kv_dtype, size), drawn(30, 2, size) * magnitude
     transformed = pool.layer(1).keys.transformed
@@ -124,13 +124,6 @@ def test_copies_and_swaps_carry_codes_and_scales(kv_dtype):
     run_moves(pool, Moves(**pairs))
     for block in (0, 6):
         assert torch.equal(pool.keys(1)[block], numbers[3])
-
-
-@pytest.mark.parametrize(("kv_dtype", "times"), [("int8", 1.9), ("int4", 3.6)])
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_so_many_times_the_blocks_of_bfloat16_fit_in_the_same_bytes(kv_dtype, times, head_dim):
-    sizes = {"num_layers": 30, "block_size": 16, "num_kv_heads": 3, "head_dim": head_dim, "dtype": torch.bfloat16}
-    assert KVPool.bytes_per_block(**sizes) >= times * KVPool.bytes_per_block(**sizes, kv_dtype=kv_dtype)
 
 
 @each_kv_dtype

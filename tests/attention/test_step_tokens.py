@@ -12,7 +12,6 @@ from hypothesis import given, settings, strategies as st
 
 pytest.importorskip("torch")
 
-import torch
 
 from paged.attention import StepTokens
 
@@ -37,11 +36,6 @@ def test_slots_follow_the_table_and_a_full_block_takes_no_other_one_with_it(step
 def test_slots_do_not_overflow_where_block_ids_are_large(step):
     step.block_tables[1, 0] = 2**31 - 1
     assert step.slots_of(1, 1).tolist() == [4 * (2**31 - 1)]
-
-
-def test_the_slot_mapping_is_a_tensor_of_64_bits(step):
-    found = step.slot_tensor(torch.device("cpu"))
-    assert (found.tolist(), found.dtype) == ([9, 10, 11, 20, 21], torch.int64)
 
 
 def test_a_part_leaves_the_step_as_it_was_and_has_padding_of_its_own(step):

@@ -67,13 +67,10 @@ GROUPED = (33, 1), (20, 5)
 @pytest.mark.parametrize(
     ("turns", "sizes"),
     [
-        *[(DECODES, {"block_size": size, "seed": seed}) for seed, size in enumerate((16, 32, 64))],
+        (DECODES, {"block_size": 16}),
         # A block that is several tiles.
         (MIXED, {"block_size": 64, "num_kv_heads": 1}),
-        *[
-            (GROUPED, {"block_size": 32, "num_kv_heads": heads, "group": group})
-            for heads, group in ((3, 1), (1, 7), (2, 8))
-        ],
+        *[(GROUPED, {"block_size": 32, "num_kv_heads": heads, "group": group}) for heads, group in ((3, 1), (2, 7))],
     ],
 )
 def test_decodes_chunks_and_drafts_of_any_heads_read_blocks_wherever_they_lie(build, turns, sizes):
@@ -87,10 +84,9 @@ def test_large_heads_have_tiles_of_their_own(build, capability, monkeypatch):
     assert_as_reference(scene, LayerOptions(0.09))
 
 
-@pytest.mark.parametrize(("block_size", "windows"), [(16, (1, 17, None, 1000)), (64, (16, None, 64))])
-def test_layers_with_and_without_a_window_share_a_plan(build, block_size, windows):
-    scene = build((0, 1), (140, 1), (70, 19), (65, 3), block_size=block_size, num_kv_heads=1)
-    assert_as_reference(scene, *(LayerOptions(0.25, window) for window in windows))
+def test_layers_with_and_without_a_window_share_a_plan(build):
+    scene = build((0, 1), (140, 1), (70, 19), (65, 3), num_kv_heads=1)
+    assert_as_reference(scene, *(LayerOptions(0.25, window) for window in (1, 17, None, 1000)))
 
 
 def test_layers_on_pages_of_their_own_are_read_by_the_tables_of_that_page(build):
@@ -99,7 +95,7 @@ def test_layers_on_pages_of_their_own_are_read_by_the_tables_of_that_page(build)
     assert_as_reference(scene, *(LayerOptions(0.25, window) for window in (None, 20)))
 
 
-@pytest.mark.parametrize(("done", "count"), [(100, 1), (100, 5), (106, 20)])
+@pytest.mark.parametrize(("done", "count"), [(100, 1), (106, 20)])
 def test_blocks_in_front_of_the_window_may_be_somebody_elses(build, done, count):
     scene = build((done, count))
     num_passed = (done - 20 + 1) // 16

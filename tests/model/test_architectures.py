@@ -1,6 +1,7 @@
 """The table of architectures: three of its rows as `make architectures` tries them, and what its tool finds if something is wrong."""
 
 import re
+import sys
 from importlib import import_module
 
 import pytest
@@ -72,10 +73,13 @@ def test_what_transformers_cannot_run_is_no_fault_of_ours(one):
     assert "none of these" in verdict.why
 
 
-def test_a_process_that_dies_is_wrong(tool):
-    verdict = tool.tried("no such family")
-    assert verdict.outcome == "wrong"
-    assert verdict.why.startswith("its process ended with status 1: KeyError")
+def test_a_process_that_dies_is_wrong(tool, monkeypatch, tmp_path):
+    dies = tmp_path / "python"
+    dies.write_text("#!/bin/sh\necho Traceback >&2; echo KeyError >&2; exit 1\n")
+    dies.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dies))
+    verdict = tool.tried("llama")
+    assert (verdict.outcome, verdict.why) == ("wrong", "its process ended with status 1: KeyError")
 
 
 def test_the_table_is_written_and_one_that_is_wrong_ends_the_tool_with_1(tool, one, tmp_path, monkeypatch):

@@ -12,6 +12,8 @@ from paged.errors import InvalidRequest, UnsupportedModel
 from paged.model.loading import load_model
 from paged.model.shrinking import VOCABULARY, shrunk
 
+from ..driving import tokens_of  # noqa: TID252
+
 MAX_TOKENS, LIMIT = 10, 9
 # Fields of configurations: of what is accepted, among which youtu and longcat_flash do not say that they use transformers' attention interface,
 # and of what is refused, with the reason. Positions change beyond LIMIT tokens where rope is "longrope".
@@ -27,14 +29,12 @@ def folder_of(saved):
 
 
 def answers(engine, prompts, most):
-    found = {}
-    for prompt, max_tokens in zip(prompts, most, strict=True):
-        params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        found[engine.add_request(prompt, params)] = []
-    while engine.has_unfinished:
-        for output in engine.step():
-            found[output.id] += output.token_ids
-    return list(found.values())
+    ids = [
+        engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+        for prompt, max_tokens in zip(prompts, most, strict=True)
+    ]
+    found = tokens_of(engine)
+    return [found[each] for each in ids]
 
 
 def prompts_of(*lengths):

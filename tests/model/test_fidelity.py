@@ -40,8 +40,7 @@ def replay_until_it_ends(recording, trace):
     return replay(msgspec.structs.replace(recording, seconds=recording.seconds * 20), trace)
 
 
-@pytest.mark.parametrize("host_blocks", [0, 16])
-@pytest.mark.parametrize("oversubscription", [0.7, 1.4, 3.0])
+@pytest.mark.parametrize(("oversubscription", "host_blocks"), [(0.7, 0), (1.4, 16), (3.0, 0), (3.0, 16)])
 def test_the_logs_are_identical_in_a_closed_loop(oversubscription, host_blocks):
     trace = trace_of(seed=int(10 * oversubscription))
     engine = engine_with(policy=GREEDY, host_blocks=host_blocks)

@@ -116,23 +116,19 @@ def parts_of(pool):
 
 
 @pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_in_bfloat16_it_is_as_near_to_the_truth_as_transformers_is(checkpoint, theirs, family):
+def test_in_bfloat16_it_is_as_near_to_the_truth_as_transformers_is_and_bits_do_not_depend_on_cuts(
+    checkpoint, theirs, family
+):
     folder = checkpoint(family)
     ids, truth, _ = theirs(family)
     model = load_model(folder, dtype="bfloat16")
-    _, found = said(fused_decoder(model.module), model, ids, [])
+    fused = fused_decoder(model.module)
+    whole = _, found = said(fused, model, ids, [])
+    assert all(map(torch.equal, said(fused, model, ids, [1, 7, 8, 30]), whole))
     module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
     with torch.inference_mode():
         other = module(torch.from_numpy(ids)[None].long()).logits[0].float()
     assert (found - truth).square().mean() <= 1.2 * (other - truth).square().mean()
-
-
-@pytest.mark.parametrize("family", ["llama", "lfm2"])
-def test_in_bfloat16_bits_do_not_depend_on_cuts_either(checkpoint, theirs, family):
-    model = load_model(checkpoint(family), dtype="bfloat16")
-    fused, (ids, *_) = fused_decoder(model.module), theirs(family)
-    whole = said(fused, model, ids, [])
-    assert all(map(torch.equal, said(fused, model, ids, [1, 7, 8, 30]), whole))
 
 
 @pytest.mark.parametrize(

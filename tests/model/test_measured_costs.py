@@ -5,6 +5,8 @@ import pytest
 from paged import Costs, Engine, Retention, SamplingParams
 from paged.testing.tiny_model import tiny_model
 
+from ..driving import tokens_of  # noqa: TID252
+
 FIRST, OTHER = [1, 2, 3, 4, 5, 6, 7, 0, 1], [7, 6, 5, 4, 3, 2, 1, 0, 7, 6, 5, 4]
 
 
@@ -13,11 +15,8 @@ def engine_with(**options):
 
 
 def answered(engine, prompt, **how):
-    engine.add_request(prompt, SamplingParams(max_tokens=2, ignore_eos=True), **how)
-    found = []
-    while engine.has_unfinished:
-        found += engine.step()
-    return [token for output in found for token in output.token_ids]
+    request_id = engine.add_request(prompt, SamplingParams(max_tokens=2, ignore_eos=True), **how)
+    return tokens_of(engine)[request_id]
 
 
 @pytest.mark.parametrize(("a_copy", "loaded"), [(1e-6, 8), (1e3, 0)])

@@ -26,6 +26,8 @@ MODELS = {
     ),
     "gpt2, odd heads": ("gpt2", {"n_embd": 33, "n_head": 3, "n_inner": 77}),
 }
+# Of worlds so short that requests are computed again, swapped and find what others left, one of each backend that is fast.
+SHORT = {41: "native", 31: "torch_gather"}
 # Each is some seconds; `make pressure` names its own number.
 FEW = settings() if "PAGED_EXAMPLES" in os.environ else settings(max_examples=10)
 
@@ -58,19 +60,14 @@ def test_pressure_changes_no_bit_of_an_answer(loaded, draw_world, chance, name):
         ("gpt2", "int8"),
     ],
 )
-def test_every_model_is_pressed_in_every_way(loaded, draw_world, name, kv_dtype):
+@pytest.mark.parametrize("seed", SHORT)
+def test_every_model_is_pressed_in_every_way(loaded, draw_world, name, kv_dtype, seed):
     architecture, changes = MODELS[name]
-    recomputed = swapped = hit_tokens = 0
-    for seed in range(12):
-        world = draw_world(random.Random(seed))
-        conditions = replace(world.conditions, kv_dtype=kv_dtype)
-        answers, changed = press(loaded(architecture, **changes), conditions, world.requests)
-        assert changed == [], seed
-        recomputed, swapped = recomputed + answers.recomputed, swapped + answers.swapped
-        hit_tokens += answers.hit_tokens
-        if min(recomputed, swapped, hit_tokens) > 0:
-            return
-    pytest.fail(f"{recomputed} recomputed, {swapped} swapped, {hit_tokens} tokens found")
+    world = draw_world(random.Random(seed))
+    conditions = replace(world.conditions, kv_dtype=kv_dtype)
+    answers, changed = press(loaded(architecture, **changes), conditions, world.requests)
+    assert changed == []
+    assert min(answers.recomputed, answers.swapped, answers.hit_tokens) > 0
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mixtral, odd"])

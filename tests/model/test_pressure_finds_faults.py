@@ -49,10 +49,10 @@ class Case:
 
 @pytest.fixture(scope="module")
 def cases(loaded, draw_world) -> list[Case]:
-    """Llama and Gemma 2 in turn, both backends among them."""
+    """Llama and Gemma 2 in turn, in worlds where requests are computed again, swapped, find what others left, and are cut in tiles."""
     found = []
-    for seed in range(10):
-        model, world = loaded(["llama", "gemma2"][seed % 2]), draw_world(random.Random(seed))
+    for number, seed in enumerate((0, 31, 16, 39, 2, 1)):
+        model, world = loaded(["llama", "gemma2"][number % 2]), draw_world(random.Random(seed))
         found.append(Case(model, world, run_alone(model, world.requests, world.conditions.backend)))
     return found
 

@@ -86,7 +86,7 @@ def test_each_format_was_made_by_its_library():
 @pytest.mark.parametrize("name", NAMES)
 def test_codes_are_the_floats_that_the_library_makes_of_them(name):
     found, expected = reader(MADE / name), load_file(MADE / f"{name}.expected.safetensors")
-    assert found.title == TITLES[name]
+    assert found.format.title == TITLES[name]
     assert set(found.layers) == {f"model.{path}" for path in expected}
     assert len(found.layers) == 7 * AutoConfig.from_pretrained(MADE / name).num_hidden_layers
     for path, products in expected.items():
@@ -310,7 +310,7 @@ def test_planning_counts_the_bytes_of_the_files(name):
     shapes = sum(header.num_bytes for tensor, header in files.headers.items() if tensor.endswith("weight_shape"))
     assert found.weight_bytes == sum(header.num_bytes for header in files.headers.values()) - shapes
     assert found.codes is not None
-    assert found.codes.title == reader(folder).title
+    assert found.codes.title == reader(folder).format.title
 
 
 @pytest.mark.parametrize("asked", [{"quantization": "int8"}, {"quantization": "int4", "quantize_head": True}])

@@ -10,6 +10,7 @@ from paged import Engine, SamplingParams
 from paged.model.random_weights import random_model
 from paged.study.hardware import ModelShape, model_named
 
+from ..driving import tokens_of  # noqa: TID252
 from ..shown import assert_refused, shown_in  # noqa: TID252
 
 SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 192}
@@ -37,11 +38,8 @@ def test_a_seed_gives_the_same_weights_and_leaves_torchs_own_alone():
 
 def test_an_engine_runs_it():
     engine = Engine(random_model(SHAPE, dtype="bfloat16"), num_blocks=16, block_size=4)
-    engine.add_request([5, 6, 7], SamplingParams(max_tokens=4))
-    outputs = []
-    while engine.has_unfinished:
-        outputs += engine.step()
-    assert sum(len(output.token_ids) for output in outputs) == 4
+    request_id = engine.add_request([5, 6, 7], SamplingParams(max_tokens=4))
+    assert len(tokens_of(engine)[request_id]) == 4
 
 
 @pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_shapes.txt", ">>>"))

@@ -216,7 +216,7 @@ def is_near(found, expected, dtype):
     )
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=40, derandomize=True, deadline=None)
 @given(KINDS, TOKENS, st.booleans(), st.booleans())
 def test_a_row_is_a_loop_over_its_tokens(kind, count, is_new, in_place):
     memory, tokens = Memory(kind), kind.tokens(count, 3)
@@ -232,7 +232,7 @@ def test_a_row_is_a_loop_over_its_tokens(kind, count, is_new, in_place):
         assert torch.equal(memory.at(0), state), "what is read is not written"
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=40, derandomize=True, deadline=None)
 @given(KINDS, st.lists(TOKENS, min_size=1, max_size=4), st.lists(TOKENS, min_size=1, max_size=3), st.data())
 def test_bits_depend_neither_on_cuts_nor_on_other_rows(kind, cuts, others, data):
     whole = kind.tokens(sum(cuts), 3)
@@ -254,7 +254,7 @@ def test_bits_depend_neither_on_cuts_nor_on_other_rows(kind, cuts, others, data)
     assert torch.equal(memory.at(number), alone.at(0))
 
 
-@settings(max_examples=20, derandomize=True, deadline=None)
+@settings(max_examples=12, derandomize=True, deadline=None)
 @given(KINDS)
 def test_a_row_that_is_written_nowhere_has_its_results_and_changes_nothing(kind):
     memory, tokens = Memory(kind), kind.tokens(3, 3)
@@ -266,7 +266,7 @@ def test_a_row_that_is_written_nowhere_has_its_results_and_changes_nothing(kind)
     assert torch.equal(memory.pool.pages.on_device, before)
 
 
-@settings(max_examples=20, derandomize=True, deadline=None)
+@settings(max_examples=12, derandomize=True, deadline=None)
 @given(KINDS, st.booleans())
 def test_a_row_without_tokens_has_its_state_where_it_goes(kind, is_new):
     memory, state = Memory(kind), drawn(*kind.shape, seed=2).to(kind.dtype)

@@ -102,9 +102,7 @@ def test_packed_steps_have_no_tiles():
     assert found.seconds_per_computed_token == pytest.approx(2e-5)
 
 
-@pytest.mark.parametrize(
-    ("sequences", "context", "budget", "block_size"), [(4, 4, 5, 1), (33, 64, 34, 16), (5, 128, 120, 7)]
-)
+@pytest.mark.parametrize(("sequences", "context", "budget", "block_size"), [(4, 4, 5, 1), (5, 128, 120, 7)])
 def test_designs_of_any_size_run_in_rounds_that_are_alike(sequences, context, budget, block_size):
     design = designed(max_sequences=sequences, max_context=context, max_tokens_per_step=budget, block_size=block_size)
     times, _ = timed(design)

@@ -51,9 +51,9 @@ async def ask(engine, number, trouble=""):
     raise AssertionError("the last output is finished")
 
 
-def test_two_hundred_tasks_leave_nothing_and_get_what_they_get_alone(model):
+def test_many_tasks_leave_nothing_and_get_what_they_get_alone(model):
     chance = random.Random(0)
-    troubles = [chance.choice(["", "", "", "late", "leaves", "raises", "cancelled"]) for _ in range(200)]
+    troubles = [chance.choice(["", "", "", "late", "leaves", "raises", "cancelled"]) for _ in range(120)]
 
     async def together():
         async with AsyncEngine(model, num_blocks=40, block_size=4, max_sequences=12) as engine:
@@ -87,7 +87,7 @@ def test_two_hundred_tasks_leave_nothing_and_get_what_they_get_alone(model):
         elif got != "left":
             assert got == wanted
             num_whole += 1
-    assert num_whole > 60 and "ValueError: no more" in " ".join(expected)
+    assert num_whole > 36 and "ValueError: no more" in " ".join(expected)
 
 
 def test_what_is_wrong_is_raised_where_it_was_asked_and_disturbs_nobody(model):

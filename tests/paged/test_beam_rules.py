@@ -35,7 +35,7 @@ class Chances(transformers.PreTrainedModel, transformers.GenerationMixin):
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 2.5])
 @pytest.mark.parametrize("width", [2, 3, 5])
 def test_the_answers_are_those_of_transformers(width, penalty, early):
-    for seed in range(3):
+    for seed in range(2):
         chances = table(seed, 1.0 + seed % 3)
         prompt = [seed % VOCABULARY, (5 * seed + 1) % VOCABULARY]
         found = hypotheses_of(

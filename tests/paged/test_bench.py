@@ -13,12 +13,13 @@ import msgspec
 import torch
 
 from paged.attention.native.backend import ELEMENTS
-from paged.errors import BuildFailed, InvalidConfig
+from paged.errors import InvalidConfig
 from paged.model import limits
 from paged.model.limits import Limits, product_rate
 from paged.model.loading import load_model
-from paged.model.native.coded import aligned, coded_library
-from paged.model.native.packed import model_library
+from paged.model.native.coded import coded_library
+from paged.model.native.large_pages import aligned
+from paged.model.native.packed import is_compiled, model_library
 from paged.model.random_weights import random_model
 from paged.model.shape import shape_of
 from paged.study.bench import WORKLOADS, Measured, attention, step as bench_step, workload
@@ -276,21 +277,13 @@ STEP = ["--rows", 3, "--context", 8, "--steps", 4]
 HOST = ("schedule_us", "inputs_us", "sampling_us", "update_us", "outputs_us")
 
 
-def can_compile():
-    try:
-        model_library()
-    except BuildFailed:
-        return False
-    return True
-
-
 @pytest.fixture
 def parts(printed):
     """What the command's JSON holds."""
     return lambda *arguments: msgspec.json.decode(printed("bench", "step", *STEP, *arguments, "--json"), type=StepParts)
 
 
-@pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
+@pytest.mark.skipif(not is_compiled(), reason="nothing can be compiled here")
 def test_a_decoder_that_is_one_call_is_divided_within_and_does_not_stay_watched(parts):
     before = model_library().paged_decoder_forward
     found = parts()
@@ -301,7 +294,7 @@ def test_a_decoder_that_is_one_call_is_divided_within_and_does_not_stay_watched(
     assert found.batch_invariant
 
 
-@pytest.mark.skipif(not can_compile(), reason="nothing can be compiled here")
+@pytest.mark.skipif(not is_compiled(), reason="nothing can be compiled here")
 @pytest.mark.parametrize("quantization", [None, "int4"])
 def test_products_are_timed_in_the_calls_that_a_decoder_makes(quantization):
     module = load_model("embedded", quantization=quantization, quantize_head=quantization is not None).module
@@ -328,7 +321,18 @@ def test_the_parts_make_up_a_step_and_the_host_has_what_is_not_the_forward_pass(
     assert sum(part.least for part in all_parts) <= found.step_us.most
     assert sum(part.most for part in all_parts) >= found.step_us.least
     assert found.host_share == pytest.approx(1 - found.forward_us.median / found.step_us.median)
+<<<<<<< HEAD
     assert not found.batch_invariant
+=======
+    assert found.batch_invariant is not bool(mode)
+
+
+@pytest.mark.skipif(not is_compiled(), reason="nothing can be compiled here")
+def test_nothing_stays_watched(parts):
+    before = model_library().paged_decoder_forward
+    parts()
+    assert model_library().paged_decoder_forward is before
+>>>>>>> modelroom
 
 
 def test_parts_are_rows_of_a_table(printed):

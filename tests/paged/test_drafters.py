@@ -10,9 +10,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged import Engine, SamplingParams  # noqa: E402
-from paged.decoding.drafter import FromText  # noqa: E402
+from paged.decoding.drafter import Drafter  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
+
+from ..driving import tokens_of  # noqa: E402, TID252
 
 PROMPTS = ["The with statement", "def", "a, b, c, a, b, c, a, b", "Changed in version 3.", "A generator is"]
 WISHES = {
@@ -64,7 +66,7 @@ def test_states_have_seen_what_was_right_and_nothing_else(hybrid, plain_hybrid, 
     assert decided.preemptions > 0 or "num_blocks" not in options
 
 
-class Scripted(FromText):
+class Scripted(Drafter):
     """Guesses what it was told: from the tokens of whoever has one, by how many it knows."""
 
     def __init__(self, known):
@@ -87,8 +89,7 @@ def scripted(change, model):
     alone = Engine(model, num_blocks=40, block_size=4)
     params = SamplingParams(max_tokens=16, ignore_eos=True)
     live = alone.live_request(alone.add_request([1, 2, 3], params))
-    while alone.has_unfinished:
-        alone.step()
+    tokens_of(alone)
     engine = Engine(model, num_blocks=40, block_size=4)
     drafter = engine._steps._drafter = Scripted(
         [1, 2, 3, *(change(place, token) for place, token in enumerate(live.token_ids))]
@@ -125,8 +126,7 @@ def test_a_draft_model_that_is_the_model_itself_is_always_right(options):
     engine = Engine(model, block_size=2, max_tokens_per_step=40, speculate="draft", draft_model=model, **options)
     for number in range(6):
         engine.add_request([1, 2, number, 1, 2], SamplingParams(max_tokens=16, ignore_eos=True))
-    while engine.has_unfinished:
-        engine.step()
+    tokens_of(engine)
     stats, decided = engine.stats(), engine.scheduler.stats()
     assert stats.accepted_tokens == stats.drafted_tokens > 50
     assert decided.preemptions > 0 or options["num_blocks"] == 60
@@ -147,8 +147,7 @@ def test_a_hit_is_one_for_both_models(model):
         engine = Engine(model, speculate="draft", prefix_caching=prefix_caching, block_size=4)
         for _ in range(2):
             engine.add_request("The with statement is used to wrap", SamplingParams(max_tokens=24))
-            while engine.has_unfinished:
-                engine.step()
+            tokens_of(engine)
         found[prefix_caching] = engine.stats().accepted_tokens
         assert (engine.scheduler.stats().hit_tokens > 0) == prefix_caching
     assert found[True] == found[False] > 0
@@ -164,6 +163,5 @@ def test_a_draft_model_may_be_as_short_as_the_sequences_are():
 def test_logits_of_a_draft_model_that_are_no_numbers_cost_no_answer():
     engine = Engine(tiny_model(), num_blocks=40, speculate="draft", draft_model=tiny_model(noise=float("nan")))
     live = engine.live_request(engine.add_request([1, 2, 3], SamplingParams(max_tokens=12, ignore_eos=True)))
-    while engine.has_unfinished:
-        engine.step()
+    tokens_of(engine)
     assert live.completion().finish_reason == "length" and len(live.token_ids) == 12

@@ -8,6 +8,8 @@ pytest.importorskip("transformers")
 from paged import LLM, Engine, SamplingParams
 from paged.errors import BudgetTooSmall, InvalidRequest, UnknownRequest
 
+from ..driving import outputs_of  # noqa: TID252
+
 PROMPT = "The with statement"
 
 
@@ -22,23 +24,12 @@ class Clock:
         return self.now
 
 
-def run(engine, most_steps=2000):
-    """All outputs, by id."""
-    found = {}
-    for _ in range(most_steps):
-        if not engine.has_unfinished:
-            return found
-        for output in engine.step():
-            found.setdefault(output.id, []).append(output)
-    raise AssertionError("the engine does not come to an end")
-
-
 def test_what_ends_a_sequence_is_no_text_of_it(model):
     engine = Engine(model)
     first = LLM(model).generate(PROMPT, SamplingParams(max_tokens=20))[0]
     stop = first.token_ids[5]
     engine.add_request(PROMPT, SamplingParams(max_tokens=20, stop_token_ids=(stop,)), id="a")
-    outputs = run(engine)["a"]
+    outputs = outputs_of(engine)["a"]
     tokens = [token for output in outputs for token in output.token_ids]
     assert (outputs[-1].finish_reason, tokens) == ("stop", first.token_ids[: first.token_ids.index(stop) + 1])
     assert "".join(output.text for output in outputs) == model.tokenizer.decode(tokens[:-1])
@@ -52,7 +43,7 @@ def test_seeds_decide_and_ids_stand_in_for_them(model):
     def drawn(id, seed=None, engine_seed=0):
         engine = Engine(model, seed=engine_seed)
         engine.add_request(PROMPT, SamplingParams(max_tokens=15, temperature=HOT, seed=seed), id=id)
-        return [token for output in run(engine)[id] for token in output.token_ids]
+        return [token for output in outputs_of(engine)[id] for token in output.token_ids]
 
     assert drawn("a", seed=1) == drawn("b", seed=1) != drawn("a", seed=2)
     assert drawn("a") == drawn("a") != drawn("b")
@@ -62,7 +53,7 @@ def test_seeds_decide_and_ids_stand_in_for_them(model):
 def test_times_are_the_clocks(model):
     engine = Engine(model, clock=Clock())
     engine.add_request(PROMPT, SamplingParams(max_tokens=3), id="a", arrival=0.5)
-    last = run(engine)["a"][-1]
+    last = outputs_of(engine)["a"][-1]
     assert 0 < last.timings.ttft_s < last.timings.e2e_s
     assert last.timings.longest_gap_s >= last.timings.itl_s > 0
     assert last.timings.tokens_per_s == 3 / last.timings.e2e_s
@@ -103,11 +94,11 @@ def test_a_step_that_always_runs_out_of_memory_ends_its_requests_with_the_reason
     engine = Engine(model, max_retries=1)
     engine.add_request(PROMPT, id="a")
     failing(engine, 2)
-    outputs = run(engine)["a"]
+    outputs = outputs_of(engine)["a"]
     assert [output.finish_reason for output in outputs] == ["error"]
     assert (outputs[0].error, engine.scheduler.manager.device.num_used) == ("MemoryError: 48 GiB wanted", 0)
     engine.add_request(PROMPT, SamplingParams(max_tokens=2), id="a")
-    assert run(engine)["a"][-1].finish_reason == "length"
+    assert outputs_of(engine)["a"][-1].finish_reason == "length"
 
 
 def test_a_byte_budget_says_how_much_would_do(model):
@@ -124,7 +115,7 @@ def test_a_byte_budget_says_how_much_would_do(model):
 def test_it_goes_on_as_the_documentation_does(model):
     engine = Engine(model)
     engine.add_request("The with statement is used to", SamplingParams(max_tokens=40), id="a")
-    text = "".join(output.text for output in run(engine)["a"])
+    text = "".join(output.text for output in outputs_of(engine)["a"])
     assert " ".join(text.split()).startswith("wrap the execution of a block with methods defined by a context manager")
 
 

@@ -13,6 +13,8 @@ from paged import LLM, Engine, SamplingParams
 from paged.errors import EngineInUse
 from paged.testing.tiny_model import tiny_model
 
+from ..driving import tokens_of  # noqa: TID252
+
 SIX = SamplingParams(max_tokens=6)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 1, 2]]
 
@@ -33,17 +35,6 @@ def undisturbed():
 
 def is_as_new(engine):
     return not engine.has_unfinished and engine.manager.device.num_used == 0 and engine.check() == []
-
-
-def drained(engine, most_steps=100):
-    """The tokens of each request until all have ended, by id."""
-    found = {}
-    for _ in range(most_steps):
-        if not engine.has_unfinished:
-            return found
-        for output in engine.step():
-            found.setdefault(output.id, []).extend(output.token_ids)
-    raise AssertionError("the engine does not come to an end")
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -94,9 +85,9 @@ def test_generate_that_is_left_by_an_exception_leaves_no_end_that_is_still_to_co
 
     outgrowing.on_logits = breaks
     with pytest.raises(Broken):
-        drained(outgrowing)
+        tokens_of(outgrowing)
     outgrowing.on_logits = None
-    assert set(drained(outgrowing)) == {"b"}
+    assert set(tokens_of(outgrowing)) == {"b"}
 
 
 def test_a_callback_that_finishes_a_request_gets_what_it_had_not_been_handed_out():
@@ -144,7 +135,7 @@ def test_a_callback_may_add_requests_and_step_returns_their_outputs():
 
     answers = llm.generate(PROMPTS[:1], SIX, on_output=add)
     assert [answer.id for answer in answers] == ["request-0"]
-    assert drained(llm.engine) == {"later": undisturbed()[1]}
+    assert tokens_of(llm.engine) == {"later": undisturbed()[1]}
 
 
 @pytest.mark.parametrize("callback", ["on_output", "on_batch", "on_logits"])
@@ -165,7 +156,7 @@ def test_what_a_callback_raises_leaves_generate_as_it_is_and_its_requests_are_ab
     assert caught.value is error
     assert llm.engine.live_request("request-1") is None
     assert llm.engine.check() == []
-    assert drained(llm.engine) == {"other": undisturbed()[1]}
+    assert tokens_of(llm.engine) == {"other": undisturbed()[1]}
     assert [answer.token_ids for answer in llm.generate(PROMPTS, SIX)] == undisturbed()
     assert is_as_new(llm.engine)
 

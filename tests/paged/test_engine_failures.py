@@ -2,7 +2,7 @@
 
 from functools import cache
 from itertools import count
-from signal import SIGINT, default_int_handler, raise_signal, signal
+from signal import SIGINT, raise_signal
 from threading import current_thread, main_thread
 from traceback import extract_tb
 
@@ -16,18 +16,11 @@ from paged import LLM, Engine, SamplingParams
 from paged.errors import EngineFailed
 from paged.testing.tiny_model import tiny_model
 
+pytestmark = pytest.mark.usefixtures("handled_by_python")
 SIX = SamplingParams(max_tokens=6)
 PROMPTS = [[1, 2, 3, 4, 5], [4, 5, 1], [6, 7, 1, 2]]
 # Little memory and few tokens a step: chunks, preemptions, copies to the host and back.
 TIGHT = {"num_blocks": 7, "block_size": 2, "host_blocks": 8, "max_tokens_per_step": 4}
-
-
-@pytest.fixture(autouse=True)
-def handled_by_python():
-    """Python's own handler of Ctrl-C, which a shell's background job does not have."""
-    before = signal(SIGINT, default_int_handler)
-    yield
-    signal(SIGINT, before)
 
 
 @cache
@@ -81,7 +74,7 @@ def answers_as_ever(found):
 @pytest.mark.parametrize(
     "error", [KeyboardInterrupt(), SystemExit(1), ZeroDivisionError(), RuntimeError("device lost")]
 )
-@pytest.mark.parametrize("at", [{0}, {1, 2}, {3, 5, 6, 9}], ids=str)
+@pytest.mark.parametrize("at", [{0}, {1, 2, 5, 9}], ids=str)
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_what_stops_a_forward_pass_leaves_step_once_and_costs_no_token(error, at, steps_ahead):
     engine = engine_with_requests(steps_ahead=steps_ahead)
@@ -109,7 +102,8 @@ def interrupting(look):
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-@pytest.mark.parametrize("look", range(1, 40))
+# There are five looks a step: each of them is met in some step.
+@pytest.mark.parametrize("look", range(1, 40, 3))
 def test_ctrl_c_at_whichever_look_at_the_clock_costs_no_token(look, steps_ahead):
     """The clock is looked at before, within and after each half of a step, also while the books are written."""
     # Not while the requests are added, three looks.
@@ -119,7 +113,7 @@ def test_ctrl_c_at_whichever_look_at_the_clock_costs_no_token(look, steps_ahead)
     assert answers_as_ever(found)
 
 
-@pytest.mark.parametrize("look", range(1, 30))
+@pytest.mark.parametrize("look", range(1, 30, 3))
 def test_ctrl_c_at_whichever_look_at_the_clock_aborts_what_generate_has_added(look):
     llm = LLM(tiny_model(), **TIGHT, clock=interrupting(look))
     with pytest.raises(KeyboardInterrupt):

@@ -2,7 +2,8 @@
 
 import gc
 import threading
-from signal import SIGINT, default_int_handler, pthread_kill, signal
+import time
+from signal import SIGINT, pthread_kill
 
 import pytest
 
@@ -12,6 +13,8 @@ from paged import Engine, SamplingParams
 from paged.errors import EngineClosed, EngineInUse
 from paged.testing.device_trace import traced
 from paged.testing.tiny_model import tiny_model
+
+from ..driving import tokens_of  # noqa: TID252
 
 PROMPTS = [[1, 2, 3, 4, 5], [4, 5, 1], [6, 7, 1, 2]]
 SIX = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -23,17 +26,6 @@ def engine_with_requests(params=SIX, **options):
     for number, prompt in enumerate(PROMPTS):
         engine.add_request(prompt, params, id=str(number))
     return engine
-
-
-def drained(engine, found=None, most_steps=100):
-    """The tokens of each request until all have ended, by id; `found` has those that came before."""
-    found = {} if found is None else found
-    for _ in range(most_steps):
-        if not engine.has_unfinished:
-            return found
-        for output in engine.step():
-            found.setdefault(output.id, []).extend(output.token_ids)
-    raise AssertionError("the engine does not come to an end")
 
 
 def threads_of_models():
@@ -53,14 +45,14 @@ def test_a_step_ends_while_the_next_one_runs():
         return logits(step)
 
     engine.worker.logits = waits
-    assert drained(engine) == drained(engine_with_requests(steps_ahead=0))
+    assert tokens_of(engine) == tokens_of(engine_with_requests(steps_ahead=0))
     assert threading.current_thread() not in threads and len(threads) == 1
     engine.close()
 
 
 def test_without_a_step_ahead_there_is_no_thread():
     before = threads_of_models()
-    drained(engine_with_requests(steps_ahead=0))
+    tokens_of(engine_with_requests(steps_ahead=0))
     assert threads_of_models() == before
 
 
@@ -71,7 +63,7 @@ def test_no_launch_waits_for_the_device_one_step_ahead(params):
     """The trace of the kit's device: with no step ahead the engine waits in every step, with one only for the last."""
     plain, ahead = (engine_with_requests(params, steps_ahead=number) for number in (0, 1))
     before, after = traced(plain), traced(ahead)
-    assert drained(plain) == drained(ahead)
+    assert tokens_of(plain) == tokens_of(ahead)
     assert before[:6] == ["launch 1", "wait 1", "read 1", "launch 2", "wait 2", "read 2"]
     assert after[:6] == ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "launch 4"]
     last = max(at for at, line in enumerate(after) if line.startswith("launch"))
@@ -87,7 +79,7 @@ def test_no_launch_waits_for_the_device_one_step_ahead(params):
 def test_what_the_engine_does_to_logits_is_done_before_the_next_launch(wishes):
     engine = engine_with_requests(SamplingParams(max_tokens=6, ignore_eos=True, **wishes))
     trace = traced(engine)
-    drained(engine)
+    tokens_of(engine)
     assert trace[:6] == ["launch 1", "wait 1", "read 1", "launch 2", "wait 2", "read 2"]
 
 
@@ -95,7 +87,7 @@ def test_callbacks_are_called_in_the_thread_of_the_step():
     engine, threads = engine_with_requests(), set()
     engine.on_logits = lambda *_: threads.add(threading.current_thread())
     engine.on_batch = lambda _: threads.add(threading.current_thread())
-    drained(engine)
+    tokens_of(engine)
     assert threads == {threading.current_thread()}
 
 
@@ -128,35 +120,32 @@ def test_behind_a_step_that_failed_none_begins():
         engine.step()
     assert begun == [1]
     assert engine._steps.num_outstanding == 0
-    assert len(drained(engine)["request-0"]) == 6 and 2 not in begun
+    assert len(tokens_of(engine)["request-0"]) == 6 and 2 not in begun
 
 
+@pytest.mark.usefixtures("handled_by_python")
 def test_ctrl_c_while_a_step_is_waited_for_costs_no_token():
-    before = signal(SIGINT, default_int_handler)
-    try:
-        engine = engine_with_requests()
-        logits, result = engine.worker.logits, engine._steps._executor.result
-        is_awaited = threading.Event()
+    engine = engine_with_requests()
+    logits, result = engine.worker.logits, engine._steps._executor.result
+    is_awaited = threading.Event()
 
-        def read(launched):
-            if launched.step.number == 2:
-                is_awaited.set()
-            return result(launched)
+    def read(launched):
+        if launched.step.number == 2:
+            is_awaited.set()
+        return result(launched)
 
-        def interrupts(step):
-            if step.input.number == 2:
-                assert is_awaited.wait(SOON_S)
-                pthread_kill(threading.main_thread().ident, SIGINT)
-            return logits(step)
+    def interrupts(step):
+        if step.input.number == 2:
+            assert is_awaited.wait(SOON_S)
+            pthread_kill(threading.main_thread().ident, SIGINT)
+        return logits(step)
 
-        engine.worker.logits, engine._steps._executor.result = interrupts, read
-        found = {}
-        with pytest.raises(KeyboardInterrupt):
-            drained(engine, found)
-        assert found and engine.check() == []
-        assert drained(engine, found) == drained(engine_with_requests(steps_ahead=0))
-    finally:
-        signal(SIGINT, before)
+    engine.worker.logits, engine._steps._executor.result = interrupts, read
+    found = {}
+    with pytest.raises(KeyboardInterrupt):
+        tokens_of(engine, found)
+    assert found and engine.check() == []
+    assert tokens_of(engine, found) == tokens_of(engine_with_requests(steps_ahead=0))
 
 
 def test_a_closed_engine_has_no_thread_holds_nothing_and_says_so():
@@ -206,47 +195,44 @@ def test_what_a_step_wrote_counts_as_content_only_once_it_was_sampled_from(param
     engine._steps.on_ran = lambda batch, seconds: seen.append(batch.number)
     engine.step()
     assert has_failed and seen == []
-    drained(engine)
+    tokens_of(engine)
     assert seen
 
 
+@pytest.mark.usefixtures("handled_by_python")
 def test_copies_that_fail_while_a_step_is_taken_back_end_what_rests_on_them():
-    before = signal(SIGINT, default_int_handler)
-    try:
-        engine = engine_with_requests()
-        begin, result = engine.worker.begin, engine._steps._executor.result
-        is_awaited, has_come = threading.Event(), threading.Event()
+    engine = engine_with_requests()
+    begin, result = engine.worker.begin, engine._steps._executor.result
+    is_awaited, is_taken_back = threading.Event(), threading.Event()
 
-        def read(launched):
-            if launched.step.number == 2:
-                is_awaited.set()
-                # The interrupt comes here, and the copies fail after it.
-                assert has_come.wait(SOON_S)
-            return result(launched)
+    def read(launched):
+        if launched.step.number == 2:
+            is_awaited.set()
+            # The interrupt comes here, and the copies fail after it. One long wait would not end if it came just before.
+            for _ in range(100 * SOON_S):
+                time.sleep(0.01)
+        return result(launched)
 
-        def begins(step):
-            if step.number == 2:
-                assert is_awaited.wait(SOON_S)
-                pthread_kill(threading.main_thread().ident, SIGINT)
-                assert is_taken_back.wait(SOON_S)
-                raise RuntimeError("the copy failed")
-            return begin(step)
+    def begins(step):
+        if step.number == 2:
+            assert is_awaited.wait(SOON_S)
+            pthread_kill(threading.main_thread().ident, SIGINT)
+            assert is_taken_back.wait(SOON_S)
+            raise RuntimeError("the copy failed")
+        return begin(step)
 
-        is_taken_back = threading.Event()
-        drop = engine._steps._executor.drop
+    drop = engine._steps._executor.drop
 
-        def drops(launched):
-            is_taken_back.set()
-            return drop(launched)
+    def drops(launched):
+        is_taken_back.set()
+        return drop(launched)
 
-        executor = engine._steps._executor
-        engine.worker.begin, executor.result, executor.drop = begins, read, drops
-        with pytest.raises(KeyboardInterrupt):
-            drained(engine)
-        assert {each.finish_reason for each in engine.step()} == {"error"}
-        assert not engine._steps.content_is_lost and engine.check() == []
-    finally:
-        signal(SIGINT, before)
+    executor = engine._steps._executor
+    engine.worker.begin, executor.result, executor.drop = begins, read, drops
+    with pytest.raises(KeyboardInterrupt):
+        tokens_of(engine)
+    assert {each.finish_reason for each in engine.step()} == {"error"}
+    assert not engine._steps.content_is_lost and engine.check() == []
 
 
 def test_an_engine_is_not_closed_within_a_callback():
@@ -257,4 +243,4 @@ def test_an_engine_is_not_closed_within_a_callback():
 
     engine.on_batch = closes
     with pytest.raises(EngineInUse):
-        drained(engine)
+        tokens_of(engine)

@@ -13,6 +13,8 @@ from paged import Engine, SamplingParams  # noqa: E402
 from paged.sampling import sample  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
+from ..driving import outputs_of  # noqa: E402, TID252
+
 # A right sampler's counts have a chi-square of k - 1 degrees of freedom, for k tokens that can come up. By chance one run
 # in a million exceeds the value whose upper tail is this; the seeds here are fixed, so that a test that passes once always
 # does. Every wrong law below is beyond it by far.
@@ -125,8 +127,7 @@ def after():
         for length in range(3):
             for more in itertools.product(range(VOCABULARY), repeat=length):
                 engine.add_request([*PROMPT, *more], SamplingParams(max_tokens=1, ignore_eos=True), id=str(more))
-        while engine.has_unfinished:
-            engine.step()
+        outputs_of(engine)
         found.append({id: (row / HEAT).softmax(-1).numpy() for id, row in logits.items()})
     return found
 
@@ -158,8 +159,7 @@ def answered(**options):
         )
         for seed in range(NUM_ANSWERS)
     ]
-    while engine.has_unfinished:
-        engine.step()
+    outputs_of(engine)
     numbers = {answer: number for number, answer in enumerate(ANSWERS)}
     counts = np.bincount([numbers[tuple(request.token_ids[:3])] for request in live], minlength=len(ANSWERS))
     return counts, engine.stats().accepted_tokens

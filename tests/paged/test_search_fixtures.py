@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from paged import LLM, BeamSearchParams, ContrastiveSearchParams, Engine, SamplingParams  # noqa: E402
-from paged.decoding.beam_groups import BeamGroups  # noqa: E402
+from paged.decoding.beams import BeamGroups  # noqa: E402
 from paged.errors import NeverFits  # noqa: E402
 from paged.model.checkpoint import checkpoint_path  # noqa: E402
 

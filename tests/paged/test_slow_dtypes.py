@@ -30,8 +30,7 @@ def no_compiler(monkeypatch):
     def refuse(*_arguments):
         raise BuildFailed("there is no C compiler.")
 
-    for module in (dtypes, packed):
-        monkeypatch.setattr(module, "model_library", refuse)
+    monkeypatch.setattr(packed, "model_library", refuse)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@
     machine.py       this machine and the libraries that are installed, without loading them
     native_code.py   the compiler, and the libraries that it makes
     backends.py      which attention backends work on which device, and whether the model that ships answers
-    words.py         what several of these say
     examination.py   all of it, and what there is to do
 
 Nothing here needs torch to be installed, and everything says so where it is not.

@@ -15,8 +15,7 @@ from paged.attention import LayerShape, best_backend, get_backend, known_backend
 from paged.attention.xformers_splitk import Backend as SplitK
 from paged.errors import BuildFailed, PagedWarning, UnsupportedByBackend
 from paged.model.checkpoint import checkpoint_path
-from paged.model.doctor.findings import BackendFound, CudaDevice, Problem
-from paged.model.doctor.words import REPORT, cause
+from paged.model.doctor.findings import REPORT, BackendFound, CudaDevice, Problem, cause
 from paged.model.loading import LoadedModel
 
 _PROMPT, _TOKENS, _BLOCKS = "The with statement is used to", 16, 8

@@ -8,9 +8,18 @@ from importlib import import_module
 
 from paged import __version__
 from paged.base.extras import installed_by
-from paged.model.doctor.findings import Answer, BackendFound, Engine, Findings, Machine, Problem
+from paged.model.doctor.findings import (
+    REPORT,
+    Answer,
+    BackendFound,
+    Engine,
+    Findings,
+    Machine,
+    Problem,
+    cause,
+    listed,
+)
 from paged.model.doctor.machine import libraries, machine, unfit_versions
-from paged.model.doctor.words import REPORT, cause, listed
 from paged.model.threads import FreeCores
 
 # Longer than a reading of the cores is old at most.

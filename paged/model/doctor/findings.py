@@ -1,10 +1,15 @@
-"""The results of an examination, as data: plain names, counts, bytes and seconds."""
+"""The results of an examination, as data: plain names, counts, bytes and seconds; and words that several of them share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+
+REPORT = "That is a bug: please report it, with what `paged doctor --json` says."
+# Of a library's message: it may be pages.
+_LONGEST_CAUSE = 300
 
 State = Literal["found", "compiled", "not built", "failed"]
 """Of a native library: kept from before, made now, left alone, or impossible here."""
@@ -110,3 +115,15 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine | None
     problems: list[Problem]
     is_usable: bool
+
+
+def cause(error: Exception) -> str:
+    """The error's class and what it says, in a line and without a full stop."""
+    words = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
+    return words if len(words) <= _LONGEST_CAUSE else f"{words[:_LONGEST_CAUSE]} …"
+
+
+def listed(names: Sequence[str]) -> str:
+    """One, or several with "and" before the last."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from paged.attention.native.backend import ATTENTION_LIBRARY
 from paged.attention.native.build import cache_folder, compiler_version, find_compiler, is_kept, library
 from paged.errors import BuildFailed
@@ -63,11 +65,8 @@ def _described(code: NativeCode) -> NativeCode:
         vectors = "NEON"
     else:
         vectors = {_COLUMNS_OF_AVX512: "AVX-512", _COLUMNS_OF_AVX: "AVX2"}.get(functions.paged_columns(), "SSE")
-    return NativeCode(
-        compiler=code.compiler,
-        compiler_version=code.compiler_version,
-        folder=code.folder,
-        libraries=code.libraries,
+    return msgspec.structs.replace(
+        code,
         instructions=f"{vectors}, AMX" if functions.paged_has_tiles() else vectors,
         has_bfloat16=bool(functions.paged_has_bfloat16()),
     )

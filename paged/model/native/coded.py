@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import BuildFailed
-from paged.model.native.large_pages import on_large_pages
+from paged.model.native.large_pages import aligned, on_large_pages
 from paged.model.native.packed import NativeLinear, Product, model_library, on_one_thread
 from paged.model.quantised.names import BITS
 from paged.model.quantised.weights import QuantisedWeight, quantise
@@ -26,7 +26,6 @@ _FILL = 8
 _TRIAL_ROWS = 19
 # A piece, and half a one.
 _TRIAL_GROUP = 192
-_LINE = 64
 
 
 class CCodes(ctypes.Structure):
@@ -171,12 +170,6 @@ def replace_linears(module: nn.Module, make: Callable[[str, nn.Linear], Quantise
         if id(linear.weight) in shared:
             path, embedding = shared[id(linear.weight)]
             module.set_submodule(path, QuantisedEmbedding(replaced.packed, embedding.weight.dtype))
-
-
-def aligned(size: int) -> Tensor:
-    """uint8 [size], on a line of the cache."""
-    room = torch.empty(size + _LINE, dtype=torch.uint8)
-    return room[-room.data_ptr() % _LINE :][:size]
 
 
 def _held(tensor: Tensor) -> nn.Parameter:

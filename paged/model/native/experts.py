@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from paged.attention.native.backend import ELEMENTS
-from paged.errors import BuildFailed, UnsupportedModel
-from paged.model.native.coded import PackedCodes, aligned, coded_library
-from paged.model.native.packed import Product, model_library, num_computed, pack
+from paged.errors import UnsupportedModel
+from paged.model.native.coded import PackedCodes, coded_library
+from paged.model.native.large_pages import aligned
+from paged.model.native.packed import Product, is_compiled, model_library, num_computed, pack
 from paged.model.quantised.weights import QuantisedWeight
 
 # What transformers' decorator says of a module.
@@ -213,16 +214,16 @@ def _is_known(experts: Any) -> bool:
 
 
 def _can_be_packed(experts: Any) -> bool:
-    try:
-        model_library()
-    except BuildFailed:
-        return False
     # bfloat16 goes in pairs.
-    return _is_known(experts) and all(
-        each.device.type == "cpu"
-        and each.dtype in ELEMENTS
-        and (each.dtype == torch.float32 or not any(size % 2 for size in each.shape[1:]))
-        for each in _weights_of(experts)
+    return (
+        is_compiled()
+        and _is_known(experts)
+        and all(
+            each.device.type == "cpu"
+            and each.dtype in ELEMENTS
+            and (each.dtype == torch.float32 or not any(size % 2 for size in each.shape[1:]))
+            for each in _weights_of(experts)
+        )
     )
 
 

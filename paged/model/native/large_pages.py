@@ -48,10 +48,13 @@ _lock = Lock()
 def empty(size: int) -> Tensor:
     """uint8 [size], on a line of the cache, from 1 on: on large pages of its own, if there are any. Raises MemoryError, or the error of torch's
     allocator."""
-    if not _is_there:
-        room = torch.empty(size + _LINE, dtype=torch.uint8)
-        return room[-room.data_ptr() % _LINE :][:size]
-    return _Region(size + _LINE).take(size)
+    return _Region(size + _LINE).take(size) if _is_there else aligned(size)
+
+
+def aligned(size: int) -> Tensor:
+    """uint8 [size], on a line of the cache."""
+    room = torch.empty(size + _LINE, dtype=torch.uint8)
+    return room[-room.data_ptr() % _LINE :][:size]
 
 
 def on_large_pages(tensor: Tensor) -> Tensor:

@@ -84,6 +84,15 @@ def model_library() -> Any:
     return found
 
 
+def is_compiled() -> bool:
+    """Whether the C functions are there."""
+    try:
+        model_library()
+    except BuildFailed:
+        return False
+    return True
+
+
 @contextmanager
 def on_one_thread() -> Iterator[None]:
     """Within it C has one thread: beside busy cores, hundreds of small products would wait for a second one each time."""
@@ -188,9 +197,7 @@ class PackedEmbedding(nn.Module):
 def pack_linears(module: nn.Module) -> bool:
     """Pack the linear layers of a decoder on a CPU in place, one by one, so that few weights are held twice at any time; False, and
     nothing is changed, where that cannot be compiled here. Layers of other dtypes stay."""
-    try:
-        model_library()
-    except BuildFailed:
+    if not is_compiled():
         return False
     # Tied weights: whose rows an embedding looks up.
     shared = {id(each.weight): path for path, each in module.named_modules() if type(each) is nn.Embedding}

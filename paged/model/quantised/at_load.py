@@ -21,7 +21,7 @@ from paged.model.native.coded import coded_library, replace_linears
 from paged.model.native.experts import can_be_coded, code_experts
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.names import BITS, GROUPS, HEAD, check_asked
-from paged.model.quantised.placing import Emptied, linears_of, options_of
+from paged.model.quantised.placing import CodesSource, linears_of
 from paged.model.quantised.reading import ModuleFiles
 from paged.model.quantised.weights import QuantisedWeight, quantise
 
@@ -66,18 +66,13 @@ def check_layers(module: nn.Module, quantization: str, name: Path) -> None:
             )
 
 
-class AtLoad:
+class AtLoad(CodesSource):
     """Layers that become codes at load. Without `files` their floats are in the module already."""
 
     def __init__(self, quantization: str, *, with_head: bool = False, files: TensorFiles | None = None) -> None:
-        self.quantization, self.with_head = quantization, with_head
+        super().__init__(quantization, with_head=with_head)
         self._files = files
         self._read: ModuleFiles | None = None
-        self._emptied = Emptied()
-
-    def options(self, config: Any) -> dict[str, Any]:
-        """What `from_pretrained` takes so as to load all but the layers that become codes."""
-        return options_of(self, config)
 
     def take_weights_away(self, module: Any) -> None:
         """Leave those layers of a module on the meta device without parameters, so that transformers does not read them. What it joins or changes in a way
@@ -96,11 +91,7 @@ class AtLoad:
             shapes = [tuple(module.get_parameter(key).shape) for key in keys]
             if not shared & {*keys} and all(map(self._read.has, keys, shapes)):
                 for name in names:
-                    self._emptied.take(module, path, name)
-
-    def restore(self, module: Any) -> None:
-        """Give them parameters again, on the meta device."""
-        self._emptied.give_back(module)
+                    self._take(module, path, name)
 
     def replace(self, module: Any) -> None:
         """Put codes in the place of a module's linear layers and experts, layer after layer. Raises InvalidConfig, which names the layer, for weights that

@@ -42,9 +42,7 @@ class AWQ:
 
     def shape_of(self, layer: Stored) -> tuple[int, int]:
         depth, words = layer.header("qweight", ("I32",), 2).shape
-        size = self._size(depth)
-        if depth % size:
-            raise layer.broken(f"groups of {size} do not divide its {depth:,} inputs")
+        size = layer.group_size(depth, self._group_size)
         layer.expect("qzeros", (depth // size, words), ("I32",))
         layer.expect("scales", (depth // size, words * 8), FLOATS)
         return words * 8, depth
@@ -59,8 +57,5 @@ class AWQ:
             scales=layer.scales("scales").t().contiguous(),
             zeros=unpacked(layer.read("qzeros"), BITS, ORDER).t().contiguous(),
             bits=BITS,
-            group_size=self._size(len(codes)),
+            group_size=self._group_size or len(codes),
         )
-
-    def _size(self, depth: int) -> int:
-        return self._group_size or depth

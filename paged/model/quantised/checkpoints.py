@@ -59,12 +59,12 @@ class Format(Protocol):
 
 
 class QuantisedCheckpoint:
-    """Layers of one folder. `title` says the format; `files` has all tensors by name, those of layers in floats, too."""
+    """Layers of one folder. `format` says how they are stored; `files` has all tensors by name, those of layers in floats, too."""
 
     def __init__(self, folder: Path, found: Format) -> None:
         self.folder = folder
         self.files = TensorFiles(folder)
-        self._format = found
+        self.format = found
         marked = {name.rpartition(".")[0] for name in self.files if name.rpartition(".")[2] in found.marks}
         if not marked:
             raise BrokenCheckpoint(
@@ -74,21 +74,9 @@ class QuantisedCheckpoint:
         for name in self.layers:
             found.check(self._stored(name))
 
-    @property
-    def title(self) -> str:
-        return self._format.title
-
-    @property
-    def bits(self) -> set[int]:
-        return self._format.bits
-
-    def names_floats(self, name: str) -> bool:
-        """Whether the configuration says that the layer of this name in the files is stored as floats."""
-        return self._format.names_floats(name)
-
     def weight_of(self, name: str) -> QuantisedWeight | None:
         """The codes of the layer of this name in the files, None where it is stored as floats. Raises BrokenCheckpoint."""
-        return self._format.read(self._stored(name)) if name in self.layers else None
+        return self.format.read(self._stored(name)) if name in self.layers else None
 
     def _stored(self, name: str) -> Stored:
         return Stored(self.files, name)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paged.errors import UnsupportedModel
 from paged.model.quantised.names import StoredCodes, names_of
-from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, order_of, unpacked
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 METHOD, PACKED, PLAIN = "compressed-tensors", "pack-quantized", "int-quantized"
@@ -84,10 +84,7 @@ class CompressedTensors:
                 raise layer.broken(f"weight_packed has the shape {[outs, words]}, which does not hold {stored}")
         else:
             outs, depth = layer.header("weight", ("I8",), 2).shape
-        size = scheme.group_size or depth
-        if depth % size:
-            raise layer.broken(f"groups of {size} do not divide its {depth:,} inputs")
-        groups = depth // size
+        groups = depth // layer.group_size(depth, scheme.group_size)
         layer.expect("weight_scale", (outs, groups), FLOATS)
         if not scheme.is_symmetric:
             found = layer.header("weight_zero_point", ("I8", "I32"), 2)
@@ -101,7 +98,7 @@ class CompressedTensors:
 
     def check(self, layer: Stored) -> None:
         layer.scales("weight_scale")
-        self._order(layer, *self._size(layer))
+        layer.order("weight_g_idx", self._scheme(layer).group_size or self.shape_of(layer)[1])
 
     def read(self, layer: Stored) -> QuantisedWeight:
         scheme, (outs, depth) = self._scheme(layer), self.shape_of(layer)
@@ -116,8 +113,8 @@ class CompressedTensors:
             stored = layer.read("weight_zero_point")
             is_packed = stored.dtype == torch.int32
             zeros = unpacked(stored.t(), scheme.bits)[:, :outs].t() if is_packed else _raised(stored, half)
-        _, size = self._size(layer)
-        order = self._order(layer, depth, size)
+        size = scheme.group_size or depth
+        order = layer.order("weight_g_idx", size)
         return QuantisedWeight(
             codes=(codes if order is None else codes[:, order]).contiguous(),
             scales=scales,
@@ -126,19 +123,6 @@ class CompressedTensors:
             group_size=size,
             order=order,
         )
-
-    def _size(self, layer: Stored) -> tuple[int, int]:
-        """(depth, inputs that share a scale)."""
-        depth = self.shape_of(layer)[1]
-        return depth, self._scheme(layer).group_size or depth
-
-    def _order(self, layer: Stored, depth: int, size: int) -> Tensor | None:
-        if "weight_g_idx" not in layer:
-            return None
-        try:
-            return order_of(layer.read("weight_g_idx"), size)
-        except ValueError as error:
-            raise layer.broken(f"weight_{error}") from None
 
     def _find(self, name: str) -> _Scheme | None:
         """Of the layer of this name; a scheme that names it goes before one for all linear layers."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paged.errors import UnsupportedModel
 from paged.model.quantised.names import StoredCodes, listed_names, names_of
-from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, order_of, unpacked
+from paged.model.quantised.stored import FLOATS, Stored, group_size_of, groups_in_words, unpacked
 from paged.model.quantised.weights import QuantisedWeight
 
 
@@ -61,9 +61,7 @@ class GPTQ:
     def shape_of(self, layer: Stored) -> tuple[int, int]:
         words, outs = layer.header("qweight", ("I32",), 2).shape
         depth = words * 32 // self._bits
-        size = self._size(depth)
-        if depth % size:
-            raise layer.broken(f"groups of {size} do not divide its {depth:,} inputs")
+        size = layer.group_size(depth, self._group_size)
         if outs * self._bits % 32:
             raise layer.broken(f"its {outs:,} results do not fill words of 32 bits")
         layer.expect("scales", (depth // size, outs), FLOATS)
@@ -87,21 +85,14 @@ class GPTQ:
             scales=layer.scales("scales").t().contiguous(),
             zeros=zeros.t().contiguous(),
             bits=self._bits,
-            group_size=self._size(depth),
+            group_size=self._group_size or depth,
             order=order,
         )
 
-    def _size(self, depth: int) -> int:
-        return self._group_size or depth
-
     def _order(self, layer: Stored, depth: int) -> Tensor | None:
         # With one group files have anything in it.
-        if "g_idx" not in layer or self._size(depth) == depth:
-            return None
-        try:
-            return order_of(layer.read("g_idx"), self._size(depth))
-        except ValueError as error:
-            raise layer.broken(str(error)) from None
+        size = self._group_size or depth
+        return None if size == depth else layer.order("g_idx", size)
 
 
 def _plus(words: Tensor, bits: int, more: int) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,15 +27,56 @@ _METHOD = "paged"
 _OF_LAYER = re.compile(r"\.\d+\.")
 
 
-class Placed:
+class CodesSource:
+    """The source of the codes of a module's layers, whose weights are taken away while transformers reads all others.
+
+    quantization  as LoadedModel's
+    with_head     whether the output projection is quantised at load, too
+    """
+
+    def __init__(self, quantization: str, *, with_head: bool) -> None:
+        self.quantization, self.with_head = quantization, with_head
+        self._taken: list[tuple[str, str]] = []
+
+    def options(self, config: Any) -> dict[str, Any]:
+        """What `from_pretrained` takes so as to load all but the codes. Without a configuration it would copy them."""
+        return {"config": config, "quantization_config": _quantiser()(self)}
+
+    def take_weights_away(self, module: Any) -> None:
+        """Leave layers of a module on the meta device without parameters for weights, before transformers reads any."""
+        raise NotImplementedError
+
+    def replace(self, module: Any) -> None:
+        """Put the codes into the module."""
+        raise NotImplementedError
+
+    def restore(self, module: nn.Module) -> None:
+        """Make what was taken parameters again, on the meta device: shape and dtype are known and nothing else."""
+        for path, name in self._taken:
+            owner = module.get_submodule(path)
+            owner.register_parameter(name, nn.Parameter(vars(owner).pop(name), requires_grad=False))
+
+    def _take(self, module: nn.Module, path: str, name: str) -> None:
+        """Take a parameter away from a module on the meta device, so that transformers neither awaits nor makes it."""
+        emptied: Any = module.get_submodule(path)
+        empty = torch.empty_like(emptied.get_parameter(name))
+        # It is not to be filled at random.
+        empty._is_hf_initialized = True  # type: ignore[attr-defined]
+        delattr(emptied, name)
+        # No parameter, so that nothing awaits it; others of its module look at its shape.
+        vars(emptied)[name] = empty
+        emptied._is_hf_initialized = True
+        self._taken.append((path, name))
+
+
+class Placed(CodesSource):
     """A checkpoint in codes and, once transformers has built the module, which of its layers each linear layer has."""
 
-    with_head = False
-
     def __init__(self, checkpoint: QuantisedCheckpoint) -> None:
+        # Where some layers have 8 bits and others 4, "int8".
+        super().__init__("int8" if BITS["int8"] in checkpoint.format.bits else "int4", with_head=False)
         self.checkpoint = checkpoint
         self._names: dict[str, str] = {}
-        self._emptied = Emptied()
 
     @staticmethod
     def of(
@@ -49,30 +90,27 @@ class Placed:
         does not compute with codes."""
         if checkpoint is None:
             return None
-        check_stored(checkpoint.folder, checkpoint.title, checkpoint.bits, quantization, with_head=with_head)
+        check_stored(
+            checkpoint.folder, checkpoint.format.title, checkpoint.format.bits, quantization, with_head=with_head
+        )
         if where.type != "cpu":
             raise UnsupportedModel(
-                f'{checkpoint.folder}: stored as {checkpoint.title}, which is computed on a CPU; device is "{where}".'
+                f'{checkpoint.folder}: stored as {checkpoint.format.title}, which is computed on a CPU; device is "{where}".'
             )
         try:
             coded_library()
         except BuildFailed as error:
             raise UnsupportedModel(
-                f"{checkpoint.folder}: stored as {checkpoint.title}, which is computed by C code, and {error}"
+                f"{checkpoint.folder}: stored as {checkpoint.format.title}, which is computed by C code, and {error}"
             ) from error
         return Placed(checkpoint)
 
-    @property
-    def quantization(self) -> str:
-        """As LoadedModel's; where some layers have 8 bits and others 4, "int8"."""
-        return "int8" if BITS["int8"] in self.checkpoint.bits else "int4"
-
     def options(self, config: Any) -> dict[str, Any]:
-        """What `from_pretrained` takes so as to load all but the codes; `config` says no more that there are any."""
+        """As CodesSource; `config` says no more that there are any."""
         for each in (config, config.get_text_config()):
             if settings_of(each) is not None:
                 del each.quantization_config
-        return options_of(self, config)
+        return super().options(config)
 
     def take_weights_away(self, module: Any) -> None:
         """Leave the linear layers of a module on the meta device that are stored as codes without parameters for weights. Raises BrokenCheckpoint where a layer's
@@ -87,7 +125,7 @@ class Placed:
         for name, (path, is_part) in paths.items():
             linear = linears.get(path)
             if name not in stored:
-                if linear is not None and is_of_layer(path) and not self.checkpoint.names_floats(name):
+                if linear is not None and is_of_layer(path) and not self.checkpoint.format.names_floats(name):
                     raise BrokenCheckpoint(
                         f"{folder}: {name} is stored as floats, and its configuration does not say so: a checkpoint quantised in part is not read."
                     )
@@ -107,11 +145,7 @@ class Placed:
                 raise BrokenCheckpoint(f"{folder}: {name} has the shape {list(found)}; {list(wanted)} is wanted.")
             self._names[path] = name
         for path in self._names:
-            self._emptied.take(module, path, "weight")
-
-    def restore(self, module: Any) -> None:
-        """Make those layers' weights parameters again, on the meta device: shape and dtype are known and nothing else."""
-        self._emptied.give_back(module)
+            self._take(module, path, "weight")
 
     def replace(self, module: Any) -> None:
         """Put each layer's codes, read now, in the place of its linear layer in the module. Raises BrokenCheckpoint."""
@@ -128,60 +162,6 @@ class Placed:
             raise UnsupportedModel(
                 f"{self.checkpoint.folder}: {name} is stored as codes, and is a {kind} in transformers; only linear layers are read so."
             )
-
-
-class CodesSource(Protocol):
-    """The source of the codes of a module's layers."""
-
-    @property
-    def quantization(self) -> str:
-        """As LoadedModel's."""
-        ...
-
-    @property
-    def with_head(self) -> bool:
-        """Whether the output projection is quantised at load, too."""
-        ...
-
-    def options(self, config: Any) -> dict[str, Any]:
-        """What `from_pretrained` takes so as to load all else."""
-        ...
-
-    def take_weights_away(self, module: Any) -> None:
-        """Leave layers of a module on the meta device without parameters for weights, before transformers reads any."""
-        ...
-
-    def restore(self, module: Any) -> None:
-        """Give them parameters again, on the meta device."""
-        ...
-
-    def replace(self, module: Any) -> None:
-        """Put the codes into the module."""
-        ...
-
-
-class Emptied:
-    """Parameters that are taken away from modules on the meta device, so that transformers neither awaits nor makes them."""
-
-    def __init__(self) -> None:
-        self._taken: list[tuple[str, str]] = []
-
-    def take(self, module: nn.Module, path: str, name: str) -> None:
-        emptied: Any = module.get_submodule(path)
-        empty = torch.empty_like(emptied.get_parameter(name))
-        # It is not to be filled at random.
-        empty._is_hf_initialized = True  # type: ignore[attr-defined]
-        delattr(emptied, name)
-        # No parameter, so that nothing awaits it; others of its module look at its shape.
-        vars(emptied)[name] = empty
-        emptied._is_hf_initialized = True
-        self._taken.append((path, name))
-
-    def give_back(self, module: nn.Module) -> None:
-        """As parameters on the meta device: shape and dtype are known and nothing else."""
-        for path, name in self._taken:
-            owner = module.get_submodule(path)
-            owner.register_parameter(name, nn.Parameter(vars(owner).pop(name), requires_grad=False))
 
 
 def paths_of(module: nn.Module, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
@@ -211,11 +191,6 @@ def linears_of(module: nn.Module) -> dict[str, nn.Linear]:
 def is_of_layer(path: str) -> bool:
     """Whether a module of this path is in one of a decoder's numbered layers, as its head and embeddings are not."""
     return bool(_OF_LAYER.search(path))
-
-
-def options_of(codes: CodesSource, config: Any) -> dict[str, Any]:
-    """The options of `from_pretrained` by which it calls these codes. Without a configuration it would copy them."""
-    return {"config": config, "quantization_config": _quantiser()(codes)}
 
 
 @cache

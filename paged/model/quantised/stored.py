@@ -52,6 +52,28 @@ class Stored:
                 raise self.broken(f"{int(is_wrong.sum()):,} of its {found.numel():,} scales are {what}")
         return found
 
+    def group_size(self, depth: int, stored: int | None) -> int:
+        """Inputs that share a scale; `stored` None: all of them. Raises BrokenCheckpoint where groups do not divide."""
+        size = stored or depth
+        if depth % size:
+            raise self.broken(f"groups of {size} do not divide its {depth:,} inputs")
+        return size
+
+    def order(self, part: str, group_size: int) -> Tensor | None:
+        """The inputs in the order of their groups, int64 [depth], where that tensor has the group of each; None where there is none, or they have that
+        order already. Raises BrokenCheckpoint unless each group has as many inputs as the others."""
+        if part not in self:
+            return None
+        groups = self.read(part).long()
+        expected = torch.arange(len(groups)) // group_size
+        if torch.equal(groups, expected):
+            return None
+        order = torch.argsort(groups, stable=True)
+        if not torch.equal(groups[order], expected):
+            num_groups = len(groups) // group_size
+            raise self.broken(f"{part} does not give each of {num_groups:,} groups {group_size:,} inputs")
+        return order
+
     def broken(self, what: str) -> BrokenCheckpoint:
         """The error to raise: what is wrong with this layer."""
         return BrokenCheckpoint(f"{self._files.folder}: {self.name}: {what}.")
@@ -75,15 +97,3 @@ def unpacked(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> 
     places = torch.tensor(order or range(32 // bits), dtype=torch.int32) * bits
     codes = words.unsqueeze(-1) >> places & 2**bits - 1
     return codes.to(torch.uint8).reshape(len(words), -1)
-
-
-def order_of(groups: Tensor, group_size: int) -> Tensor | None:
-    """From the group of each input, int [depth], the inputs in the order of their groups; None where they have it already. Raises ValueError unless
-    each group has as many inputs as the others."""
-    expected = torch.arange(len(groups)) // group_size
-    if torch.equal(groups.long(), expected):
-        return None
-    order = torch.argsort(groups.long(), stable=True)
-    if not torch.equal(groups.long()[order], expected):
-        raise ValueError(f"g_idx does not give each of {len(groups) // group_size:,} groups {group_size:,} inputs")
-    return order

@@ -4,7 +4,7 @@
     one pass of one token       each layer learns its pieces and how it may be called (`trial.py`)
     check_plan, layers_of       what they keep, against the configuration and for a plan of pages (`plan.py`)
     hook.under_way(pass)        a forward pass of tokens of many rows, one after the other: `pass.attend` has the attention layers, and
-                                `pass.states`, a `RowStates`, the states of the rows before and behind their tokens (`memory.py`)
+                                `pass.states`, a `RowStates`, the states of the rows before and behind their tokens (`layer.py`)
 
 So a runner calls the whole module once for all tokens of a pass, with `use_cache=False` and positions, as for any other model; no cache object goes
 through the model. A state layer is called once, too, where its recurrence is there in C (`recurrences.py`). Any other is called several times in its place,

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paged.attention import LayeredPool, StepTokens
 from paged.model.hook import now_under_way
 from paged.model.native.recurrences import RowPages
 from paged.model.states.calls import Call, Cut
@@ -163,6 +164,34 @@ class FirstToken:
 
     def pages_of(self, unit: int) -> None:
         """They are not on pages."""
+
+
+class PassStates:
+    """The states of one forward pass's rows, as RowStates: a step, or a part of one, says from which of the pool's pages each row's is
+    read, and onto which it is written."""
+
+    def __init__(self, pool: LayeredPool, step: StepTokens, *, is_invariant: bool) -> None:
+        assert step.states is not None, "a step of a model with state layers says where they are"
+        read, write = step.states
+        self.starts: Sequence[int] = step.query_start_loc.tolist()
+        self.is_new: Sequence[bool] = (read[:, 0] < 0).tolist()
+        self.is_invariant = is_invariant
+        self._states = pool.states
+        self._read, self._write = read, write
+        # Once for all pieces of all layers, each of which would take them to the device.
+        self._sources, self._targets = (torch.from_numpy(each).to(pool.device, torch.int64) for each in (read, write))
+
+    def read(self, unit: int, piece: int) -> Tensor:
+        """As RowStates; zeros for rows that are new."""
+        return self._states[unit][piece].read(self._sources)
+
+    def write(self, unit: int, piece: int, states: Tensor) -> None:
+        """As RowStates."""
+        self._states[unit][piece].write(self._targets, states)
+
+    def pages_of(self, unit: int) -> list[RowPages]:
+        """As RowStates."""
+        return [RowPages(each, self._read, self._write) for each in self._states[unit]]
 
 
 def follow_states(module: nn.Module) -> tuple[StateLayer, ...]:

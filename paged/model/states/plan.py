@@ -6,6 +6,7 @@ one. So says `kept_layers`, from a configuration alone; here it is held against 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,11 +36,7 @@ def num_units(piece: Piece) -> int:
 
 def unit_elements(piece: Piece) -> int:
     """Return the elements of one unit of it."""
-    slices = -(-piece.shape[0] // num_units(piece))
-    of_slice = 1
-    for size in piece.shape[1:]:
-        of_slice *= size
-    return slices * of_slice
+    return -(-piece.shape[0] // num_units(piece)) * math.prod(piece.shape[1:])
 
 
 def layers_of(layer: StateLayer) -> Layers:
@@ -71,14 +68,11 @@ def check_plan(layers: Sequence[StateLayer], config: Any, name: Path) -> None:
     found = _counted(piece for layer in layers for piece in layer.pieces)
     if planned == found:
         return
-    odd = next(
-        (layer for layer in layers if any(_counted([piece]).keys() - planned.keys() for piece in layer.pieces)), None
-    )
-    where = (
-        "its layers together"
-        if odd is None
-        else f"{odd.path} ({', '.join(f'{p.name}: {p.shape}' for p in odd.pieces)})"
-    )
+    where = "its layers together"
+    for layer in layers:
+        if _counted(layer.pieces).keys() - planned.keys():
+            where = f"{layer.path} ({', '.join(f'{p.name}: {p.shape}' for p in layer.pieces)})"
+            break
     raise UnsupportedModel(
         f"{name}: its state layers keep other than their configuration says, {where}: {_said(found)}; planned are {_said(planned)}."
     )

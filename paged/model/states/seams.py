@@ -32,6 +32,11 @@ class Piece(NamedTuple):
     start: float = 0.0
     tail: bool = False
 
+    @staticmethod
+    def of(name: str, states: Tensor, start: float = 0.0) -> Piece:
+        """That of which these are states, one a row."""
+        return Piece(name, tuple(states.shape[1:]), states.dtype, start)
+
 
 class Seam:
     """A layer with a state. `run` calls it for tokens of rows that have a state each, or none at all."""
@@ -60,8 +65,8 @@ class Seam:
         raise NotImplementedError
 
     def returned(self, outputs: tuple[Tensor, ...]) -> Any:
-        """These outputs in the form in which the layer returns them."""
-        return outputs[0]
+        """These outputs in the form in which the layer returns them: most of those with a way of their own beside a second value."""
+        return outputs[0], None
 
 
 class CacheSeam(Seam):
@@ -142,18 +147,15 @@ class _OneLayer:
         return False
 
 
-class LinearCacheSeam(CacheSeam):
+class LinearCacheSeam(Seam):
     """MiniMax's lightning attention, whose cache has names of its own."""
 
     def run(self, arguments: dict[str, Any], states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         cache = _LinearCache(None if states is None else states[0])
         output, _ = self._forward(**arguments | {"past_key_values": cache})
         assert cache.state is not None, "the layer sets it"
-        self.pieces = (Piece("recurrent 0", tuple(cache.state.shape[1:]), cache.state.dtype),)
+        self.pieces = (Piece.of("recurrent 0", cache.state),)
         return (output,), [cache.state]
-
-    def returned(self, outputs: tuple[Tensor, ...]) -> Any:
-        return outputs[0], None
 
 
 class _LinearCache:
@@ -176,14 +178,8 @@ class AttributeSeam(Seam):
         output, _ = self._forward(**arguments | {"use_cache": True})
         found = [module.conv1d_state, module.rg_lru.recurrent_states]
         module.conv1d_state = module.rg_lru.recurrent_states = None
-        self.pieces = tuple(
-            Piece(name, tuple(state.shape[1:]), state.dtype)
-            for name, state in zip(("conv 0", "recurrent 0"), found, strict=True)
-        )
+        self.pieces = tuple(map(Piece.of, ("conv 0", "recurrent 0"), found))
         return (output,), found
-
-    def returned(self, outputs: tuple[Tensor, ...]) -> Any:
-        return outputs[0], None
 
 
 class ReturnedSeam(Seam):
@@ -191,14 +187,8 @@ class ReturnedSeam(Seam):
 
     def run(self, arguments: dict[str, Any], states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         output, found = self._forward(**arguments | {"state": None if states is None else tuple(states)})
-        self.pieces = tuple(
-            Piece(name, tuple(state.shape[1:]), state.dtype)
-            for name, state in zip(("matrix", "weight", "scale"), found, strict=True)
-        )
+        self.pieces = tuple(map(Piece.of, ("matrix", "weight", "scale"), found))
         return (output,), list(found)
-
-    def returned(self, outputs: tuple[Tensor, ...]) -> Any:
-        return outputs[0], None
 
 
 class RwkvSeam(Seam):
@@ -224,16 +214,12 @@ class RwkvSeam(Seam):
         output, _ = self._forward(**arguments | {"state": listed})
         found = [listed[place][..., layer] for place in places]
         self.pieces = tuple(
-            Piece(self._NAMES[place], tuple(state.shape[1:]), state.dtype, start=self._start(place))
-            for place, state in zip(places, found, strict=True)
+            Piece.of(self._NAMES[place], state, self._start(place)) for place, state in zip(places, found, strict=True)
         )
         return (output,), found
 
     def _start(self, place: int) -> float:
         return self._NO_SCALE if place == 4 else 0.0
-
-    def returned(self, outputs: tuple[Tensor, ...]) -> Any:
-        return outputs[0], None
 
 
 _OWN_WAYS: dict[str, type[Seam]] = {

@@ -31,7 +31,8 @@ from paged.engine.engine import Engine
 from paged.engine.step_inputs import StepInputs
 from paged.errors import BenchmarkFailed, BuildFailed, InvalidConfig
 from paged.model.loading import LoadedModel
-from paged.model.native.coded import CCodes, QuantisedLinear, aligned, coded_library
+from paged.model.native.coded import CCodes, QuantisedLinear, coded_library
+from paged.model.native.large_pages import aligned
 from paged.model.native.packed import NativeLinear, PackedLinear, Product, model_library
 from paged.study.bench.engine import Serving, precision_of
 from paged.study.bench.measured import Measured
