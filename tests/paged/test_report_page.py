@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from paged.errors import InvalidConfig
-from paged.study.report.averages import averaged, edges_of
 from paged.study.report.comparisons import cumulative, preemptions, under_load
 from paged.study.report.drawing import count_axis
 from paged.study.report.naming import by_setting, named
-from paged.study.report.over_time import memory_parts
+from paged.study.report.over_time import averaged, edges_of, memory_parts
 from paged.study.report.page import write_html
 from paged.study.report.roof import points, roofline
 from paged.study.report.table import lines
