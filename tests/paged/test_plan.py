@@ -21,10 +21,9 @@ from paged.study.simulator import (
     smallest_memory,
     trial,
 )
-from paged.study.simulator.probe import Round
 from paged.study.simulator.result import Percentiles
 from paged.study.simulator.search import REACH, Counts, Rates, search
-from paged.study.simulator.trial import Trial, tried
+from paged.study.simulator.trial import Round, Trial, tried
 from paged.study.traces import Trace
 
 SLOW = StepTime(weights_ms=20, context_us=1, token_us=200)

@@ -148,14 +148,14 @@ def test_a_dense_models_ranks_do_not_wait_for_each_other(recorded):
     both = stepped(prepared(recorded(described_as=RANKS), Asked()), [0, 0], [1000, 10], [2, 40])
     assert both.replica_of.tolist() == [0, 1]
     # The short prompt has its first token long before the long one.
-    assert both.latencies.first_of_each()[1] < 0.5 * both.latencies.first_of_each()[0]
+    assert both.latencies.first[1] < 0.5 * both.latencies.first[0]
 
 
 def test_ranks_that_share_experts_step_together(recorded):
     meta = meta_of("Qwen/Qwen3-30B-A3B", data_parallel_size=2, enable_expert_parallel=True)
     setup = prepared(recorded(described_as=meta), Asked())
     both = stepped(setup, [0, 0], [1000, 10], [2, 40])
-    first = both.latencies.first_of_each()
+    first = both.latencies.first
     assert first[0] == first[1]
     for words in ("step together", "experts were not timed"):
         assert any(words in note for note in setup.assumed)
@@ -167,7 +167,7 @@ def test_a_request_goes_to_the_rank_with_the_least_to_do_and_a_closed_loop_serve
     setup = prepared(recorded(described_as=RANKS), Asked())
     assert stepped(setup, [0, 0, 2, 2.5], [10] * 4, [500, 5, 5, 5]).replica_of.tolist() == [0, 1, 1, 1]
     loop = stepped(setup, [0] * 12, [50] * 12, [20] * 12, clients=4)
-    assert np.isfinite(loop.latencies.e2e_of_each()).all()
+    assert np.isfinite(loop.latencies.e2e).all()
     assert set(loop.replica_of.tolist()) == {0, 1}
 
 

@@ -167,8 +167,8 @@ def _simulated(setup: Prepared, prompt: int, output: int, clients: int) -> tuple
     for _ in simulation.steps():
         pass
     latencies = simulation.latencies
-    tpot = (latencies.last_of_each() - latencies.first_of_each()) / np.maximum(outputs - 1, 1)
-    return float(latencies.ttft_of_each().mean()), float(tpot.mean())
+    tpot = (latencies.last - latencies.first) / np.maximum(outputs - 1, 1)
+    return float(latencies.ttft.mean()), float(tpot.mean())
 
 
 def _count(row: dict[str, str], name: str) -> int:

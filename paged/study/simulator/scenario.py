@@ -24,15 +24,13 @@ from paged.study.hardware import (
 from paged.study.hardware.link import link_of
 from paged.study.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
-from paged.study.simulator.ledger import UNBOUNDED
+from paged.study.simulator.ledger import UNBOUNDED, Timeline
 from paged.study.simulator.replicas import Replicas
 from paged.study.simulator.result import SimulationResult
 from paged.study.simulator.routers import Routing
-from paged.study.simulator.settling import settling_s
 from paged.study.simulator.simulation import Simulation
 from paged.study.simulator.step_time import StepTime
-from paged.study.simulator.timeline import Timeline
-from paged.study.simulator.trace_facts import TraceFacts
+from paged.study.simulator.trace_facts import TraceFacts, settling_s
 from paged.study.traces import Trace, is_synthetic, open_trace
 
 Budget = int | Literal["auto", "knee", "own"]
@@ -446,9 +444,9 @@ def outcome_of(scenario: Scenario, simulation: Simulation | Replicas) -> Outcome
         scenario,
         simulation.result(),
         timeline.columns(),
-        latencies.ttft_of_each(),
-        latencies.longest_gap_of_each(),
-        latencies.e2e_of_each(),
+        latencies.ttft,
+        latencies.longest_gap,
+        latencies.e2e,
         tuple(map(str, simulation.trace.applied)),
         facts_of(scenario, simulation.trace),
         prompts_over_budget(scenario, simulation.trace),

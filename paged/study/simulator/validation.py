@@ -235,14 +235,14 @@ def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDes
     for _ in simulation.steps():
         pass
     latencies = simulation.latencies
-    first, last = latencies.first_of_each(), latencies.last_of_each()
+    first, last = latencies.first, latencies.last
     served = ~np.isnan(first)
     if not served.any():
         raise InvalidConfig(
             f"none of the run's {len(served):,} requests fits into {setup.blocks:,} blocks of {setup.block_size}"
         )
     if run.clients is not None:
-        queued = first - latencies.ttft_of_each()
+        queued = first - latencies.ttft
     else:
         # Who was recorded without it counts from the arrival.
         queued = run.arrival if (run.queued == run.arrival).all() else taken_in(run.arrival, simulation)
