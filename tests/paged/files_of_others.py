@@ -75,7 +75,7 @@ def simulated():
     with TemporaryDirectory() as folder:
         write_rows(Path(folder), blank)
         run = read_run(Path(folder))
-    simulation = simulation_of(Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS), prepared(run, Asked()))
+    simulation = simulation_of(Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS), prepared(run.setup, Asked()))
     for _ in simulation.steps():
         pass
     return simulation, blank
