@@ -95,8 +95,7 @@ def test_routers_that_tell_one_another_spread_a_burst():
         router = routers[number % 4]
         each = prompt(str(number), [number * 7 + place for place in range(1600)])
         made = router.routed(each, router.choose(each, 0.0).replicas[0], 0.0)
-        # However often it is told, it counts once.
-        for other in routers * 2:
+        for other in routers:
             other.heard(made, 0.0)
         sent.append(made.replica)
     assert [sent.count(name) for name in "abcd"] == [10] * 4
@@ -172,6 +171,14 @@ def test_a_depth_that_was_chosen_by_is_what_is_not_reserved():
     choice = router.choose(prompt(), 0.0)
     assert router.routed(prompt(), "a", 0.0, choice.depth).tokens == 1600 - 99 * 16
     assert choice.depth == Depth(99, 0)
+
+
+def test_what_another_router_sent_counts_once_however_often_it_is_told():
+    router, other = router_of("a"), router_of("a", name="other")
+    made = other.routed(prompt("1"), "a", 0.0)
+    for _ in range(3):
+        router.heard(made, 0.0)
+    assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(3.2)
 
 
 def test_routers_that_do_not_tell_one_another_draw_where_one_request_makes_the_difference():

@@ -136,6 +136,19 @@ def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
     }
 
 
+def test_tokens_at_once_are_the_tokens_one_by_one():
+    at_once, one_by_one = Latencies(2), Latencies(2)
+    both, times = np.array([0, 1]), np.array([2.0, 3.0, 7.0, 8.0])
+    for latencies in (at_once, one_by_one):
+        latencies.arrived(0, 0.0)
+        latencies.arrived(1, 1.0)
+    at_once.steady_tokens(both, times)
+    for now in times:
+        one_by_one.tokens(both, now)
+    assert at_once.longest_gap.tolist() == one_by_one.longest_gap.tolist() == [4, 4]
+    assert at_once.percentiles() == one_by_one.percentiles()
+
+
 def test_percentiles_of_counted_values_are_those_of_the_values_one_by_one_and_of_none_there_are_none():
     values, counts = np.array([3.0, 1.0, 2.0]), np.array([5, 60, 35])
     assert Percentiles.of(values, counts) == Percentiles.of(np.repeat(values, counts)) == Percentiles(1, 2, 3, 3)
