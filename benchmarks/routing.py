@@ -202,7 +202,7 @@ def cell(workload: str, replicas: int, router: str, seed: int, path: Path | None
     for _ in run.steps():
         pass
     latencies, result = run.latencies, run.result()
-    ttft, gap = latencies.ttft_of_each(), np.nan_to_num(latencies.longest_gap_of_each())
+    ttft, gap = latencies.ttft, np.nan_to_num(latencies.longest_gap)
     met = int(((ttft <= promised.ttft_s) & (gap <= promised.gap_s)).sum())
     return Cell(
         workload,

@@ -75,7 +75,7 @@ def simulated():
     with TemporaryDirectory() as folder:
         write_rows(Path(folder), blank)
         run = read_run(Path(folder))
-    simulation = simulation_of(Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS), prepared(run, Asked()))
+    simulation = simulation_of(Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS), prepared(run.setup, Asked()))
     for _ in simulation.steps():
         pass
     return simulation, blank
@@ -84,7 +84,7 @@ def simulated():
 def write_run(folder, *, slower=1.0, spoil=lambda rows: rows):
     """A run as if the simulated engine had been recorded, each time so many times as long after the request was taken in."""
     simulation, blank = simulated()
-    first, last = simulation.latencies.first_of_each(), simulation.latencies.last_of_each()
+    first, last = simulation.latencies.first, simulation.latencies.last
     rows = [
         {**row, "queued_ts": q, "first_token_ts": q + slower * (began - q), "last_token_ts": q + slower * (ended - q)}
         for row, q, began, ended in zip(blank, taken_in(ARRIVAL, simulation), first, last)

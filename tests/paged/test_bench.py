@@ -321,18 +321,7 @@ def test_the_parts_make_up_a_step_and_the_host_has_what_is_not_the_forward_pass(
     assert sum(part.least for part in all_parts) <= found.step_us.most
     assert sum(part.most for part in all_parts) >= found.step_us.least
     assert found.host_share == pytest.approx(1 - found.forward_us.median / found.step_us.median)
-<<<<<<< HEAD
     assert not found.batch_invariant
-=======
-    assert found.batch_invariant is not bool(mode)
-
-
-@pytest.mark.skipif(not is_compiled(), reason="nothing can be compiled here")
-def test_nothing_stays_watched(parts):
-    before = model_library().paged_decoder_forward
-    parts()
-    assert model_library().paged_decoder_forward is before
->>>>>>> modelroom
 
 
 def test_parts_are_rows_of_a_table(printed):

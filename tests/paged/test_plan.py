@@ -21,10 +21,9 @@ from paged.study.simulator import (
     smallest_memory,
     trial,
 )
-from paged.study.simulator.probe import Round
 from paged.study.simulator.result import Percentiles
 from paged.study.simulator.search import REACH, Counts, Rates, search
-from paged.study.simulator.trial import Trial, tried
+from paged.study.simulator.trial import Round, Trial, tried
 from paged.study.traces import Trace
 
 SLOW = StepTime(weights_ms=20, context_us=1, token_us=200)
@@ -120,19 +119,19 @@ def test_a_run_that_is_saturated_is_given_up_after_a_fraction_of_its_steps(monke
     assert short.steps < whole.steps / 10
 
 
-def test_the_smallest_memory_is_the_one_that_trying_them_all_finds():
+def test_the_smallest_memory_is_the_one_that_trying_many_finds():
     scenario = scenario_of(poisson(20, rate=10))
     plan = smallest_memory(scenario, Targets(ttft_s=0.2), tolerance=0)
-    met = [count for count in range(15, 61) if meets(plan.scenario_at(count), ttft_s=0.2)]
     # The outcome is monotone here, which the search cannot know.
-    assert met == list(range(met[0], 61))
-    assert (plan.answer, plan.missed) == (met[0], met[0] - 1)
+    for count in {*range(15, 61, 7), *range(plan.answer - 3, plan.answer + 3)}:
+        assert meets(plan.scenario_at(count), ttft_s=0.2) == (count >= plan.answer)
     assert 20 < plan.answer < 60
-    assert all(probe.met == (probe.value in met) for probe in plan.probes)
+    assert plan.missed == plan.answer - 1
+    assert all(probe.met == (probe.value >= plan.answer) for probe in plan.probes)
 
 
-@pytest.mark.parametrize("targets", [{"ttft_s": 0.4}, {"ttft_s": 2.0, "gap_s": 0.15}], ids=str)
-def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_not(targets):
+def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_not():
+    targets = {"ttft_s": 2.0, "gap_s": 0.15}
     plan = highest_rate(scenario_of(poisson(40)), Targets(**targets))
     assert plan.answer < plan.missed <= plan.answer * 1.02
     assert meets(plan.scenario_at(plan.answer), **targets)
@@ -143,9 +142,8 @@ def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_n
     assert plan.best.p99.itl_s == result.itl_s.p99
 
 
-@pytest.mark.parametrize("ttft_s", [0.05, 1.0])
-def test_the_fewest_devices_are_those_that_dealing_by_hand_finds(ttft_s):
-    scenario = scenario_of(rate=3)
+def test_the_fewest_devices_are_those_that_dealing_by_hand_finds():
+    scenario, ttft_s = scenario_of(rate=3), 0.05
     plan = fewest_devices(scenario, Targets(ttft_s=ttft_s))
     trace = scenario.load.build()
 

@@ -30,7 +30,7 @@ def two_replicas():
 
 def test_the_weighed_budget_has_the_best_answer_of_all_budgets(two_replicas):
     plan = two_replicas
-    some = {*budgets(16)[::3], plan.scenario.max_tokens_per_step}
+    some = {budgets(16)[0], budgets(16)[-1], plan.scenario.max_tokens_per_step}
     alone = {budget: planned("devices", scenario_of(max_tokens_per_step=budget)).answer for budget in some}
     assert (plan.answer, alone[plan.scenario.max_tokens_per_step]) == (min(alone.values()), plan.answer)
     assert max(alone.values()) > plan.answer
@@ -47,9 +47,7 @@ def test_a_search_that_begins_with_a_worse_budget_ends_with_the_best():
     assert plan.weighed.limit_s is None
     assert plan.weighed.first == 512
     assert plan.answer >= first.answer
-    chosen = planned("rate", plan.scenario, Targets(ttft_s=0.5), tolerance=0.1)
-    assert chosen.answer == pytest.approx(plan.answer, rel=0.1)
-    assert chosen.weighed is None
+    assert first.weighed is None
 
 
 def test_the_budget_of_a_policy_that_splits_no_prompt_is_not_weighed():
@@ -81,20 +79,18 @@ def small(**options):
     return Scenario(load=Load(trace=CROWD), device=SLOW, **{**usual, **options})
 
 
-@pytest.mark.parametrize(
-    ("knob", "options", "relaxed"),
-    [("rows", {"max_sequences": 2}, {"max_sequences": 4}), ("memory", {"blocks": 30}, {"blocks": 60})],
-)
-def test_what_is_scarce_binds_and_its_effect_is_what_a_plan_with_more_of_it_finds(knob, options, relaxed):
+def test_what_is_scarce_binds_and_its_effect_is_what_a_plan_with_more_of_it_finds():
+    """Of two plans, asked about together."""
+    scarce = {"rows": ("max_sequences", 2), "memory": ("blocks", 30)}
     targets = Targets(ttft_s=0.5)
-    plan = planned("rate", small(**options), targets, tolerance=0.1)
-    (binding,) = what_binds([plan])
-    assert binding.binds.knob == knob
-    with_more = planned("rate", small(**{**options, **relaxed}), targets, tolerance=0.1)
-    assert binding.binds.answer == pytest.approx(with_more.answer, rel=0.1)
-    assert binding.binds.gain == pytest.approx(binding.binds.answer / plan.answer)
-    assert binding.binds.gain > 1.1
-    assert set(binding.not_varied) == {"arithmetic", "bandwidth", "host"}
+    found = [planned("rate", small(**{option: few}), targets, tolerance=0.1) for option, few in scarce.values()]
+    for (knob, (option, few)), plan, binding in zip(scarce.items(), found, what_binds(found), strict=True):
+        assert binding.binds.knob == knob
+        with_more = planned("rate", small(**{option: 2 * few}), targets, tolerance=0.1)
+        assert binding.binds.answer == pytest.approx(with_more.answer, rel=0.1)
+        assert binding.binds.gain == pytest.approx(binding.binds.answer / plan.answer)
+        assert binding.binds.gain > 1.1
+        assert set(binding.not_varied) == {"arithmetic", "bandwidth", "host"}
 
 
 @pytest.mark.parametrize(
@@ -140,11 +136,11 @@ def test_an_answer_at_the_end_of_its_axis_is_bound_by_nothing():
 
 def test_where_nothing_meets_the_budget_that_would_is_said():
     """A lone prompt of 2,000 tokens takes 0.4 s in one step, and another request decodes meanwhile."""
-    load = Load(trace="synthetic:deterministic,rate=1,requests=12,prompt=2000,output=60")
+    load = Load(trace="synthetic:deterministic,rate=1,requests=6,prompt=2000,output=60")
     plan = planned("devices", REPLACE(small(blocks=9000, max_tokens_per_step=4096), load=load), Targets(ttft_s=0.3))
     assert plan.answer is None
     (binding,) = what_binds([plan])
-    assert binding.tried_at == plan.best.value == 12
+    assert binding.tried_at == plan.best.value == 6
     assert binding.binds is None
     assert {effect.answer for effect in binding.effects} == {None}
     slow = Device(model="llama-3-8b", device="a100-80g", published=True)
@@ -159,10 +155,3 @@ def test_memory_is_not_varied_where_it_is_sought():
     (binding,) = what_binds([plan])
     assert binding.not_varied["memory"] == "it is what is sought"
     assert "memory" not in {effect.knob for effect in binding.effects}
-
-
-def test_the_same_binds_in_any_number_of_processes():
-    load = Load(trace="synthetic:poisson,rate=20,requests=8,prompt=40,output=12")
-    scenarios = [REPLACE(small(max_sequences=rows), load=load) for rows in (2, 3)]
-    found = [planned("rate", scenario, Targets(ttft_s=0.5), tolerance=0.5) for scenario in scenarios]
-    assert what_binds(found, jobs=1) == what_binds(found, jobs=2)

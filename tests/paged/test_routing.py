@@ -43,7 +43,7 @@ def test_computing_that_is_spared_counts_for_others_up_to_the_bound():
     assert choice.expected_s == pytest.approx(1.6) and choice.depth == (0, 0)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_no_choice_is_expected_later_than_at_the_least_loaded_by_more_than_the_bound(seed):
     random = Random(seed)
     names = [str(number) for number in range(random.randint(1, 9))]
@@ -66,17 +66,7 @@ def test_what_was_sent_since_a_report_counts_until_a_report_counts_it():
         assert router.choose(prompt("2", TOKENS[::-1]), 0.0).replicas[0] == first
 
 
-def test_a_prompt_that_was_just_sent_is_taken_to_be_cached_there_until_it_has_ended():
-    router = router_of("a", "b", settle_s=0.1)
-    router.routed(prompt("1"), "b", 0.0)
-    router.report("b", ReplicaLoad(token_s=0.001, begin_s=0.5), 1.0)
-    assert router.choose(prompt("2"), 1.0).replicas[0] == "b"
-    router.completed("1", 1.0)
-    assert router.choose(prompt("2"), 1.05).replicas[0] == "b"
-    assert router.choose(prompt("2"), 1.2).replicas[0] == "a"
-
-
-def test_a_note_of_a_prompt_stays_until_all_its_requests_have_ended():
+def test_a_prompt_that_was_just_sent_is_taken_to_be_cached_there_until_all_its_requests_have_ended():
     router = router_of("a", "b", settle_s=0.1)
     for id in "12":
         router.routed(prompt(id), "b", 0.0)
@@ -84,7 +74,8 @@ def test_a_note_of_a_prompt_stays_until_all_its_requests_have_ended():
     router.completed("1", 1.0)
     assert router.choose(prompt("3"), 1.2).replicas[0] == "b"
     router.completed("2", 1.2)
-    assert router.choose(prompt("3"), 1.4).replicas[0] == "a"
+    for now, best in ((1.25, "b"), (1.4, "a")):
+        assert router.choose(prompt("3"), now).replicas[0] == best
 
 
 def test_a_request_that_was_never_sent_lapses_with_its_note():
@@ -105,7 +96,6 @@ def test_routers_that_tell_one_another_spread_a_burst():
         each = prompt(str(number), [number * 7 + place for place in range(1600)])
         made = router.routed(each, router.choose(each, 0.0).replicas[0], 0.0)
         for other in routers:
-            other.heard(made, 0.0)
             other.heard(made, 0.0)
         sent.append(made.replica)
     assert [sent.count(name) for name in "abcd"] == [10] * 4

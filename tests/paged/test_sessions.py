@@ -73,14 +73,10 @@ def test_a_sub_agent_is_a_line_that_begins_after_the_turn_before_it(sessions_of)
     assert session.turns == [(0, 0), (1, 0), (1, 1), (0, 1)]
 
 
-def test_where_no_pause_is_recorded_it_is_what_is_left_of_the_gap(sessions_of):
-    (session,) = sessions_of([request(0, [[0, 1]]), request(9, [[0, 1]], think=None)])
-    assert session.lines[0].turns[1].think_s == 8.0
-
-
-def test_a_pause_is_not_longer_than_the_gap(sessions_of):
-    (session,) = sessions_of([request(0, [[0, 1]], api_s=None), request(9, [[0, 1]], think=30.0)])
-    assert session.lines[0].turns[1].think_s == 9.0
+@pytest.mark.parametrize(("api_s", "think", "pause"), [(1.0, None, 8.0), (None, 30.0, 9.0)])
+def test_a_pause_that_is_not_recorded_is_the_rest_of_the_gap_and_none_is_longer(sessions_of, api_s, think, pause):
+    (session,) = sessions_of([request(0, [[0, 1]], api_s=api_s), request(9, [[0, 1]], think=think)])
+    assert session.lines[0].turns[1].think_s == pause
 
 
 def test_the_sessions_that_ship_share_most_of_their_prompts():
@@ -154,72 +150,53 @@ def test_what_left_the_device_hits_on_the_host(begun_of):
     assert found.host > 0
 
 
-def test_what_memory_forgot_hits_on_the_disk(begun_of):
+def test_what_memory_forgot_hits_on_the_disk_as_far_as_that_has_room(begun_of):
     begun = begun_of({at: turns_at(0, 10, 20) for at in (0, 1, 2)})
-    found = SessionRun(begun, Tiers(device_blocks=7, disk_blocks=9), None, keeps="lru").run()
-    assert (found.device, found.disk, found.computed_twice) == (0, 18 / 27, 0)
+    all_of_it, less = (
+        SessionRun(begun, Tiers(device_blocks=7, disk_blocks=disk), None, keeps="lru").run() for disk in (9, 8)
+    )
+    assert (all_of_it.device, all_of_it.disk, all_of_it.computed_twice) == (0, 18 / 27, 0)
+    assert 0 < less.disk < 18 / 27
 
 
-def test_a_disk_holds_no_more_than_it_may(begun_of):
-    begun = begun_of({at: turns_at(0, 10, 20) for at in (0, 1, 2)})
-    found = SessionRun(begun, Tiers(device_blocks=7, disk_blocks=8), None, keeps="lru").run()
-    assert 0 < found.disk < 18 / 27
-
-
-def test_a_turn_begins_its_pause_when_the_last_one_has_ended(begun_of):
+@pytest.mark.parametrize(("longest", "pause"), [(1800.0, 4), (0.5, 0.5)])
+def test_a_turn_begins_its_pause_which_may_be_cut_when_the_last_one_has_ended(begun_of, longest, pause):
     # 13 tokens take 13 s. The next turn comes 4 s after them, and computes the one token behind its three blocks.
     begun = begun_of({2: [request(0, [[0, 3]]), request(5, [[0, 3]], think=4.0)]})
-    run = SessionRun(begun, Tiers(device_blocks=20), SECOND_A_TOKEN, keeps="lru")
-    found = run.run()
+    run = SessionRun(begun, Tiers(device_blocks=20), SECOND_A_TOKEN, keeps="lru", longest_pause_s=longest)
+    assert run.run().makespan_s == 2 + 13 + pause + 1
     assert run.ttft_of_each().tolist() == [13.0, 1.0]
-    assert found.makespan_s == 2 + 13 + 4 + 1
 
 
-def test_a_pause_is_cut(begun_of):
-    begun = begun_of({0: [request(0, [[0, 3]]), request(5, [[0, 3]], think=4.0)]})
-    run = SessionRun(begun, Tiers(device_blocks=20), SECOND_A_TOKEN, keeps="lru", longest_pause_s=0.5)
-    assert run.run().makespan_s == 13 + 0.5 + 1
-
-
-def test_a_sub_agent_runs_beside_its_parent(begun_of):
-    # The parent's turn ends at 5 s. Its agent begins 2 s later, its own next turn 1 s later.
-    inner = agent(3, request(0, [[5, 6]]))
-    begun = begun_of({0: [request(0, [[0, 1]]), inner, request(2, [[0, 1]], think=1.0)]})
-    run = SessionRun(begun, Tiers(device_blocks=20), SECOND_A_TOKEN, keeps="hints")
-    run.run()
-    assert run.ttft_of_each().tolist() == [5.0, 1.0, 5.0]
-
-
-def test_the_agent_of_an_agent_begins_after_the_pauses_of_both(begun_of):
-    # The first turn ends at 5 s. The agent has no turn of its own; its own agent begins at 5 + 2 + 2 s, and computes 9 tokens.
-    alone = begun_of({0: [request(0, [[0, 1]]), agent(3, agent(2, request(0, [[5, 7]])))]})
-    run = SessionRun(alone, Tiers(device_blocks=20), SECOND_A_TOKEN)
+@pytest.mark.parametrize(
+    ("after", "ttft", "makespan"),
+    [
+        # The parent's turn ends at 5 s. Its agent begins 2 s later, its own next turn 1 s later.
+        ([agent(3, request(0, [[5, 6]])), request(2, [[0, 1]], think=1.0)], [5.0, 1.0, 5.0], 12.0),
+        # The agent has no turn of its own; its own agent begins at 5 + 2 + 2 s, and computes 9 tokens.
+        ([agent(3, agent(2, request(0, [[5, 7]])))], [5.0, 9.0], 18.0),
+        # The agent begins at 7 s, and its agent at 9 s, while that computes 5 tokens.
+        ([agent(3, agent(2, request(0, [[7, 8]])), request(0, [[5, 6]]))], [5.0, 5.0, 8.0], 17.0),
+    ],
+)
+def test_agents_run_beside_their_parents_and_begin_after_the_pauses_of_all(begun_of, after, ttft, makespan):
+    begun = begun_of({0: [request(0, [[0, 1]]), *after]})
+    run = SessionRun(begun, Tiers(device_blocks=20), SECOND_A_TOKEN)
     found = run.run()
-    assert (found.turns, run.ttft_of_each().tolist(), found.makespan_s) == (2, [5.0, 9.0], 18.0)
+    assert (found.turns, run.ttft_of_each().tolist(), found.makespan_s) == (len(ttft), ttft, makespan)
 
 
-def test_an_agent_begins_before_its_own_agents_do(begun_of):
-    # At 7 s, and its agent at 9 s, while that computes 5 tokens.
-    inner = agent(3, agent(2, request(0, [[7, 8]])), request(0, [[5, 6]]))
-    run = SessionRun(begun_of({0: [request(0, [[0, 1]]), inner]}), Tiers(device_blocks=20), SECOND_A_TOKEN)
-    run.run()
-    assert run.ttft_of_each().tolist() == [5.0, 5.0, 8.0]
-
-
-def test_reading_from_the_disk_takes_its_latency_and_its_bytes(begun_of):
+@pytest.mark.parametrize(("bytes_per_s", "disk", "waits"), [(24.0, 2 / 9, 0.25 + 8 / 24 + 1.0), (0.5, 0, 9.0)])
+def test_the_disk_takes_its_latency_and_its_bytes_and_is_not_read_where_computing_is_faster(
+    begun_of, bytes_per_s, disk, waits
+):
     # The other session leaves one block of three on the device. Two blocks of 4 tokens of 1 byte at 24 bytes/s, and 0.25 s before them.
     begun = begun_of({0: [request(0, [[0, 3]]), request(90, [[0, 3]], think=90.0)], 20: turns_at(0)})
-    tiers = Tiers(device_blocks=5, disk_blocks=9, disk_latency_s=0.25, disk_bytes_per_s=24.0)
+    tiers = Tiers(device_blocks=5, disk_blocks=9, disk_latency_s=0.25, disk_bytes_per_s=bytes_per_s)
     run = SessionRun(begun, tiers, SECOND_A_TOKEN, keeps="lru", token_bytes=1)
     found = run.run()
-    assert (found.device, found.disk) == (1 / 9, 2 / 9)
-    assert run.ttft_of_each() == pytest.approx([13.0, 0.25 + 8 / 24 + 1.0, 13.0])
-
-
-def test_what_is_slower_to_read_than_to_compute_is_computed(begun_of):
-    begun = begun_of({0: [request(0, [[0, 3]]), request(90, [[0, 3]], think=90.0)], 20: turns_at(0)})
-    tiers = Tiers(device_blocks=5, disk_blocks=9, disk_bytes_per_s=0.5)
-    assert SessionRun(begun, tiers, SECOND_A_TOKEN, keeps="lru", token_bytes=1).run().disk == 0
+    assert (found.device, found.disk) == (1 / 9, disk)
+    assert run.ttft_of_each() == pytest.approx([13.0, waits, 13.0])
 
 
 def test_what_waits_at_the_end_counts_for_as_long_as_it_has(begun_of):
@@ -240,7 +217,7 @@ def test_who_finds_most_cached_may_come_first(begun_of):
     assert found["paged"].hit < found["paged-cached"].hit
 
 
-@pytest.mark.parametrize("keeps", KEEPS)
+@pytest.mark.parametrize("keeps", ["lru", "hints"])
 def test_sessions_that_ship_break_no_rule_in_three_tiers(keeps):
     begun = draw_sessions(open_sessions("agents"), 3, random.Random(2), spread_s=30)
     model = Device(model="llama-3.1-8b", device="h100").cost_model()

@@ -72,7 +72,7 @@ def test_what_a_run_does_not_say_is_assumed_and_said(recorded):
     said = " ".join(validated(run).assumed)
     for words in ("how many blocks", "vLLM 0.21.3 is not described: vllm-0.19", "by the run's name", "dtype None"):
         assert words in said
-    asked = prepared(run, Asked(blocks=500, engine="vllm-0.24", dtype="bf16"))
+    asked = prepared(run.setup, Asked(blocks=500, engine="vllm-0.24", dtype="bf16"), name=run.name)
     assert (asked.blocks, asked.max_tokens_per_step) == (499, 8192)
     assert not any("blocks" in note for note in asked.assumed)
 
@@ -145,17 +145,17 @@ def stepped(setup, *columns, **options):
 
 
 def test_a_dense_models_ranks_do_not_wait_for_each_other(recorded):
-    both = stepped(prepared(recorded(described_as=RANKS), Asked()), [0, 0], [1000, 10], [2, 40])
+    both = stepped(prepared(recorded(described_as=RANKS).setup, Asked()), [0, 0], [1000, 10], [2, 40])
     assert both.replica_of.tolist() == [0, 1]
     # The short prompt has its first token long before the long one.
-    assert both.latencies.first_of_each()[1] < 0.5 * both.latencies.first_of_each()[0]
+    assert both.latencies.first[1] < 0.5 * both.latencies.first[0]
 
 
 def test_ranks_that_share_experts_step_together(recorded):
     meta = meta_of("Qwen/Qwen3-30B-A3B", data_parallel_size=2, enable_expert_parallel=True)
-    setup = prepared(recorded(described_as=meta), Asked())
+    setup = prepared(recorded(described_as=meta).setup, Asked())
     both = stepped(setup, [0, 0], [1000, 10], [2, 40])
-    first = both.latencies.first_of_each()
+    first = both.latencies.first
     assert first[0] == first[1]
     for words in ("step together", "experts were not timed"):
         assert any(words in note for note in setup.assumed)
@@ -164,10 +164,10 @@ def test_ranks_that_share_experts_step_together(recorded):
 
 
 def test_a_request_goes_to_the_rank_with_the_least_to_do_and_a_closed_loop_serves_all(recorded):
-    setup = prepared(recorded(described_as=RANKS), Asked())
+    setup = prepared(recorded(described_as=RANKS).setup, Asked())
     assert stepped(setup, [0, 0, 2, 2.5], [10] * 4, [500, 5, 5, 5]).replica_of.tolist() == [0, 1, 1, 1]
     loop = stepped(setup, [0] * 12, [50] * 12, [20] * 12, clients=4)
-    assert np.isfinite(loop.latencies.e2e_of_each()).all()
+    assert np.isfinite(loop.latencies.e2e).all()
     assert set(loop.replica_of.tolist()) == {0, 1}
 
 
@@ -191,9 +191,9 @@ def test_weights_in_a_format_that_the_model_is_not_stored_in_are_refused_until_s
 ):
     run = recorded(described_as=meta_of(quantization=quantization))
     with pytest.raises(InvalidConfig, match=f"quantization = '{quantization}', and llama-3.1-8b is not known to be"):
-        prepared(run, Asked())
-    assert "were not timed" not in prepared(run, Asked(dtype="bf16")).cost_model
-    assert "weights in int4" in prepared(run, Asked(device="h100", quantization="int4")).cost_model
+        prepared(run.setup, Asked())
+    assert "were not timed" not in prepared(run.setup, Asked(dtype="bf16")).cost_model
+    assert "weights in int4" in prepared(run.setup, Asked(device="h100", quantization="int4")).cost_model
 
 
 def test_fields_that_nobody_knows_are_named_and_harmless_ones_are_not(recorded):
@@ -208,9 +208,9 @@ def test_fields_that_nobody_knows_are_named_and_harmless_ones_are_not(recorded):
 def test_what_an_engine_made_of_its_configuration_counts_where_nobody_asked(recorded):
     resolved = {"parallel_config": {"data_parallel_size": 2}, "scheduler_config": {"async_scheduling": False}}
     run = recorded(described_as={**meta_of(), "resolved_config": resolved})
-    setup = prepared(run, Asked())
+    setup = prepared(run.setup, Asked())
     assert (setup.data_parallel, setup.engine.runs_ahead) == (2, False)
-    assert prepared(run, Asked(data_parallel=1)).data_parallel == 1
+    assert prepared(run.setup, Asked(data_parallel=1)).data_parallel == 1
 
 
 def test_a_closed_loop_is_simulated_by_its_line(tmp_path):
@@ -236,7 +236,7 @@ def test_engines_are_described_with_their_sources(name):
 
 
 def test_an_engine_that_runs_ahead_sees_requests_a_step_later(recorded):
-    setup = prepared(recorded(), Asked())
+    setup = prepared(recorded().setup, Asked())
     assert setup.engine.runs_ahead
     steps = simulation_of(Trace.from_lengths([0, 0.001], [100, 100], [400, 5]), setup).steps()
     # The second request came while the first step ran; the second step was decided on before.
@@ -255,24 +255,24 @@ def test_an_engine_that_runs_ahead_sees_requests_a_step_later(recorded):
 )
 def test_a_run_s_k_and_v_have_a_dtype_of_their_own(recorded, changed, asked, dtype, kept):
     run = recorded(described_as=meta_of(**changed))
-    step = prepared(run, Asked(device="h100", published=True, **asked)).step
+    step = prepared(run.setup, Asked(device="h100", published=True, **asked)).step
     assert (step.dtype, step.kept_dtype) == (dtype, kept)
 
 
 def test_a_run_knows_its_models_shape_and_dtype_by_a_longer_name_and_what_of_it_is_not_modelled(recorded):
     run = recorded(described_as={**META, "model": "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8"})
-    found = prepared(run, Asked(device="h100", published=True))
+    found = prepared(run.setup, Asked(device="h100", published=True))
     assert (found.step.model.name, found.step.dtype, found.step.kept_dtype) == ("qwen3-30b-a3b", "fp8", "bf16")
     assert "K and V are kept in bf16 (--kv-dtype)" in found.assumed
-    found = prepared(recorded(described_as={**META, "model": "mistralai/Mistral-7B-v0.1"}), Asked())
+    found = prepared(recorded(described_as={**META, "model": "mistralai/Mistral-7B-v0.1"}).setup, Asked())
     assert any(note.startswith("memory keeps all tokens of every layer") for note in found.assumed)
 
 
 def test_a_run_of_a_model_with_states_is_refused_and_one_with_windows_holds_all_tokens(recorded):
     with pytest.raises(InvalidConfig, match="lfm2-1.2b has layers that keep a state"):
-        prepared(recorded(described_as={**META, "model": "LiquidAI/LFM2-1.2B"}), Asked())
+        prepared(recorded(described_as={**META, "model": "LiquidAI/LFM2-1.2B"}).setup, Asked())
     unsaid = {**META, "model": "openai/gpt-oss-20b", "kv_cache": {}}
-    found = prepared(recorded(described_as=unsaid), Asked(device="a100-80g"))
+    found = prepared(recorded(described_as=unsaid).setup, Asked(device="a100-80g"))
     # K and V of 24 layers with 8 heads of 64 in bf16: pages of half of them would be more.
     assert 40_000 < found.blocks < 80e9 / (24 * 2048 * 16)
 

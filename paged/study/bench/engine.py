@@ -224,7 +224,7 @@ class _Watch:
             latencies.arrived(number, arrival)
         for ended, batch, _ in self._ended:
             latencies.tokens(batch.ids[batch.samples].astype(np.int64), ended - began)
-        seconds = latencies.last_token_s
+        seconds, found = latencies.last_token_s, latencies.percentiles()
         # Blocks of what ended with a batch are free when it is noted; they were in use when the one before it was.
         used = np.array([0, *(num_used for _, _, num_used in self._ended)])
         used_slots = np.maximum(used[:-1], used[1:]) * block_size
@@ -236,8 +236,8 @@ class _Watch:
             steps=stats.steps,
             output_tokens=num_tokens,
             tokens_per_s=num_tokens / seconds,
-            ttft_s=latencies.ttft(),
-            itl_s=latencies.itl(),
+            ttft_s=found["ttft_s"],
+            itl_s=found["itl_s"],
             # The last token of a request is not computed.
             computed_prompt_tokens=stats.computed_tokens - stats.recomputed_tokens - (num_tokens - len(trace)),
             recomputed_tokens=stats.recomputed_tokens,

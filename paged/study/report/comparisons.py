@@ -6,7 +6,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.study.report.drawing import Figure, axis, beside, count_axis, extent, figure, log_axis, numbered, panel_title
+from paged.study.report.drawing import (
+    Figure,
+    axes,
+    axis,
+    beside,
+    count_axis,
+    extent,
+    figure,
+    line,
+    log_axis,
+    numbered,
+    on,
+    panel_title,
+)
 from paged.study.report.naming import Named
 from paged.study.simulator import SimulationResult
 
@@ -15,19 +28,21 @@ _BAR = 30
 _QUANTILES = 400
 
 Figures = Callable[[SimulationResult], float | None]
+Kinds = dict[str, Figures]
+"""By name."""
 
 
 def preemptions(outcomes: Sequence[Named]) -> Figure:
     """How often a running request gave blocks back, and how many tokens that cost, by kind; the share of waste beside it."""
-    counted: list[tuple[str, Figures]] = [
-        ("recompute", lambda result: result.preemptions.recompute),
-        ("swap", lambda result: result.preemptions.swap),
-    ]
-    lost: list[tuple[str, Figures]] = [
-        ("computed again", lambda result: result.wasted_tokens),
-        ("swapped out", lambda result: result.swapped_out_blocks * result.block_size),
-        ("swapped in", lambda result: result.swapped_in_blocks * result.block_size),
-    ]
+    counted: Kinds = {
+        "recompute": lambda result: result.preemptions.recompute,
+        "swap": lambda result: result.preemptions.swap,
+    }
+    lost: Kinds = {
+        "computed again": lambda result: result.wasted_tokens,
+        "swapped out": lambda result: result.swapped_out_blocks * result.block_size,
+        "swapped in": lambda result: result.swapped_in_blocks * result.block_size,
+    }
     left, right = beside(2, 0.06)
     data = [*_bars(outcomes, counted, 0), *_bars(outcomes, lost, 1)]
     totals = [
@@ -52,53 +67,43 @@ def cost(outcomes: Sequence[Named]) -> Figure | None:
     priced = [named for named in outcomes if named.outcome.result.cost_per_million_tokens is not None]
     if not priced:
         return None
-    kinds: list[tuple[str, Figures]] = [("cost", lambda result: result.cost_per_million_tokens)]
-    text = _beside_bar(priced, kinds, 0, lambda result, total: f"{total:,.3g}")
+    kinds: Kinds = {"cost": lambda result: result.cost_per_million_tokens}
     return figure(
-        [*_bars(priced, kinds, 0), text],
+        [*_bars(priced, kinds, 0), _beside_bar(priced, kinds, 0, lambda result, total: f"{total:,.3g}")],
         _height(priced) - 20,
         bargap=0.35,
         margin={"l": 64, "r": 24, "t": 8, "b": 52},
-        xaxis=axis("price of 1,000,000 output tokens (unit of the price per hour)", range=_room(priced, kinds)),
+        xaxis=axis("price of 1,000,000 output tokens (unit of the price per hour)", range=[0, _room(priced, kinds)]),
         yaxis=_names(priced),
     )
 
 
 def distributions(outcomes: Sequence[Named]) -> Figure:
     """What share of the requests had at most so many seconds; requests without the figure (rejected, one token) are left out."""
-    panels = (
-        ("Time to first token", "ttft_s"),
-        ("Longest gap between two tokens of a request", "longest_gap_s"),
-        ("End to end", "e2e_s"),
-    )
-    domains = beside(len(panels), 0.06)
+    panels = {
+        "Time to first token": "ttft_s",
+        "Longest gap between two tokens of a request": "longest_gap_s",
+        "End to end": "e2e_s",
+    }
     data = []
     for named in outcomes:
-        for i, (_, field) in enumerate(panels):
+        for i, field in enumerate(panels.values()):
             seconds, shares = cumulative(getattr(named.outcome, field))
             data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": named.label,
-                    "meta": {"policy": named.policy},
-                    "x": seconds.astype(np.float32),
-                    "y": (100 * shares).astype(np.float32),
-                    "xaxis": numbered("x", i),
-                    "yaxis": numbered("y", i),
-                    "line": {"shape": "hv", "width": 1.8, "color": named.look.colour, "dash": named.look.dash},
-                    "hovertemplate": f"%{{y:.1f}} % within %{{x:.3g}} s<extra>{named.label}</extra>",
-                }
+                line(
+                    i,
+                    seconds.astype(np.float32),
+                    (100 * shares).astype(np.float32),
+                    line={"shape": "hv", "width": 1.8, "color": named.look.colour, "dash": named.look.dash},
+                    hovertemplate=f"%{{y:.1f}} % within %{{x:.3g}} s<extra>{named.label}</extra>",
+                    **named.drawn,
+                )
             )
-    axes: dict[str, Any] = {}
-    for i, domain in enumerate(domains):
-        low, high = extent(data, "x", numbered("x", i))
-        axes[numbered("xaxis", i)] = log_axis(
-            "seconds (s, logarithmic)", low, high, domain=domain, anchor=numbered("y", i)
-        )
-        title = "share of requests (%)" if i == 0 else ""
-        axes[numbered("yaxis", i)] = axis(title, range=[0, 101], anchor=numbered("x", i))
-    return figure(data, 340, annotations=[panel_title(title, i) for i, (title, _) in enumerate(panels)], **axes)
+    layout: Figure = {}
+    for i, domain in enumerate(beside(len(panels), 0.06)):
+        across = log_axis("seconds (s, logarithmic)", *extent(data, "x", numbered("x", i)), domain=domain)
+        layout |= axes(i, across, axis("" if i else "share of requests (%)", range=[0, 101]))
+    return figure(data, 340, annotations=[panel_title(title, i) for i, title in enumerate(panels)], **layout)
 
 
 def cumulative(seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -122,25 +127,26 @@ def under_load(outcomes: Sequence[Named]) -> Figure | None:
 
     A latency that no outcome has gets no panel.
     """
-    latencies: list[tuple[str, Figures]] = [
-        ("p99 of time to first token", lambda result: result.ttft_s.p99),
-        ("p99 of each request's longest gap", lambda result: result.longest_gap_s.p99),
-    ]
-    panels = [(title, latency) for title, latency in latencies if any(latency(one.outcome.result) for one in outcomes)]
+    latencies: Kinds = {
+        "p99 of time to first token": lambda result: result.ttft_s.p99,
+        "p99 of each request's longest gap": lambda result: result.longest_gap_s.p99,
+    }
+    panels = {
+        title: latency for title, latency in latencies.items() if any(latency(one.outcome.result) for one in outcomes)
+    }
     if not panels:
         return None
     data = [
-        trace
+        drawn
         for group in _groups(outcomes, lambda named: named.policy)
-        for i, (_, latency) in enumerate(panels)
-        if (trace := _load_line(group, latency, i)) is not None
+        for i, latency in enumerate(panels.values())
+        if (drawn := _load_line(group, latency, i)) is not None
     ]
-    axes: dict[str, Any] = {}
+    layout: Figure = {}
     for i, domain in enumerate(beside(len(panels))):
-        axes[numbered("xaxis", i)] = axis("throughput (output tokens/s)", domain=domain, anchor=numbered("y", i))
-        low, high = extent(data, "y", numbered("y", i))
-        axes[numbered("yaxis", i)] = log_axis("seconds (s, logarithmic)", low, high, anchor=numbered("x", i))
-    return figure(data, 400, annotations=[panel_title(title, i) for i, (title, _) in enumerate(panels)], **axes)
+        across = axis("throughput (output tokens/s)", domain=domain)
+        layout |= axes(i, across, log_axis("seconds (s, logarithmic)", *extent(data, "y", numbered("y", i))))
+    return figure(data, 400, annotations=[panel_title(title, i) for i, title in enumerate(panels)], **layout)
 
 
 def _load_line(group: Sequence[Named], latency: Figures, panel: int) -> Figure | None:
@@ -156,24 +162,21 @@ def _load_line(group: Sequence[Named], latency: Figures, panel: int) -> Figure |
     if not loads:
         return None
     look, name = group[0].look, group[0].policy
-    across, up = _spread(rates), _spread(seconds)
-    line: Figure = {
-        "type": "scatter",
-        "mode": "lines+markers" if len(loads) > 1 else "markers",
-        "name": name,
-        "meta": {"policy": name},
-        "x": across[0],
-        "y": up[0],
-        "xaxis": numbered("x", panel),
-        "yaxis": numbered("y", panel),
-        "text": loads,
-        "line": {"color": look.colour, "dash": look.dash, "width": 1.8},
-        "marker": {"color": look.colour, "symbol": look.symbol, "size": 9},
-        "hovertemplate": f"%{{text}}: %{{x:,.0f}} tokens/s, %{{y:.3g}} s<extra>{name}</extra>",
-    }
+    drawn = line(
+        panel,
+        [np.mean(values) for values in rates],
+        [np.mean(values) for values in seconds],
+        "lines+markers" if len(loads) > 1 else "markers",
+        name=name,
+        meta={"policy": name},
+        text=loads,
+        line={"color": look.colour, "dash": look.dash, "width": 1.8},
+        marker={"color": look.colour, "symbol": look.symbol, "size": 9},
+        hovertemplate=f"%{{text}}: %{{x:,.0f}} tokens/s, %{{y:.3g}} s<extra>{name}</extra>",
+    )
     if max(map(len, rates)) > 1:
-        line |= {"error_x": _whiskers(*across), "error_y": _whiskers(*up)}
-    return line
+        drawn |= {"error_x": _whiskers(rates), "error_y": _whiskers(seconds)}
+    return drawn
 
 
 def _heaviness(same: Sequence[Named]) -> tuple[float, float]:
@@ -181,13 +184,9 @@ def _heaviness(same: Sequence[Named]) -> tuple[float, float]:
     return load.clients or 0, load.rate
 
 
-def _spread(samples: Sequence[Sequence[float]]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Mean, smallest and largest of each list, float64 [lists] each."""
-    mean, low, high = (np.array([of(values) for values in samples], np.float64) for of in (np.mean, np.min, np.max))
-    return mean, low, high
-
-
-def _whiskers(mean: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> Figure:
+def _whiskers(samples: Sequence[Sequence[float]]) -> Figure:
+    """From the mean of each list to its largest and its smallest."""
+    mean, low, high = (np.array([of(values) for values in samples]) for of in (np.mean, np.min, np.max))
     return {"type": "data", "array": high - mean, "arrayminus": mean - low, "thickness": 1, "width": 3}
 
 
@@ -198,9 +197,8 @@ def _groups(outcomes: Sequence[Named], key: Callable[[Named], str]) -> list[list
     return list(groups.values())
 
 
-def _bars(outcomes: Sequence[Named], kinds: Sequence[tuple[str, Figures]], panel: int) -> list[Figure]:
+def _bars(outcomes: Sequence[Named], kinds: Kinds, panel: int) -> list[Figure]:
     """A horizontal bar an outcome, stacked of kinds: the first solid, the others hatched."""
-    patterns = ("", "/", "x")
     return [
         {
             "type": "bar",
@@ -209,8 +207,6 @@ def _bars(outcomes: Sequence[Named], kinds: Sequence[tuple[str, Figures]], panel
             "meta": {"policy": named.policy},
             "y": [named.label],
             "x": [value_of(named.outcome.result)],
-            "xaxis": numbered("x", panel),
-            "yaxis": numbered("y", panel),
             "marker": {
                 "color": named.look.colour,
                 "pattern": {"shape": pattern, "size": 6, "fgcolor": named.look.colour, "bgcolor": "#fff"},
@@ -218,47 +214,42 @@ def _bars(outcomes: Sequence[Named], kinds: Sequence[tuple[str, Figures]], panel
             },
             "hovertemplate": f"%{{x:,.6~g}}<extra>{named.label}: {kind}</extra>",
         }
+        | on(panel)
         for named in outcomes
-        for (kind, value_of), pattern in zip(kinds, patterns)
+        for (kind, value_of), pattern in zip(kinds.items(), ("", "/", "x"))
     ]
 
 
 def _beside_bar(
-    outcomes: Sequence[Named],
-    kinds: Sequence[tuple[str, Figures]],
-    panel: int,
-    text_of: Callable[[SimulationResult, float], str],
+    outcomes: Sequence[Named], kinds: Kinds, panel: int, text_of: Callable[[SimulationResult, float], str]
 ) -> Figure:
     """The text at the end of each bar."""
     totals = [_total(named, kinds) for named in outcomes]
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "x": totals,
-        "y": [named.label for named in outcomes],
-        "text": [f" {text_of(named.outcome.result, total)}" for named, total in zip(outcomes, totals)],
-        "textposition": "middle right",
-        "textfont": {"size": 12},
-        "xaxis": numbered("x", panel),
-        "yaxis": numbered("y", panel),
-        "hoverinfo": "skip",
-        "cliponaxis": False,
-    }
+    return line(
+        panel,
+        totals,
+        [named.label for named in outcomes],
+        "text",
+        text=[f" {text_of(named.outcome.result, total)}" for named, total in zip(outcomes, totals)],
+        textposition="middle right",
+        textfont={"size": 12},
+        hoverinfo="skip",
+        cliponaxis=False,
+    )
 
 
-def _total(named: Named, kinds: Sequence[tuple[str, Figures]]) -> float:
-    return sum(value_of(named.outcome.result) or 0.0 for _, value_of in kinds)
+def _total(named: Named, kinds: Kinds) -> float:
+    return sum(value_of(named.outcome.result) or 0.0 for value_of in kinds.values())
 
 
-def _room(outcomes: Sequence[Named], kinds: Sequence[tuple[str, Figures]]) -> list[float]:
-    """A range that leaves room for text beside the longest bar."""
-    return [0, 1.35 * max(1e-9, *(_total(named, kinds) for named in outcomes))]
+def _room(outcomes: Sequence[Named], kinds: Kinds) -> float:
+    """How far an axis reaches that leaves room for text beside the longest bar."""
+    return 1.35 * max(1e-9, *(_total(named, kinds) for named in outcomes))
 
 
-def _counts(title: str, outcomes: Sequence[Named], kinds: Sequence[tuple[str, Figures]], **more: Any) -> Figure:
-    room = _room(outcomes, kinds)
+def _counts(title: str, outcomes: Sequence[Named], kinds: Kinds, **more: Any) -> Figure:
     # Where nothing was counted there is still an axis to read.
-    high = max(1.0, room[1])
+    high = max(1.0, _room(outcomes, kinds))
     return count_axis(title, high, range=[0, high], **more)
 
 

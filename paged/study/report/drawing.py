@@ -78,15 +78,28 @@ def figure(data: Sequence[Figure], height: int, **layout: Any) -> Figure:
     }
 
 
+def line(panel: int, x: Any, y: Any, mode: str = "lines", **more: Any) -> Figure:
+    """Points that are joined, or marked, in a panel."""
+    return {"type": "scatter", "mode": mode, "x": x, "y": y} | on(panel) | more
+
+
+def on(panel: int) -> Figure:
+    """The axes that a trace in a panel lies on."""
+    return {"xaxis": numbered("x", panel), "yaxis": numbered("y", panel)}
+
+
+def axes(panel: int, across: Figure, up: Figure) -> Figure:
+    """The two axes of a panel for a layout, each at the other."""
+    return {
+        numbered("xaxis", panel): across | {"anchor": numbered("y", panel)},
+        numbered("yaxis", panel): up | {"anchor": numbered("x", panel)},
+    }
+
+
 def beside(count: int, gap: float = 0.08) -> list[tuple[float, float]]:
-    """Horizontal domains of so many panels, from the left."""
+    """Horizontal domains of so many panels, from the left; reversed they are vertical ones, from the top."""
     width = (1 - gap * (count - 1)) / count
     return [(i * (width + gap), min(1.0, i * (width + gap) + width)) for i in range(count)]
-
-
-def stacked(count: int, gap: float = 0.07) -> list[tuple[float, float]]:
-    """Vertical domains of so many panels, from the top."""
-    return beside(count, gap)[::-1]
 
 
 def numbered(name: str, i: int) -> str:

@@ -1,21 +1,23 @@
-"""The common parts of all pages: a head that forbids every request, styles, and plotly's script inside the file."""
+"""The common parts of all pages: a head that forbids every request, styles, tables, and plotly's script inside the file."""
 
-import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from paged.base.extras import import_with_extra
+from paged.base.whole_file import whole_file
 from paged.study.report.drawing import Figure
 
 # A browser that honours it cannot fetch anything, whatever a script in the file should try.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def framed(title: str, body: Sequence[str], figures: str, script: str) -> str:
-    """A page: its heading, these parts of its body, and `script`, a file beside this one that draws `figures`, a JSON document.
+def write_page(path: str | Path, title: str, body: Sequence[str], figures: Iterable[str], script: str) -> None:
+    """A page: its heading, these parts of its body, and `script`, a file beside this one that draws `figures`, JSON documents.
 
-    Raises MissingExtra without plotly.
+    Raises MissingExtra without plotly, and UnwritablePath.
     """
     plotly = import_with_extra("plotly.offline", "study.report.write_html")
     parts = [
@@ -23,16 +25,44 @@ def framed(title: str, body: Sequence[str], figures: str, script: str) -> str:
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
-        f"<title>{html.escape(title)}</title>",
+        f"<title>{escape(title)}</title>",
         f"<style>{_asset('page.css')}</style></head><body>",
-        f"<h1>{html.escape(title)}</h1>",
+        f"<h1>{escape(title)}</h1>",
         *body,
         f"<script>{plotly.get_plotlyjs()}</script>",
-        f'<script type="application/json" id="figures">{figures}</script>',
+        f'<script type="application/json" id="figures">[{",".join(figures)}]</script>',
         f"<script>{_asset(script)}</script>",
         "</body></html>\n",
     ]
-    return "\n".join(parts)
+    with whole_file(path) as file:
+        file.write("\n".join(parts))
+
+
+def paragraphs(lines: Iterable[str]) -> str:
+    """Each of these texts as one."""
+    return "".join(f"<p>{escape(text)}</p>" for text in lines)
+
+
+def plot_place(label: str) -> str:
+    """Where the page's script draws the next figure."""
+    return f'<div class="plot" role="img" aria-label="{escape(label)}"></div>'
+
+
+def table(head: Iterable[str], rows: Iterable[str], opening: str = "<table>") -> str:
+    """A table with these names of columns."""
+    cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    return f"{opening}<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def row(name: str, cells: Iterable[tuple[str, bool]]) -> str:
+    """A line of a table: HTML that names it, and texts, each with whether it is the best."""
+    shown = (f'<td class="best">{escape(text)}</td>' if best else f"<td>{escape(text)}</td>" for text, best in cells)
+    return f'<tr><th scope="row">{name}</th>{"".join(shown)}</tr>'
+
+
+def scrolled(tables: str) -> str:
+    """Tables that scroll where they are too wide for the page."""
+    return f'<div class="scroll" tabindex="0">{tables}</div>'
 
 
 def as_json(plot: Figure | None) -> str:

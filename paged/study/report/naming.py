@@ -1,6 +1,7 @@
 """Names of outcomes: a policy, and a setting in which policies are compared; and a colour for each policy."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -44,6 +45,11 @@ class Named(msgspec.Struct, frozen=True, eq=False):
     def policy(self) -> str:
         return self.outcome.result.policy
 
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """Of a trace: its name, and the policy by which the page hides it."""
+        return {"name": self.label, "meta": {"policy": self.policy}}
+
 
 def named(outcomes: Sequence[Outcome]) -> list[Named]:
     """Each outcome with its names, in order."""
@@ -55,7 +61,8 @@ def named(outcomes: Sequence[Outcome]) -> list[Named]:
     facts = [_varying(outcome, paces) for outcome in outcomes]
     policies = [outcome.result.policy for outcome in outcomes]
     names = [key for key in facts[0] if _tells_apart(key, facts, policies)] if facts else []
-    looks = {policy: _look(number) for number, policy in enumerate(_ours_first(policies))}
+    ours_first = sorted(dict.fromkeys(policies), key=lambda policy: policy != _OURS)
+    looks = {policy: _look(number) for number, policy in enumerate(ours_first)}
     times: dict[tuple[str, str], int] = {}
     found = []
     for outcome, fact, policy in zip(outcomes, facts, policies):
@@ -134,10 +141,6 @@ def _tells_apart(key: str, facts: Sequence[Mapping[str, str]], policies: Sequenc
 
 def _joined(fact: Mapping[str, str], keys: Sequence[str]) -> str:
     return " · ".join(fact[key] for key in keys)
-
-
-def _ours_first(policies: Sequence[str]) -> list[str]:
-    return sorted(dict.fromkeys(policies), key=lambda policy: policy != _OURS)
 
 
 def _look(number: int) -> Look:

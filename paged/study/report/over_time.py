@@ -1,6 +1,6 @@
 """Plots over virtual time: how KV memory is split, how full the system is, who queues.
 
-Long ones are averaged over equal intervals (`averages.py`).
+A long timeline is shown as a few hundred or thousand points whose time-weighted averages are those of the whole.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.study.report.averages import Floats, averaged, edges_of
-from paged.study.report.drawing import Figure, axis, figure, numbered, panel_title, stacked
+from paged.study.report.drawing import Figure, axis, beside, figure, numbered, panel_title
 from paged.study.report.naming import Named
 from paged.study.simulator import Outcome
 
+Floats = NDArray[np.float64]
 _TIME = "virtual time (s)"
 
 NUM_POINTS = 2000
@@ -58,13 +58,10 @@ def memory(named: Named) -> Figure:
     edges = edges_of(named.outcome.timeline["end_s"], named.outcome.timeline["seconds"], NUM_POINTS)
     slots = result.num_blocks * result.block_size
     data = [
-        {
-            "type": "scatter",
+        _steps(edges, values)
+        | {
             "name": part,
-            "x": _narrow(edges),
-            "y": _narrow(_until_the_end(values)),
             "stackgroup": "pool",
-            "mode": "lines",
             "line": {"shape": "hv", "width": 0},
             "fillcolor": PARTS[part],
             "hovertemplate": "%{y:,.0f} slots<extra>" + part + "</extra>",
@@ -88,58 +85,45 @@ def memory(named: Named) -> Figure:
 def occupancy(outcomes: Sequence[Named]) -> Figure:
     """Shares of what a step could have: blocks, rows, tokens."""
 
-    def held(outcome: Outcome) -> Floats:
-        return 100 * outcome.timeline["held"] / (outcome.result.num_blocks * outcome.result.block_size)
-
-    def rows(outcome: Outcome) -> Floats:
-        return 100 * outcome.timeline["rows"] / outcome.result.max_sequences
-
     def tokens(outcome: Outcome) -> Floats:
         computed = outcome.timeline["tokens"] / outcome.timeline["steps"]
         budget = outcome.result.max_tokens_per_step
         return np.full(len(computed), np.nan) if budget is None else 100 * computed / budget
 
-    panels: list[tuple[str, Callable[[Outcome], Floats]]] = [
-        ("KV slots of blocks that sequences hold, of the pool", held),
-        ("Sequences in flight, of the most that a step may have", rows),
-        ("Tokens a step, of its budget", tokens),
-    ]
+    panels: dict[str, Callable[[Outcome], Floats]] = {
+        "KV slots of blocks that sequences hold, of the pool": lambda outcome: (
+            100 * outcome.timeline["held"] / (outcome.result.num_blocks * outcome.result.block_size)
+        ),
+        "Sequences in flight, of the most that a step may have": lambda outcome: (
+            100 * outcome.timeline["rows"] / outcome.result.max_sequences
+        ),
+        "Tokens a step, of its budget": tokens,
+    }
     return _lines(outcomes, panels, "share (%)", "%{y:.1f} %")
 
 
 def queues(outcomes: Sequence[Named]) -> Figure:
     """Requests by what they do."""
-
-    def of(name: str) -> Callable[[Outcome], Floats]:
-        return lambda outcome: outcome.timeline[name]
-
-    panels = [
-        ("Running: rows in flight", of("rows")),
-        ("Waiting: not let in yet, or preempted and to be computed again", of("waiting")),
-        ("Away: paused, swapped or loading", of("away")),
-    ]
+    panels: dict[str, Callable[[Outcome], Floats]] = {
+        "Running: rows in flight": lambda outcome: outcome.timeline["rows"],
+        "Waiting: not let in yet, or preempted and to be computed again": lambda outcome: outcome.timeline["waiting"],
+        "Away: paused, swapped or loading": lambda outcome: outcome.timeline["away"],
+    }
     return _lines(outcomes, panels, "requests", "%{y:,.1f} requests")
 
 
-def _lines(
-    outcomes: Sequence[Named], panels: Sequence[tuple[str, Callable[[Outcome], Floats]]], unit: str, hover: str
-) -> Figure:
+def _lines(outcomes: Sequence[Named], panels: dict[str, Callable[[Outcome], Floats]], unit: str, hover: str) -> Figure:
     """A panel above another, a line an outcome, one time axis."""
-    domains = stacked(len(panels), gap=0.09)
     data: list[Figure] = []
     for named in outcomes:
         columns = named.outcome.timeline
         edges = edges_of(columns["end_s"], columns["seconds"], NUM_LINE_POINTS)
-        for i, (_, values_of) in enumerate(panels):
+        for i, values_of in enumerate(panels.values()):
             values = averaged(edges, columns["end_s"], columns["seconds"], values_of(named.outcome))
             data.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": named.label,
-                    "meta": {"policy": named.policy},
-                    "x": _narrow(edges),
-                    "y": _narrow(_until_the_end(values)),
+                _steps(edges, values)
+                | named.drawn
+                | {
                     "xaxis": "x",
                     "yaxis": numbered("y", i),
                     "line": {"shape": "hv", "width": 1.2, "color": named.look.colour, "dash": named.look.dash},
@@ -147,19 +131,61 @@ def _lines(
                     "hovertemplate": f"{hover} at %{{x:,.1f}} s<extra>{named.label}</extra>",
                 }
             )
-    axes: dict[str, Any] = {
-        numbered("yaxis", i): axis(unit, domain=domain, rangemode="tozero") for i, domain in enumerate(domains)
+    layout: dict[str, Any] = {
+        numbered("yaxis", i): axis(unit, domain=domain, rangemode="tozero")
+        for i, domain in enumerate(reversed(beside(len(panels), gap=0.09)))
     }
-    titles = [panel_title(title, i) | {"xref": "paper"} for i, (title, _) in enumerate(panels)]
+    titles = [panel_title(title, i) | {"xref": "paper"} for i, title in enumerate(panels)]
     below = numbered("y", len(panels) - 1)
-    return figure(data, 190 * len(panels) + 40, xaxis=axis(_TIME, anchor=below), annotations=titles, **axes)
+    return figure(data, 190 * len(panels) + 40, xaxis=axis(_TIME, anchor=below), annotations=titles, **layout)
 
 
-def _until_the_end(values: Floats) -> Floats:
-    """A step line needs the last value at its last edge, too."""
-    return np.append(values, values[-1:])
+def _steps(edges: Floats, values: Floats) -> Figure:
+    """A line of steps, which needs the last value at its last edge, too. In half the bytes, and far finer than a screen."""
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": edges.astype(np.float32),
+        "y": np.append(values, values[-1:]).astype(np.float32),
+    }
 
 
-def _narrow(values: Floats) -> NDArray[np.float32]:
-    """Half the bytes in the file, and far finer than a screen."""
-    return values.astype(np.float32)
+def edges_of(end_s: Floats, seconds: Floats, num_points: int) -> Floats:
+    """The bounds of at most `num_points` intervals that cover all entries, float64 [intervals + 1], rising.
+
+    Where the entries' own bounds are few enough it is these, and nothing is averaged; otherwise all intervals are equally long. Without entries it is
+    the first second, in which nothing ran.
+    """
+    if not len(end_s):
+        return np.array([0.0, 1.0])
+    starts = _starts(end_s, seconds)
+    even = np.linspace(starts[0], end_s[-1], num_points + 1)
+    if len(end_s) > num_points:
+        return even
+    bounds = np.unique(np.concatenate([starts, end_s]))
+    return bounds if len(bounds) <= num_points + 1 else even
+
+
+def averaged(edges: Floats, end_s: Floats, seconds: Floats, values: Floats, *, keeps: bool = False) -> Floats:
+    """The average of `values` over each interval between `edges`, weighted by time, float64 [len(edges) - 1].
+
+    Entry i has values[i] from end_s[i] − seconds[i] until end_s[i], all float64 [entries]. Between two entries nothing runs: the value is 0 there,
+    or with `keeps` still that of the entry before.
+    """
+    if not len(end_s):
+        return np.zeros(len(edges) - 1)
+    starts = _starts(end_s, seconds)
+    # The integral over time at every bound: between two bounds it is a straight line, so any interval's share can be read off exactly.
+    idle = np.concatenate([[0.0], starts[1:] - end_s[:-1]])
+    before = np.concatenate([[0.0], values[:-1]]) if keeps else np.zeros_like(values)
+    pieces = np.stack([idle * before, (end_s - starts) * values], axis=1).ravel()
+    times = np.stack([starts, end_s], axis=1).ravel()
+    integral = np.interp(edges, times, pieces.cumsum())
+    return np.diff(integral) / np.diff(edges)
+
+
+def _starts(end_s: Floats, seconds: Floats) -> Floats:
+    """When each entry began. What is less than 1 ns from the end of the entry before is rounding, and began there."""
+    starts = end_s - seconds
+    starts[1:] = np.where(starts[1:] < end_s[:-1] + 1e-9, end_s[:-1], starts[1:])
+    return starts

@@ -1,8 +1,8 @@
 """A plan for people and for other programs: a page with the answer, what binds it and all that was tried; and the tries as CSV."""
 
 import csv
-import html
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import msgspec
 from paged.base.extras import import_with_extra
 from paged.base.whole_file import whole_file
 from paged.errors import InvalidConfig
-from paged.study.report.drawing import QUIET, Figure, beside, figure, log_axis, numbered, panel_title
-from paged.study.report.frame import as_json, framed
+from paged.study.report.drawing import QUIET, Figure, axes, beside, figure, line, log_axis, panel_title
+from paged.study.report.frame import as_json, paragraphs, plot_place, row, scrolled, table, write_page
 from paged.study.simulator import Plan, Probe
 
 _VALUES = {"rate": "rate, times the trace's own", "memory": "blocks", "devices": "replicas"}
@@ -36,16 +36,9 @@ def write_plan_html(path: str | Path, pages: Sequence[PlanPage]) -> None:
     import_with_extra("plotly.offline", "study.report.write_plan_html")
     if not pages:
         raise InvalidConfig("a report needs at least one plan; there is none")
-    plans = [page.plan for page in pages]
-    traces = ", ".join(dict.fromkeys(plan.load.name for plan in plans))
-    text = framed(
-        f"Plan for {traces}",
-        [_section(page) for page in pages],
-        f"[{','.join(as_json(plotted(plan)) for plan in plans)}]",
-        "plan.js",
-    )
-    with whole_file(path) as file:
-        file.write(text)
+    traces = ", ".join(dict.fromkeys(page.plan.load.name for page in pages))
+    plots = (as_json(plotted(page.plan)) for page in pages)
+    write_page(path, f"Plan for {traces}", list(map(_section, pages)), plots, "plan.js")
 
 
 def write_plan_csv(path: str | Path, plans: Sequence[Plan]) -> None:
@@ -63,44 +56,36 @@ def plotted(plan: Plan) -> Figure:
     whole = [probe for probe in plan.probes if probe.p99 is not None]
     values = [probe.value for probe in plan.probes]
     data: list[Figure] = []
-    axes: dict[str, Any] = {}
+    layout: Figure = {}
     for i, ((name, limit), domain) in enumerate(zip(targets, beside(len(targets)))):
-        on = {"xaxis": numbered("x", i), "yaxis": numbered("y", i)}
         for is_met, outcome, colour, symbol in _LOOKS:
             drawn = [probe for probe in whole if probe.met == is_met and _p99(probe, name)]
             data.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": outcome,
-                    "x": [probe.value for probe in drawn],
-                    "y": [_p99(probe, name) for probe in drawn],
-                    "marker": {"color": colour, "symbol": symbol, "size": 10},
-                    "hovertemplate": f"%{{x:,}}: %{{y:.3g}} s<extra>{outcome}</extra>",
-                    **on,
-                }
+                line(
+                    i,
+                    [probe.value for probe in drawn],
+                    [_p99(probe, name) for probe in drawn],
+                    "markers",
+                    name=outcome,
+                    marker={"color": colour, "symbol": symbol, "size": 10},
+                    hovertemplate=f"%{{x:,}}: %{{y:.3g}} s<extra>{outcome}</extra>",
+                )
             )
         data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "target",
-                "x": [min(values), max(values)],
-                "y": [limit, limit],
-                "line": {"color": QUIET, "dash": "dash", "width": 1.5},
-                "hovertemplate": "target %{y:.3g} s<extra></extra>",
-                **on,
-            }
+            line(
+                i,
+                [min(values), max(values)],
+                [limit, limit],
+                name="target",
+                line={"color": QUIET, "dash": "dash", "width": 1.5},
+                hovertemplate="target %{y:.3g} s<extra></extra>",
+            )
         )
         known = [limit, *(seconds for probe in whole if (seconds := _p99(probe, name)))]
-        axes[numbered("xaxis", i)] = log_axis(
-            f"{_axis(plan)} (logarithmic)", min(values), max(values), domain=domain, anchor=numbered("y", i)
-        )
-        axes[numbered("yaxis", i)] = log_axis(
-            "seconds (s, logarithmic)", min(known), max(known), anchor=numbered("x", i)
-        )
+        across = log_axis(f"{_axis(plan)} (logarithmic)", min(values), max(values), domain=domain)
+        layout |= axes(i, across, log_axis("seconds (s, logarithmic)", min(known), max(known)))
     titles = [panel_title(f"p99 of {_NAMES[name]}", i) for i, (name, _) in enumerate(targets)]
-    return figure(data, 360, annotations=titles, **axes)
+    return figure(data, 360, annotations=titles, **layout)
 
 
 def _p99(probe: Probe, name: str) -> float | None:
@@ -132,31 +117,20 @@ def _axis(plan: Plan) -> str:
 
 
 def _section(page: PlanPage) -> str:
-    plan = page.plan
-    heads = [_axis(plan), *(f"p99 of {name} (s)" for name in _NAMES.values()), "outcome"]
-    head = "".join(f'<th scope="col">{html.escape(text)}</th>' for text in heads)
-    rows = "".join(_table_row(plan, probe) for probe in plan.probes)
-    scenario = plan.scenario
+    plan, scenario = page.plan, page.plan.scenario
     what = " · ".join(filter(None, (scenario.policy_rules().name, scenario.device.model, scenario.device.device)))
-    lines = "".join(f"<p>{html.escape(line)}</p>" for line in page.lines)
+    head = [_axis(plan), *(f"p99 of {name} (s)" for name in _NAMES.values()), "outcome"]
+    shown = table(head, (_table_row(plan, probe) for probe in plan.probes))
     return (
-        f"<section><h2>{html.escape(what)}</h2><p><strong>{html.escape(page.answer)}</strong></p>{lines}"
-        f'<div class="plot" role="img" aria-label="p99 of each target against the value"></div>'
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
+        f"<section><h2>{escape(what)}</h2><p><strong>{escape(page.answer)}</strong></p>{paragraphs(page.lines)}"
+        f"{plot_place('p99 of each target against the value')}{scrolled(shown)}</section>"
     )
 
 
 def _table_row(plan: Plan, probe: Probe) -> str:
-    cells = []
-    for name in _NAMES:
-        seconds = _p99(probe, name)
-        cells.append("–" if seconds is None else f"{seconds:.3f}")
-    outcome = "met" if probe.met else "missed: " + ", ".join(_promise(miss.promise) for miss in probe.misses)
-    opening = '<td class="best">' if probe.value == plan.answer else "<td>"
+    seconds = [_p99(probe, name) for name in _NAMES]
+    missed = (_NAMES.get(miss.promise, miss.promise.replace("_", " ")) for miss in probe.misses)
+    outcome = "met" if probe.met else "missed: " + ", ".join(missed)
     value = f"{probe.value:,}" if isinstance(probe.value, int) else f"{probe.value:g}"
-    shown = "".join(f"{opening}{html.escape(text)}</td>" for text in [*cells, outcome])
-    return f'<tr><th scope="row">{value}</th>{shown}</tr>'
-
-
-def _promise(promise: str) -> str:
-    return _NAMES.get(promise, promise.replace("_", " "))
+    cells = [*("–" if each is None else f"{each:.3f}" for each in seconds), outcome]
+    return row(value, [(text, probe.value == plan.answer) for text in cells])

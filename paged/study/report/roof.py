@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.study.hardware import Roofline, StepWork
-from paged.study.report.drawing import QUIET, Figure, extent, figure, log_axis
+from paged.study.report.drawing import QUIET, Figure, extent, figure, line, log_axis
 from paged.study.report.naming import Named
 from paged.study.simulator import Outcome
 
@@ -27,17 +27,16 @@ def roofline(outcomes: Sequence[Named]) -> Figure | None:
             continue
         roofs.setdefault((roof.device.name, roof.dtype), roof)
         data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": named.label,
-                "meta": {"policy": named.policy},
-                "showlegend": False,
-                "x": intensity.astype(np.float32),
-                "y": (reached / 1e12).astype(np.float32),
-                "marker": {"color": named.look.colour, "symbol": named.look.symbol, "size": 6, "opacity": 0.45},
-                "hovertemplate": f"%{{x:.3g}} FLOP/byte, %{{y:.3g}} TFLOP/s<extra>{named.label}</extra>",
-            }
+            line(
+                0,
+                intensity.astype(np.float32),
+                (reached / 1e12).astype(np.float32),
+                "markers",
+                showlegend=False,
+                marker={"color": named.look.colour, "symbol": named.look.symbol, "size": 6, "opacity": 0.45},
+                hovertemplate=f"%{{x:.3g}} FLOP/byte, %{{y:.3g}} TFLOP/s<extra>{named.label}</extra>",
+                **named.drawn,
+            )
         )
     if not data:
         return None
@@ -96,15 +95,7 @@ def _lines(roof: Roofline, low: float, high: float) -> list[Figure]:
             f"{roof.device.name} {roof.dtype}, {what}: {compute / 1e12:,.0f} TFLOP/s, {memory / 1e12:,.2f} TB/s, "
             f"corner at {compute / memory:,.0f} FLOP/byte"
         )
-        lines.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": name,
-                "x": x,
-                "y": np.minimum(compute, memory * x) / 1e12,
-                "line": {"color": QUIET, "dash": dash, "width": 1.5},
-                "hovertemplate": "%{x:.3g} FLOP/byte, %{y:.3g} TFLOP/s<extra></extra>",
-            }
-        )
+        hover = "%{x:.3g} FLOP/byte, %{y:.3g} TFLOP/s<extra></extra>"
+        look = {"color": QUIET, "dash": dash, "width": 1.5}
+        lines.append(line(0, x, np.minimum(compute, memory * x) / 1e12, name=name, line=look, hovertemplate=hover))
     return lines

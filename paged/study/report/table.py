@@ -1,141 +1,108 @@
 """The summary: a figure a line, an outcome a column."""
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 
 from paged.study.report.naming import Named
-from paged.study.simulator import Percentiles, SimulationResult
+from paged.study.simulator import SimulationResult
 
-Figure = Callable[[SimulationResult], float | None]
+
+def _seconds(value: float) -> str:
+    return f"{value:,.1f}" if value >= 100 else f"{value:.2f}" if value >= 10 else f"{value:.3f}"
 
 
 class Line(msgspec.Struct, frozen=True, eq=False):
     """One figure of each outcome.
 
-    best   which end of it is good: max, min, or None where neither is
+    figure  its field of a result, with dots; or what it is of one
+    form    how it is shown: a format, or a function; times 100 where the unit is %
+    best    which end of it is good: max, min, or None where neither is
     """
 
     name: str
     unit: str
-    figure: Figure
-    text: Callable[[float], str]
+    figure: str | Callable[[SimulationResult], float | None]
+    form: str | Callable[[float], str] = ",.0f"
     best: Callable[[Sequence[float]], float] | None = None
+
+    def value(self, result: SimulationResult) -> float | None:
+        """Of one outcome; None where it has none."""
+        value: float | None = (attrgetter(self.figure) if isinstance(self.figure, str) else self.figure)(result)
+        return 100 * value if self.unit == "%" and value is not None else value
+
+    def text(self, value: float | None) -> str:
+        """A value as it is shown."""
+        if value is None:
+            return "–"
+        return format(value, self.form) if isinstance(self.form, str) else self.form(value)
 
     def cells(self, outcomes: Sequence[Named]) -> list[tuple[str, bool]]:
         """A text an outcome, and whether it is the best; none is, where all are equal or alone."""
-        values = [self.figure(named.outcome.result) for named in outcomes]
-        texts = ["–" if value is None else self.text(value) for value in values]
+        values = [self.value(named.outcome.result) for named in outcomes]
+        texts = list(map(self.text, values))
         known = [value for value in values if value is not None]
-        if self.best is None or not known or len(set(texts)) == 1:
-            return [(text, False) for text in texts]
-        best = self.text(self.best(known))
+        best = self.text(self.best(known)) if self.best and known and len(set(texts)) > 1 else None
         return [(text, text == best) for text in texts]
+
+
+_GROUPS = {
+    "Throughput": [
+        Line("Output tokens", "tokens/s", "throughput", ",.1f", max),
+        Line("Requests", "requests/s", "requests_per_s", ",.3f", max),
+        Line("Makespan", "s", "makespan_s", ",.1f", min),
+        Line("Price of 1,000,000 output tokens", "", "cost_per_million_tokens", ",.3f", min),
+    ],
+    "Latency": [
+        Line(f"{name}, {percentile}", "s", f"{field}.{percentile}", _seconds, min)
+        for name, field in (
+            ("Time to first token", "ttft_s"),
+            ("Between tokens", "itl_s"),
+            ("Longest gap of a request", "longest_gap_s"),
+            ("End to end", "e2e_s"),
+        )
+        for percentile in ("p50", "p90", "p99")
+    ],
+    "Memory": [
+        Line("Tokens, of what is held or promised", "%", "memory.of_held", ".1f", max),
+        Line("Tokens, of the pool", "%", "memory.of_pool", ".1f", max),
+        Line("… of what is held, while requests wait", "%", "memory_while_waiting.of_held", ".1f", max),
+        Line("… of the pool, while requests wait", "%", "memory_while_waiting.of_pool", ".1f", max),
+        Line("Blocks held, mean", "%", "mean_block_usage", ".1f"),
+        Line("Blocks held, peak", "%", "peak_block_usage", ".1f"),
+        Line("Rows in flight, of the most allowed", "%", "row_occupancy", ".1f"),
+        Line("Tokens a step, of the budget", "%", "token_occupancy", ".1f"),
+        Line("Prompt tokens hit in the prefix cache", "%", "prefix_hit_rate", ".1f"),
+    ],
+    "Preemptions": [
+        Line("By recompute", "", "preemptions.recompute"),
+        Line("By swap", "", "preemptions.swap"),
+        Line("Most of one request", "", "max_preemptions", best=min),
+        Line("Tokens computed again", "tokens", "wasted_tokens", best=min),
+        Line("Blocks swapped out", "blocks", "swapped_out_blocks"),
+        Line("Blocks swapped in", "blocks", "swapped_in_blocks"),
+        Line("Waste, of all computed tokens", "%", "waste", ",.2f", min),
+    ],
+    "Requests and steps": [
+        Line("Requests", "", "requests"),
+        Line("Finished", "", "finished"),
+        Line("Rejected", "", "rejected"),
+        Line("Output", "tokens", "output_tokens"),
+        Line("Token budget", "tokens/step", "max_tokens_per_step"),
+        Line("Pool", "blocks", "num_blocks"),
+        Line("Steps", "", "steps"),
+        Line("Invariant violations in checked steps", "", lambda r: r.violations if r.checked_steps else None),
+        Line("Simulated in, real time", "s", "wall_s", ",.1f"),
+    ],
+}
 
 
 def lines(outcomes: Sequence[Named]) -> list[tuple[str, list[Line]]]:
     """The lines under their headings. What no outcome has (cost without a price) is left out."""
-    groups = [
-        ("Throughput", _throughput()),
-        ("Latency", _latency()),
-        ("Memory", _memory()),
-        ("Preemptions", _preemptions()),
-        ("Requests and steps", _counts()),
-    ]
     results = [named.outcome.result for named in outcomes]
-    sections = [
-        (heading, [line for line in group if any(line.figure(result) is not None for result in results)])
-        for heading, group in groups
-    ]
-    return [(heading, group) for heading, group in sections if group]
-
-
-def _throughput() -> list[Line]:
-    return [
-        Line("Output tokens", "tokens/s", lambda r: r.throughput, _one, max),
-        Line("Requests", "requests/s", lambda r: r.requests_per_s, _three, max),
-        Line("Makespan", "s", lambda r: r.makespan_s, _one, min),
-        Line("Price of 1,000,000 output tokens", "", lambda r: r.cost_per_million_tokens, _three, min),
-    ]
-
-
-def _latency() -> list[Line]:
-    named: list[tuple[str, Callable[[SimulationResult], Percentiles]]] = [
-        ("Time to first token", lambda r: r.ttft_s),
-        ("Between tokens", lambda r: r.itl_s),
-        ("Longest gap of a request", lambda r: r.longest_gap_s),
-        ("End to end", lambda r: r.e2e_s),
-    ]
-    return [
-        Line(f"{name}, {percentile}", "s", _percentile(spread, percentile), _seconds, min)
-        for name, spread in named
-        for percentile in ("p50", "p90", "p99")
-    ]
-
-
-def _percentile(spread: Callable[[SimulationResult], Percentiles], percentile: str) -> Figure:
-    return lambda result: getattr(spread(result), percentile)
-
-
-def _memory() -> list[Line]:
-    return [
-        Line("Tokens, of what is held or promised", "%", lambda r: r.memory.of_held, _percent, max),
-        Line("Tokens, of the pool", "%", lambda r: r.memory.of_pool, _percent, max),
-        Line("… of what is held, while requests wait", "%", lambda r: r.memory_while_waiting.of_held, _percent, max),
-        Line("… of the pool, while requests wait", "%", lambda r: r.memory_while_waiting.of_pool, _percent, max),
-        Line("Blocks held, mean", "%", lambda r: r.mean_block_usage, _percent),
-        Line("Blocks held, peak", "%", lambda r: r.peak_block_usage, _percent),
-        Line("Rows in flight, of the most allowed", "%", lambda r: r.row_occupancy, _percent),
-        Line("Tokens a step, of the budget", "%", lambda r: r.token_occupancy, _percent),
-        Line("Prompt tokens hit in the prefix cache", "%", lambda r: r.prefix_hit_rate, _percent),
-    ]
-
-
-def _preemptions() -> list[Line]:
-    return [
-        Line("By recompute", "", lambda r: r.preemptions.recompute, _whole),
-        Line("By swap", "", lambda r: r.preemptions.swap, _whole),
-        Line("Most of one request", "", lambda r: r.max_preemptions, _whole, min),
-        Line("Tokens computed again", "tokens", lambda r: r.wasted_tokens, _whole, min),
-        Line("Blocks swapped out", "blocks", lambda r: r.swapped_out_blocks, _whole),
-        Line("Blocks swapped in", "blocks", lambda r: r.swapped_in_blocks, _whole),
-        Line("Waste, of all computed tokens", "%", lambda r: 100 * r.waste, _two, min),
-    ]
-
-
-def _counts() -> list[Line]:
-    return [
-        Line("Requests", "", lambda r: r.requests, _whole),
-        Line("Finished", "", lambda r: r.finished, _whole),
-        Line("Rejected", "", lambda r: r.rejected, _whole),
-        Line("Output", "tokens", lambda r: r.output_tokens, _whole),
-        Line("Token budget", "tokens/step", lambda r: r.max_tokens_per_step, _whole),
-        Line("Pool", "blocks", lambda r: r.num_blocks, _whole),
-        Line("Steps", "", lambda r: r.steps, _whole),
-        Line("Invariant violations in checked steps", "", lambda r: r.violations if r.checked_steps else None, _whole),
-        Line("Simulated in, real time", "s", lambda r: r.wall_s, _one),
-    ]
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _one(value: float) -> str:
-    return f"{value:,.1f}"
-
-
-def _two(value: float) -> str:
-    return f"{value:,.2f}"
-
-
-def _three(value: float) -> str:
-    return f"{value:,.3f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:,.1f}" if value >= 100 else f"{value:.2f}" if value >= 10 else f"{value:.3f}"
+    shown = {
+        heading: [line for line in group if any(line.value(result) is not None for result in results)]
+        for heading, group in _GROUPS.items()
+    }
+    return [(heading, group) for heading, group in shown.items() if group]

@@ -7,13 +7,11 @@ from paged.study.simulator.binding import Binding, Effect, Knob, what_binds
 from paged.study.simulator.closed_loops import Cell, by_engine, closed_loops
 from paged.study.simulator.decisions import Decision, as_line, decision_of, differences
 from paged.study.simulator.engine_description import EngineDescription, engine_named, engine_names
-from paged.study.simulator.fidelity import RecordedSeconds, predict, replay
-from paged.study.simulator.ledger import UNBOUNDED
+from paged.study.simulator.ledger import UNBOUNDED, Timeline
 from paged.study.simulator.plan import TOLERANCES, Find, Plan, Progress, Weighed
 from paged.study.simulator.planning import fewest_devices, highest_rate, plans, smallest_memory
-from paged.study.simulator.probe import P99s, Probe
 from paged.study.simulator.recorded_run import RecordedRun, RunSetup, Series, read_run
-from paged.study.simulator.recording import Recording, Setup, record
+from paged.study.simulator.recording import RecordedSeconds, Recording, Setup, predict, record, replay
 from paged.study.simulator.replicas import Replicas
 from paged.study.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
 from paged.study.simulator.routers import ROUTERS, Routing
@@ -22,8 +20,7 @@ from paged.study.simulator.sessions import KEEPS, TURN_GROUPS, SessionResult, Se
 from paged.study.simulator.simulation import Simulation, Step, simulate
 from paged.study.simulator.step_time import StepTime
 from paged.study.simulator.study import Interval, by_seed, grid, interval, run_all
-from paged.study.simulator.targets import Miss, Targets
-from paged.study.simulator.timeline import Timeline
+from paged.study.simulator.targets import Miss, P99s, Probe, Targets
 from paged.study.simulator.trace_facts import Lengths, TraceFacts
 from paged.study.simulator.validation import METRICS, STATISTICS, Asked, Figures, Validation, validated
 from paged.study.simulator.work import steady_work, work_of

@@ -12,11 +12,10 @@ from paged.study.hardware import budgets
 from paged.study.simulator.driver import Search, driven
 from paged.study.simulator.ledger import UNBOUNDED
 from paged.study.simulator.plan import Find, Plan
+from paged.study.simulator.planning import Sought, improved
 from paged.study.simulator.scenario import Scenario
 from paged.study.simulator.search import Value
-from paged.study.simulator.sought import Sought
 from paged.study.simulator.trial import trace_of
-from paged.study.simulator.weighing import budget_of, improved
 
 Knob = Literal["memory", "token budget", "rows", "arithmetic", "bandwidth", "host"]
 _STEP_OF_DEVICE = 1.25
@@ -136,7 +135,7 @@ def _next_budgets(scenario: Scenario) -> list[int]:
 
 
 def _sought(plan: Plan, scenario: Scenario) -> Sought:
-    return Sought(plan.find, scenario, plan.targets, plan.seeds, plan.tolerance, 0, lambda _: None)
+    return Sought(plan.find, scenario, plan.targets, seeds=plan.seeds, tolerance=plan.tolerance)
 
 
 def _tried_at(plan: Plan) -> Value | None:
@@ -154,7 +153,7 @@ def _effect(plan: Plan, step: _Step, harder: Value) -> Search[Effect | None]:
     except BudgetTooSmall:
         return None
     answer = plan.answer
-    if (yield from sought.judged(harder)).met:
+    if (yield from sought.probed(harder)).met:
         answer = (yield from sought.search(harder)).answer
     return Effect(knob=step.knob, was=step.was, becomes=step.becomes, answer=answer, gain=_gain(plan, answer))
 
@@ -167,7 +166,9 @@ def _best_budget(plan: Plan) -> Search[Effect | None]:
     gain = _gain(plan, best.answer)
     if gain == 1:
         return None
-    return Effect(knob="token budget", was=scenario.budget(), becomes=budget_of(best), answer=best.answer, gain=gain)
+    return Effect(
+        knob="token budget", was=scenario.budget(), becomes=best.scenario.budget(), answer=best.answer, gain=gain
+    )
 
 
 def _gain(plan: Plan, answer: Value | None) -> float:

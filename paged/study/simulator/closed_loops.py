@@ -17,7 +17,7 @@ import numpy as np
 
 from paged.errors import BadRun
 from paged.study.hardware.measured_step import MeasuredStep
-from paged.study.simulator.recorded_run import RecordedRun, RunSetup
+from paged.study.simulator.recorded_run import RunSetup
 from paged.study.simulator.validation import Asked, Prepared, prepared, simulation_of
 from paged.study.traces import Trace
 
@@ -111,32 +111,19 @@ def _cell(row: dict[str, str], asked: Asked) -> Cell:
     assumed = [] if row["precision"] or asked.dtype else [f"precision is not stated: {dtype}"]
     if not row["version"]:
         assumed.append(f"version is not stated: as {_ENGINES[row['backend']]}")
-    setup = RunSetup(model=row["model"], tensor_parallel=degree)
-    empty = np.zeros(1)
-    ones = np.ones(1, np.int64)
-    run = RecordedRun(
-        name=device,
-        setup=setup,
-        arrival=empty,
-        queued=empty,
-        first=empty,
-        last=empty,
-        prompt_tokens=ones,
-        output_tokens=ones,
-    )
     own = msgspec.structs.replace(
         asked, device=asked.device or device, dtype=dtype, engine=asked.engine or _ENGINES[row["backend"]]
     )
-    setup_of_run = prepared(run, own)
-    step = setup_of_run.step
+    setup = prepared(RunSetup(model=row["model"], tensor_parallel=degree), own)
+    step = setup.step
     roofline = step.roofline if isinstance(step, MeasuredStep) else step
     assumed += [*roofline.notes, *(f"not modelled: {each}" for each in roofline.model.not_modelled)]
-    if setup_of_run.engine.reserved_rows:
+    if setup.engine.reserved_rows:
         # Who measures a concurrency sets the engine up for it.
-        rows = max(1, clients - setup_of_run.engine.reserved_rows)
-        setup_of_run = msgspec.structs.replace(setup_of_run, max_sequences=rows)
+        rows = max(1, clients - setup.engine.reserved_rows)
+        setup = msgspec.structs.replace(setup, max_sequences=rows)
         assumed.append("the engine is set up for as many sequences as there are clients, and keeps one for itself")
-    ttft_of, tpot_of = _simulated(setup_of_run, prompt, output, clients)
+    ttft_of, tpot_of = _simulated(setup, prompt, output, clients)
     return Cell(
         backend=row["backend"],
         model=row["model"],
@@ -167,8 +154,8 @@ def _simulated(setup: Prepared, prompt: int, output: int, clients: int) -> tuple
     for _ in simulation.steps():
         pass
     latencies = simulation.latencies
-    tpot = (latencies.last_of_each() - latencies.first_of_each()) / np.maximum(outputs - 1, 1)
-    return float(latencies.ttft_of_each().mean()), float(tpot.mean())
+    tpot = (latencies.last - latencies.first) / np.maximum(outputs - 1, 1)
+    return float(latencies.ttft.mean()), float(tpot.mean())
 
 
 def _count(row: dict[str, str], name: str) -> int:

@@ -5,8 +5,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
 
 from paged.errors import InvalidConfig
-from paged.study.simulator.probe import Round
-from paged.study.simulator.trial import Tally, tried
+from paged.study.simulator.trial import Round, Tally, tried
 from paged.study.simulator.workers import processes
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What a simulation adds up as it goes: latencies, memory over time, counts; and the result that they make."""
+"""What a simulation adds up as it goes: latencies, memory and queues over time, counts; and the result that they make."""
 
 import time
 from typing import NamedTuple
@@ -11,7 +11,6 @@ from paged.block_manager import Layout
 from paged.study.hardware import StepWork
 from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Preemptions, SimulationResult, Spread
-from paged.study.simulator.timeline import Entry, Timeline
 from paged.study.traces import Trace
 
 UNBOUNDED = 2**30
@@ -29,6 +28,67 @@ class Memory(NamedTuple):
     reserved: int
 
 
+class Entry(NamedTuple):
+    """A step, or as many as `steps` with the same rows. Averages are weighted by time.
+
+    end_s, seconds  virtual time at its end, and its duration
+    tokens          computed in it
+    rows            in flight, a step
+    sampled         rows whose logits were computed, of all steps together
+    context         tokens whose KV was read, of all steps together, each once for each row that reads it
+    pairs           of a computed token and a position that it attends to, of all steps together
+    held            slots of blocks that sequences hold, on average
+    filled          of them, slots with computed KV, each counted once, on average
+    promised        slots that policies keep for sequences beyond what those hold
+    cached          slots of cached blocks at the end
+    waiting, away   requests at the end: waiting; paused, swapped or loading
+    """
+
+    end_s: float
+    seconds: float
+    steps: int
+    tokens: int
+    rows: int
+    sampled: float
+    context: float
+    pairs: float
+    held: float
+    filled: float
+    promised: float
+    cached: int = 0
+    waiting: int = 0
+    away: int = 0
+
+
+class Timeline:
+    """Entries in order, one a step or a stretch of steps, kept as columns."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+
+    def add(self, entry: Entry) -> None:
+        """The latest entry."""
+        self._entries.append(entry)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def columns(self) -> dict[str, Times]:
+        """By name of an entry's fields, float64 [entries]."""
+        table = np.array(self._entries, np.float64).reshape(-1, len(Entry._fields))
+        return dict(zip(Entry._fields, table.T, strict=True))
+
+    def weighted(self, *, while_waiting: bool = False) -> dict[str, float]:
+        """Means weighted by time of rows, held, filled, promised, over all, or over what ran while a request waited."""
+        columns = self.columns()
+        weights = columns["seconds"]
+        if while_waiting:
+            weights = weights * (columns["waiting"] > 0)
+        total = float(weights.sum())
+        names = ("rows", "held", "filled", "promised")
+        return {name: float((columns[name] * weights).sum()) / total if total else 0.0 for name in names}
+
+
 class Ledger:
     """Every step is entered once, alone or with the steady ones beside it."""
 
@@ -43,7 +103,7 @@ class Ledger:
         self.num_steps = self.num_skipped = 0
         self.output_tokens = 0
         self.busy_s = 0.0
-        self._peak_usage = 0.0
+        self._peak_used = 0
         self._checked_steps = self._violations = 0
         self._messages: list[str] = []
         self._started = time.perf_counter()
@@ -63,24 +123,26 @@ class Ledger:
         self, memory: Memory, sampled: NDArray[np.int64], *, end_s: float, seconds: float, rows: int, work: StepWork
     ) -> None:
         """A step that began with this memory ended: this work of so many rows, a token for each request of `sampled`."""
+        manager, tokens = self._scheduler.manager, int(work.computed_tokens)
         self.latencies.tokens(sampled, end_s)
         self.output_tokens += len(sampled)
         self.num_steps += 1
         self.busy_s += seconds
-        self._peak_usage = max(self._peak_usage, memory.used / self._scheduler.manager.num_blocks)
-        self._enter(
+        self._peak_used = max(self._peak_used, memory.used)
+        entry = Entry(
             end_s=end_s,
             seconds=seconds,
             steps=1,
-            tokens=int(work.computed_tokens),
+            tokens=tokens,
             rows=rows,
             sampled=float(work.sampled_rows),
             context=float(work.context_tokens),
             pairs=float(work.attended_pairs),
-            used=memory.used,
-            reserved=memory.reserved,
-            filled=memory.filled + int(work.computed_tokens) * self._scheduler.manager.layout.block_pages,
+            held=memory.used * manager.block_size,
+            filled=memory.filled + tokens * manager.layout.block_pages,
+            promised=memory.reserved * manager.block_size,
         )
+        self.timeline.add(self._with_ends(entry))
 
     def stretch(
         self,
@@ -106,10 +168,10 @@ class Ledger:
         used = memory.used + risen
         # What they drew was reserved, as far as anything was.
         taken = memory.reserved - self._scheduler.num_reserved if memory.reserved else 0
-        self._peak_usage = max(self._peak_usage, int(used[-1]) / self._scheduler.manager.num_blocks)
-        total = float(seconds.sum())
+        self._peak_used = max(self._peak_used, int(used[-1]))
+        total, size = float(seconds.sum()), self._scheduler.manager.block_size
         weights = seconds / total if total else np.full(steps, 1 / steps)
-        self._enter(
+        entry = Entry(
             end_s=float(times[-1]),
             seconds=total,
             steps=steps,
@@ -118,10 +180,11 @@ class Ledger:
             sampled=steps * len(requests),
             context=context,
             pairs=context,
-            used=float(used @ weights),
-            reserved=memory.reserved - taken * float(risen @ weights) / max(1, int(risen[-1])),
+            held=float(used @ weights) * size,
             filled=memory.filled + rows * float(np.arange(1, steps + 1) @ weights),
+            promised=(memory.reserved - taken * float(risen @ weights) / max(1, int(risen[-1]))) * size,
         )
+        self.timeline.add(self._with_ends(entry))
 
     def checked(self, violations: list[str], *, ends_step: bool) -> None:
         """`check()` found these; with `ends_step` another step was checked."""
@@ -131,40 +194,13 @@ class Ledger:
             f"step {self.num_steps + 1}: {message}" for message in violations[: MAX_MESSAGES - len(self._messages)]
         )
 
-    def _enter(
-        self,
-        *,
-        end_s: float,
-        seconds: float,
-        steps: int,
-        tokens: int,
-        rows: int,
-        sampled: float,
-        context: float,
-        pairs: float,
-        used: float,
-        reserved: float,
-        filled: float,
-    ) -> None:
-        scheduler, size = self._scheduler, self._scheduler.manager.block_size
-        counts = scheduler.counts()
-        self.timeline.add(
-            Entry(
-                end_s=end_s,
-                seconds=seconds,
-                steps=steps,
-                tokens=tokens,
-                rows=rows,
-                sampled=sampled,
-                context=context,
-                pairs=pairs,
-                held=used * size,
-                filled=filled,
-                promised=reserved * size,
-                cached=scheduler.manager.device.num_cached * size,
-                waiting=counts["waiting"],
-                away=counts["loading"] + counts["paused"] + counts["swapped"],
-            )
+    def _with_ends(self, entry: Entry) -> Entry:
+        """What is so at its end, now."""
+        counts, manager = self._scheduler.counts(), self._scheduler.manager
+        return entry._replace(
+            cached=manager.device.num_cached * manager.block_size,
+            waiting=counts["waiting"],
+            away=counts["loading"] + counts["paused"] + counts["swapped"],
         )
 
     def result(self, num_added: int) -> SimulationResult:
@@ -173,7 +209,7 @@ class Ledger:
         stats, counts, limits = scheduler.stats(), scheduler.counts(), scheduler.limits
         budget = None if limits.max_tokens_per_step == UNBOUNDED else limits.max_tokens_per_step
         makespan = self.latencies.last_token_s
-        mean = dict(self.timeline.weighted())
+        mean = self.timeline.weighted()
         too_long = self._trace.num_left_out
         moved = (stats.swapped_out_blocks + stats.swapped_in_blocks) * manager.block_size
         wall = time.perf_counter() - self._started
@@ -202,15 +238,12 @@ class Ledger:
             output_tokens=self.output_tokens,
             throughput=self.output_tokens / makespan if makespan else 0.0,
             requests_per_s=counts["finished"] / makespan if makespan else 0.0,
-            ttft_s=self.latencies.ttft(),
-            itl_s=self.latencies.itl(),
-            longest_gap_s=self.latencies.longest_gap(),
-            e2e_s=self.latencies.e2e(),
+            **self.latencies.percentiles(),
             preemptions=Preemptions(recompute=stats.preemptions_recompute, swap=stats.preemptions_swap),
             max_preemptions=stats.max_preemptions,
             memory=_spread(mean, slots),
-            memory_while_waiting=_spread(dict(self.timeline.weighted(while_waiting=True)), slots),
-            peak_block_usage=self._peak_usage,
+            memory_while_waiting=_spread(self.timeline.weighted(while_waiting=True), slots),
+            peak_block_usage=self._peak_used / manager.num_blocks,
             mean_block_usage=mean["held"] / slots,
             row_occupancy=mean["rows"] / limits.max_sequences,
             token_occupancy=None if budget is None else stats.computed_tokens / max(1, stats.steps * budget),

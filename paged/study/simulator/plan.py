@@ -5,10 +5,9 @@ from typing import Literal
 
 import msgspec
 
-from paged.study.simulator.probe import Probe
 from paged.study.simulator.scenario import Scenario
 from paged.study.simulator.search import Value
-from paged.study.simulator.targets import Targets
+from paged.study.simulator.targets import Probe, Targets
 from paged.study.simulator.trace_facts import TraceFacts
 
 Find = Literal["rate", "memory", "devices"]

@@ -1,15 +1,24 @@
 """The inverse of a simulation, asked: the highest rate, the smallest memory, the fewest devices; for one scenario or several side by side."""
 
-from collections.abc import Sequence
+from __future__ import annotations
 
-from paged.errors import InvalidConfig
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paged.errors import BudgetTooSmall, InvalidConfig
+from paged.study.hardware import StepWork, budgets, suiting_budget
 from paged.study.simulator.driver import Search, driven
-from paged.study.simulator.plan import TOLERANCES, Find, Plan, Progress, Watching
-from paged.study.simulator.scenario import Scenario
-from paged.study.simulator.sought import Sought
-from paged.study.simulator.targets import Targets
-from paged.study.simulator.trial import trace_of
-from paged.study.simulator.weighing import weighed_search
+from paged.study.simulator.ledger import groups_of
+from paged.study.simulator.plan import TOLERANCES, Find, Plan, Progress, Watching, Weighed, scenario_at
+from paged.study.simulator.scenario import Scenario, facts_of, prompts_over_budget
+from paged.study.simulator.search import Axis, Counts, Rates, Value, search
+from paged.study.simulator.targets import Probe, Targets
+from paged.study.simulator.trial import Round, Trial, trace_of
+from paged.study.traces import Trace
 
 
 def highest_rate(
@@ -54,7 +63,7 @@ def plans(
     seeds: int = 1,
     jobs: int = 1,
     tolerance: float | None = None,
-    watch: Watching | None = None,
+    watch: Watching = lambda progress: None,
 ) -> list[Plan]:
     """A plan for each scenario, in `jobs` processes: the same plans, whatever their number. `watch` is called before each probe and after the last.
 
@@ -71,7 +80,7 @@ def plans(
         raise InvalidConfig(f"the tolerance is {share}; it must be a share between 0 and 1")
     try:
         begun = [
-            Sought(find, scenario, targets, seeds, share, place, watch or (lambda _: None))
+            Sought(find, scenario, targets, seeds=seeds, tolerance=share, place=place, watch=watch)
             for place, scenario in enumerate(scenarios)
         ]
         if find != "devices":
@@ -89,3 +98,215 @@ def _told(sought: Sought) -> Search[Plan]:
     plan = yield from weighed_search(sought) if weighs else sought.search()
     sought.watch(Progress(sought.place, plan, None))
     return plan
+
+
+class Sought:
+    """A search over one scenario. Raises what is wrong with it, before anything is simulated."""
+
+    def __init__(
+        self,
+        find: Find,
+        scenario: Scenario,
+        targets: Targets,
+        *,
+        seeds: int,
+        tolerance: float,
+        place: int = 0,
+        watch: Watching = lambda progress: None,
+    ) -> None:
+        if find != "memory" and scenario.load.clients is not None:
+            raise InvalidConfig(
+                f"clients is {scenario.load.clients}: a closed loop has no rate, and is not dealt to replicas; leave clients out"
+            )
+        scenario.scheduler()
+        self.find, self.scenario, self.targets, self.seeds, self.tolerance = find, scenario, targets, seeds, tolerance
+        self.place, self.watch = place, watch
+        self._seeded = [msgspec.structs.replace(scenario, load=scenario.load.seeded(number)) for number in range(seeds)]
+        self._traces = [trace_of(seeded.load) for seeded in self._seeded]
+        if find == "rate" and self._arrivals_per_s() is None:
+            raise InvalidConfig(f"all {len(self._traces[0]):,} requests arrive at once; no rate changes that")
+        self._axis = self._axis_of()
+        self._tried: dict[Value, Probe] = {}
+
+    @property
+    def trace(self) -> Trace:
+        """Of the first seed."""
+        return self._traces[0]
+
+    def of(self, scenario: Scenario) -> Sought:
+        """The same for another scenario. Raises as for the first."""
+        more: Any = {"seeds": self.seeds, "tolerance": self.tolerance, "place": self.place}
+        return Sought(self.find, scenario, self.targets, watch=self.watch, **more)
+
+    def at_budget(self, budget: int) -> Sought | None:
+        """The same search with so many tokens a step; None where their activations leave no room for KV."""
+        try:
+            return self.of(msgspec.structs.replace(self.scenario, max_tokens_per_step=budget))
+        except BudgetTooSmall:
+            return None
+
+    def harder(self, answer: Value, share: float) -> Value:
+        """A value that is harder than the answer by a share of it, or by one; the hardest there is where that is less."""
+        if isinstance(self._axis, Rates):
+            return float(f"{answer * (1 + share):.6g}")
+        return max(self._axis.fewest, min(int(answer) - 1, int(answer * (1 - share))))
+
+    def search(self, start: Value | None = None) -> Search[Plan]:
+        """To be driven; from the scenario's own value, or from another one."""
+        axis = self._axis if start is None else msgspec.structs.replace(self._axis, start=start)
+        tries, probes = search(axis), list[Probe]()
+        answer = missed = None
+        try:
+            value = next(tries)
+            while True:
+                probe = yield from self.probed(value, probes)
+                probes.append(probe)
+                if self.find != "memory" and {miss.promise for miss in probe.misses} & {"rejected", "cut_off"}:
+                    # The pool is too small for a request, which no rate and no second pool of that size changes.
+                    break
+                value = tries.send(probe.met)
+        except StopIteration as end:
+            answer, missed = end.value
+        probes.sort(key=lambda probe: probe.value)
+        if answer is None:
+            # By how much the best one misses is known only at its end.
+            easiest = 0 if self.find == "rate" else -1
+            if probes[easiest].p99 is None:
+                probes[easiest] = yield from self.probed(probes[easiest].value, probes, gives_up=False)
+        return self._plan(answer, missed, probes)
+
+    def probed(self, value: Value, probes: Sequence[Probe] = (), *, gives_up: bool = True) -> Search[Probe]:
+        """One value, tried: to be driven. It is not tried again by a search. `gives_up`: as soon as it cannot meet any more."""
+        known = self._tried.get(value)
+        if known is not None and (gives_up or known.p99 is not None):
+            return known
+        self.watch(Progress(self.place, self._plan(None, None, probes), value))
+        replicas = int(value) if self.find == "devices" else 1
+        targets = self.targets if gives_up else None
+        trials = tuple(
+            Trial(scenario=scenario_at(self.find, seeded, value), replica=replica, replicas=replicas, targets=targets)
+            for seeded in self._seeded
+            for replica in range(replicas)
+        )
+        asked = Round(value, replicas, self.targets, trials)
+        probe = self._tried[value] = asked.probe((yield asked))
+        return probe
+
+    def _axis_of(self) -> Axis:
+        if self.find == "rate":
+            return Rates(self.scenario.load.rate, self.tolerance)
+        if self.find == "devices":
+            return Counts(1, 1, min(map(len, self._traces)))
+        fewest = max(_blocks_of_longest(self.scenario, trace) for trace in self._traces)
+        most = max(_blocks_of_all(self.scenario, trace) for trace in self._traces)
+        start = min(max(self.scenario.num_blocks(), fewest), most)
+        return Counts(start, fewest, most, self.tolerance, turns=True)
+
+    def _arrivals_per_s(self) -> float | None:
+        trace, load = self._traces[0], self.scenario.load
+        span = float(trace.arrival_s[-1]) * load.rate
+        return len(trace) / span if span and load.clients is None else None
+
+    def _plan(self, answer: Value | None, missed: Value | None, probes: Sequence[Probe]) -> Plan:
+        return msgspec.structs.replace(self._untried, answer=answer, missed=missed, probes=tuple(probes))
+
+    @cached_property
+    def _untried(self) -> Plan:
+        scenario, trace, roofline = self.scenario, self.trace, self.scenario.device.roofline()
+        return Plan(
+            find=self.find,
+            scenario=scenario,
+            targets=self.targets,
+            seeds=self.seeds,
+            tolerance=self.tolerance,
+            answer=None,
+            missed=None,
+            probes=(),
+            load=facts_of(scenario, trace),
+            requests=len(trace) + trace.num_left_out,
+            left_out=trace.num_left_out,
+            prompts_over_budget=prompts_over_budget(scenario, trace),
+            arrivals_per_s=self._arrivals_per_s(),
+            num_blocks=scenario.num_blocks(),
+            groups=groups_of(scenario.layout()),
+            kv_bytes=None if roofline is None else roofline.page_bytes(scenario.block_size),
+        )
+
+
+def weighed_search(sought: Sought) -> Search[Plan]:
+    """The plan with the best budget of all, to be driven. Raises BudgetTooSmall where not even the smallest leaves room for KV.
+
+    The search goes with the budget that the cost model suggests. Then every other one has to meet at the nearest value that missed; one that
+    does is better, and the search goes on with it. What misses is given up early, so that costs little.
+    """
+    choices = budgets(sought.scenario.block_size)
+    # Where every step is as long, a step may take the smaller target between two tokens.
+    limit = min((seconds for name, seconds in sought.targets.given() if name != "ttft_s"), default=None)
+    first = _suggested(sought, choices, limit)
+    # Where its activations leave no room for KV, this says so.
+    begun = sought.of(msgspec.structs.replace(sought.scenario, max_tokens_per_step=first))
+    plan, against = yield from improved(sought, (yield from begun.search()), choices)
+    step_s = _full_step(plan.scenario, sought.trace)
+    return msgspec.structs.replace(plan, weighed=Weighed(first=first, step_s=step_s, limit_s=limit, against=against))
+
+
+def improved(sought: Sought, plan: Plan, choices: Iterable[int]) -> Search[tuple[Plan, dict[int, bool]]]:
+    """The best plan over these budgets beside the one that it has, and which of them met where the best before had missed; to be driven."""
+    own = plan.scenario.budget()
+    against: dict[int, bool] = {}
+    for budget in sorted(choices, key=lambda budget: max(budget / own, own / budget)):
+        # Without an answer, the easiest value is still to be met.
+        harder = plan.best.value if plan.answer is None else plan.missed
+        if budget == plan.scenario.budget() or harder is None or (other := sought.at_budget(budget)) is None:
+            continue
+        against[budget] = (yield from other.probed(harder)).met
+        if against[budget]:
+            plan = yield from other.search(harder)
+    return plan, dict(sorted(against.items()))
+
+
+def _suggested(sought: Sought, choices: tuple[int, ...], limit: float | None) -> int:
+    """The largest budget whose full step is within the limit, or the smallest; without a limit what suits the cost model."""
+    scenario = sought.scenario
+    if limit is None:
+        return suiting_budget(
+            scenario.device.cost_model(), max_sequences=scenario.max_sequences, block_size=scenario.block_size
+        )
+    found = [other.scenario for budget in choices if (other := sought.at_budget(budget)) is not None]
+    short = [each.budget() for each in found if _full_step(each, sought.trace) <= limit]
+    return max(short, default=choices[0])
+
+
+def _full_step(scenario: Scenario, trace: Trace) -> float:
+    """Seconds of a full step: a chunk of one prompt beside as many decodes as there are rows, room for and half the budget at most."""
+    prompt, budget = float(trace.prompt_tokens.mean()), scenario.budget()
+    length = max(1, round(prompt + float(trace.output_tokens.mean()) / 2))
+    rows = max(1, min(scenario.rows_at(length), budget // 2))
+    chunk = budget - rows
+    cost_model = scenario.device.cost_model()
+    work = StepWork.of_rows(
+        [1] * rows + [chunk],
+        [length] * rows + [max(chunk, round(prompt))],
+        sampled_rows=float(rows),
+        spans=cost_model.spans,
+    )
+    return float(cost_model.seconds(work))
+
+
+def _blocks_of_longest(scenario: Scenario, trace: Trace) -> int:
+    """What the longest request takes: in a pool of fewer it is rejected, or its output cut off."""
+    layout = scenario.layout()
+    return layout.pages_for(int((trace.prompt_tokens + trace.output_tokens).max())) + layout.spare_pages
+
+
+def _blocks_of_all(scenario: Scenario, trace: Trace) -> int:
+    """What all requests take together at the length that they declare, or all rows at the context's in regions of a power of two.
+
+    With so many nobody waits for memory, and nothing cached is ever evicted.
+    """
+    lengths = trace.prompt_tokens + np.maximum(trace.output_tokens, trace.max_tokens)
+    layout = scenario.layout()
+    # What windows pass stays cached, so they count as full.
+    each = -(-lengths // scenario.block_size) * layout.block_pages + layout.state_pages + layout.spare_pages
+    longest = max(int(each.max()), layout.pages_for(scenario.load.context or 0))
+    return max(int(each.sum()), 2 * longest * min(len(trace), scenario.max_sequences))

@@ -97,13 +97,8 @@ def _of_folder(folder: Path) -> RecordedRun:
     wanted = ("input_toks", "output_toks", "arrival_time", *_TIMES)
     rows: list[list[float]] = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadRun(path, number, f"no JSON: {error}") from None
-        rows.append(_row(path, number, found, wanted))
+        if line.strip():
+            rows.append(_row(path, number, _parsed(path, number, line), wanted))
     if not rows:
         raise BadRun(path, None, "it has no requests")
     table = np.array(rows)
@@ -122,6 +117,13 @@ def _of_folder(folder: Path) -> RecordedRun:
         output_tokens=outputs.astype(np.int64),
         series=_series(folder / "timeseries.csv"),
     )
+
+
+def _parsed(path: Path, number: int | None, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRun(path, number, f"no JSON: {error}") from None
 
 
 def _row(path: Path, number: int, found: Any, wanted: tuple[str, ...]) -> list[float]:
@@ -148,33 +150,18 @@ def _row(path: Path, number: int, found: Any, wanted: tuple[str, ...]) -> list[f
 def _setup(path: Path) -> RunSetup:
     if not path.exists():
         return RunSetup()
-    try:
-        found = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise BadRun(path, None, f"no JSON: {error}") from None
+    found = _parsed(path, None, path.read_text())
     own, cache, card, resolved = (
         found.get(key) or {} for key in ("engine_kwargs", "kv_cache", "hardware", "resolved_config")
     )
     parts = [part for part in resolved.values() if isinstance(part, dict)]
     # What was asked for comes first, then what the engine made of it.
-    given = {name: value for part in (*parts, cache, own) for name, value in part.items() if value is not None}
+    asked = (*parts, cache, own, {"model": found.get("model")})
+    given = {name: value for part in asked for name, value in part.items() if value is not None}
     setup = {
-        "model": found.get("model") or given.get("model"),
         "engine_version": found.get("vllm_version"),
         "device_name": card.get("device_name"),
-        "dtype": given.get("dtype"),
-        "kv_dtype": given.get("kv_cache_dtype"),
-        "quantization": given.get("quantization") or None,
-        "tensor_parallel": given.get("tensor_parallel_size") or 1,
-        "data_parallel": given.get("data_parallel_size") or 1,
-        "max_tokens_per_step": given.get("max_num_batched_tokens"),
-        "max_sequences": given.get("max_num_seqs"),
-        "max_model_len": given.get("max_model_len"),
-        "num_blocks": given.get("num_gpu_blocks_override") or given.get("num_gpu_blocks"),
-        "block_size": given.get("block_size"),
-        "prefix_caching": given.get("enable_prefix_caching"),
-        "memory_share": given.get("gpu_memory_utilization"),
-        "runs_ahead": given.get("async_scheduling"),
+        **run_fields.read(given),
         "refused": run_fields.refused(given),
         "not_modelled": _left_out(own, given),
     }
@@ -186,12 +173,10 @@ def _setup(path: Path) -> RunSetup:
 
 def _left_out(own: dict[str, Any], given: dict[str, Any]) -> list[str]:
     """What of its fields a simulation leaves out, a sentence each."""
-    said = [f"not modelled: {field}" for field in run_fields.unknown(own)]
+    found = run_fields.unknown(own)
     if given.get("enable_expert_parallel") and (given.get("tensor_parallel_size") or 1) > 1:
-        said.append(
-            "not modelled: that experts lie on devices whole; they are counted as if each device had an even part of all"
-        )
-    return said
+        found.append("that experts lie on devices whole; they are counted as if each device had an even part of all")
+    return [f"not modelled: {each}" for each in found]
 
 
 def _series(path: Path) -> Series | None:
@@ -214,10 +199,7 @@ def _series(path: Path) -> Series | None:
 
 
 def _of_bench_serve(path: Path) -> RecordedRun:
-    try:
-        found = json.loads(path.read_text(errors="replace"))
-    except (ValueError, RecursionError) as error:
-        raise BadRun(path, None, f"no JSON: {error}") from None
+    found = _parsed(path, None, path.read_text(errors="replace"))
     columns = ("input_lens", "output_lens", "ttfts", "itls")
     missing = [name for name in columns if not isinstance(found, dict) or not found.get(name)]
     if missing:
@@ -235,14 +217,13 @@ def _of_bench_serve(path: Path) -> RecordedRun:
             )
         starts = [0.0] * len(inputs)
     arrival = np.zeros(len(inputs)) if starts is None else np.array(starts, np.float64)
-    ended = np.array(outputs) > 0
     order = arrival.argsort(kind="stable")
-    order = order[ended[order]]
-    first = arrival + np.array(ttfts, np.float64)
-    last = first + np.array([sum(each) for each in itls])
-    begin = arrival[order].min() if len(order) else 0.0
+    order = order[np.array(outputs)[order] > 0]
     if not len(order):
         raise BadRun(path, None, "none of its requests has a token")
+    first = arrival + np.array(ttfts, np.float64)
+    last = first + np.array([sum(each) for each in itls])
+    begin = arrival[order].min()
     return RecordedRun(
         name=path.stem,
         setup=RunSetup(model=found.get("model_id") or found.get("model")),

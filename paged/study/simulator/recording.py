@@ -2,14 +2,15 @@
 
     | step 1 | step 2 | idle ... | step 3 |      a step's seconds are those since the one before ended, or since somebody came
 
-so that a simulation that is told these seconds has the same clock, to the last bit.
+so that a simulation that is told these seconds has the same clock, to the last bit. Then it has to decide what the engine decided, entry by
+entry (`replay`). Timed by a cost model, its figures have to be near the engine's (`predict`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 
 from paged import Batch, BlockManager, Costs, Policy, SamplingParams, Scheduler
 from paged.errors import InvalidConfig, NeverFits, RecordingFailed
+from paged.study.hardware import CostModel, Spans, StepWork, Tiling
 from paged.study.simulator.decisions import Decision, decision_of
 from paged.study.simulator.latencies import Latencies
-from paged.study.simulator.result import Percentiles, Preemptions
-from paged.study.simulator.simulation import Step
+from paged.study.simulator.result import Percentiles, Preemptions, SimulationResult
+from paged.study.simulator.simulation import Simulation, Step
 from paged.study.traces import Trace
 
 if TYPE_CHECKING:
@@ -243,8 +245,73 @@ class _Run:
             rejected=self._num_rejected,
             preemptions=Preemptions(recompute=stats.preemptions_recompute, swap=stats.preemptions_swap),
             makespan_s=latencies.last_token_s,
-            ttft_s=latencies.ttft(),
-            itl_s=latencies.itl(),
-            longest_gap_s=latencies.longest_gap(),
-            e2e_s=latencies.e2e(),
+            **latencies.percentiles(),
         )
+
+
+class RecordedSeconds:
+    """A cost model that plays recorded seconds, a step after the other, whatever the step is.
+
+    Raises InvalidConfig for no steps, and `seconds` when there are no more.
+    """
+
+    tiling: ClassVar[Tiling | None] = None
+    spans: ClassVar[Spans] = ()
+
+    def __init__(self, seconds: Sequence[float], costs: Costs) -> None:
+        if not seconds:
+            raise InvalidConfig("the recording has no steps")
+        self._seconds = seconds
+        self._costs = costs
+        self._num_played = 0
+
+    def seconds(self, work: StepWork) -> Any:
+        """Those of the next step."""
+        if self._num_played == len(self._seconds):
+            raise InvalidConfig(f"the recording has {len(self._seconds):,} steps; the simulation wants one more")
+        self._num_played += 1
+        return self._seconds[self._num_played - 1]
+
+    def costs(self, block_size: int) -> Costs:
+        """What the recorded scheduler expected."""
+        return self._costs
+
+
+def replay(recording: Recording, trace: Trace) -> list[Decision]:
+    """The decisions of a simulation that is told the engine's seconds and tokens: `differences` with the recording's are to be none.
+
+    Raises InvalidConfig for a recording of another trace, or without steps.
+    """
+    _check_is_of(recording, trace)
+    prompts = trace.prompt_tokens
+
+    def written(batch: Batch) -> NDArray[np.int32]:
+        """The tokens that the engine's requests got at these places; beyond what was recorded, where the logs differ and say so, 0."""
+        requests = [int(id) for id in batch.ids[batch.samples]]
+        places = (batch.seq_lens[batch.samples] - prompts[requests]).tolist()
+        outputs = [recording.outputs[request] for request in requests]
+        return np.array([said[at] if at < len(said) else 0 for said, at in zip(outputs, places)], np.int32)
+
+    simulation = Simulation(
+        trace,
+        recording.setup.scheduler(),
+        RecordedSeconds(recording.seconds, recording.setup.costs),
+        clients=recording.clients,
+        prompt_of=recording.setup.prompt_of(trace),
+        answer=written,
+    )
+    return [decision_of(step) for step in simulation.steps()]
+
+
+def predict(recording: Recording, trace: Trace, cost_model: CostModel) -> SimulationResult:
+    """What a simulation that knows nothing of the run but its setup says of it. Raises InvalidConfig for a recording of another trace."""
+    _check_is_of(recording, trace)
+    simulation = Simulation(trace, recording.setup.scheduler(), cost_model, clients=recording.clients)
+    for _ in simulation.steps():
+        pass
+    return simulation.result()
+
+
+def _check_is_of(recording: Recording, trace: Trace) -> None:
+    if len(recording.outputs) != len(trace):
+        raise InvalidConfig(f"the recording has {len(recording.outputs):,} requests; the trace has {len(trace):,}")

@@ -1,6 +1,7 @@
 """What a simulation found: one struct, ready for JSON."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -18,7 +19,8 @@ class Percentiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: NDArray[np.float64], counts: NDArray[np.int64] | None = None) -> "Percentiles":
-        """Of float64 [n]; `counts`, int64 [n], says how often each is there."""
+        """Of float64 [n], NaN left out; `counts`, int64 [n], says how often each is there."""
+        seconds = seconds[~np.isnan(seconds)] if counts is None else seconds
         if not len(seconds):
             return cls(None, None, None, None)
         # The nearest rank: a value that was seen, never one between two.
@@ -145,17 +147,14 @@ def merged(results: Sequence[SimulationResult], router: str, left_out: int) -> S
     busy = sum(each.busy_s for each in results)
 
     def total(name: str) -> Any:
-        return sum(getattr(each, name) for each in results)
+        return sum(map(attrgetter(name), results))
 
     def mean(name: str) -> float:
-        return sum(getattr(each, name) * each.busy_s for each in results) / busy if busy else 0.0
+        of = attrgetter(name)
+        return sum(of(each) * each.busy_s for each in results) / busy if busy else 0.0
 
     def spread(name: str) -> Spread:
-        of_held, of_pool = (
-            sum(getattr(getattr(each, name), part) * each.busy_s for each in results) / busy if busy else 0.0
-            for part in ("of_held", "of_pool")
-        )
-        return Spread(of_held, of_pool)
+        return Spread(mean(f"{name}.of_held"), mean(f"{name}.of_pool"))
 
     counts = {name: total(name) for name in _ADDED}
     # What was left out of the trace is rejected once.
@@ -170,9 +169,7 @@ def merged(results: Sequence[SimulationResult], router: str, left_out: int) -> S
         **counts,
         throughput=counts["output_tokens"] / makespan if makespan else 0.0,
         requests_per_s=counts["finished"] / makespan if makespan else 0.0,
-        preemptions=Preemptions(
-            sum(each.preemptions.recompute for each in results), sum(each.preemptions.swap for each in results)
-        ),
+        preemptions=Preemptions(total("preemptions.recompute"), total("preemptions.swap")),
         max_preemptions=max(each.max_preemptions for each in results),
         memory=spread("memory"),
         memory_while_waiting=spread("memory_while_waiting"),

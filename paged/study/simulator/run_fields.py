@@ -3,49 +3,48 @@ value that changes nothing, and those that are harmless. Any other field is name
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
-READ = (
-    "model",
-    "dtype",
-    "kv_cache_dtype",
-    "quantization",
-    "tensor_parallel_size",
-    "data_parallel_size",
-    "enable_expert_parallel",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "max_model_len",
-    "num_gpu_blocks",
-    "num_gpu_blocks_override",
-    "block_size",
-    "enable_prefix_caching",
-    "gpu_memory_utilization",
-    "async_scheduling",
-)
-"""By which a run is set up here."""
+READ = {
+    "model": ("model",),
+    "dtype": ("dtype",),
+    "kv_dtype": ("kv_cache_dtype",),
+    "quantization": ("quantization",),
+    "tensor_parallel": ("tensor_parallel_size",),
+    "data_parallel": ("data_parallel_size",),
+    "max_tokens_per_step": ("max_num_batched_tokens",),
+    "max_sequences": ("max_num_seqs",),
+    "max_model_len": ("max_model_len",),
+    "num_blocks": ("num_gpu_blocks_override", "num_gpu_blocks"),
+    "block_size": ("block_size",),
+    "prefix_caching": ("enable_prefix_caching",),
+    "memory_share": ("gpu_memory_utilization",),
+    "runs_ahead": ("async_scheduling",),
+}
+"""By field of a `RunSetup`: the first that is set says it. Beside them `enable_expert_parallel`."""
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "decode_context_parallel_size": (1,),
     "prefill_context_parallel_size": (1,),
     "speculative_config": (),
     "speculative_model": (),
-    "num_speculative_tokens": (0,),
+    "num_speculative_tokens": (),
     "enable_lora": (),
     "lora_config": (),
-    "cpu_offload_gb": (0,),
+    "cpu_offload_gb": (),
     "kv_transfer_config": (),
-    "kv_offloading_size": (0,),
+    "kv_offloading_size": (),
     "enable_chunked_prefill": (True,),
     "policy": ("fcfs",),
     "scheduling_policy": ("fcfs",),
-    "long_prefill_token_threshold": (0,),
+    "long_prefill_token_threshold": (),
     "max_num_partial_prefills": (1,),
     "max_long_partial_prefills": (1,),
     "disable_hybrid_kv_cache_manager": (),
     "is_encoder_decoder": (),
 }
-"""Refused with any other value than these, and than none or false (of `enable_chunked_prefill` than none)."""
+"""Refused with any other value than these, and than none, 0 or false (of `enable_chunked_prefill` than none)."""
 HARMLESS = {
     "seed",
     "tokenizer",
@@ -93,22 +92,24 @@ HARMLESS = {
 """They change neither decisions nor a step's work."""
 
 
+def read(given: dict[str, Any]) -> dict[str, Any]:
+    """What is said of a `RunSetup`, by its fields."""
+    found = ((field, [given[name] for name in names if name in given]) for field, names in READ.items())
+    said = ((field, [value for value in values if value or value is False]) for field, values in found)
+    return {field: values[0] for field, values in said if values}
+
+
 def refused(given: dict[str, Any]) -> list[str]:
     """Fields that change what a run means and are not modelled, with their values."""
-    found = []
-    for name, allowed in WITHOUT_EFFECT.items():
-        value = given.get(name)
-        is_nothing = value is None or (value is False and name != "enable_chunked_prefill") or value in ("", {}, [])
-        if not is_nothing and value not in allowed:
-            found.append(f"{name} = {value!r}")
-    return found
+    set_ = {name: value for name, value in given.items() if value or (name, value) == ("enable_chunked_prefill", False)}
+    return [
+        f"{name} = {set_[name]!r}"
+        for name, allowed in WITHOUT_EFFECT.items()
+        if name in set_ and set_[name] not in allowed
+    ]
 
 
 def unknown(given: dict[str, Any]) -> list[str]:
-    """Fields that are set, and of which nobody here knows what they change, with their values."""
-    known = {*READ, *WITHOUT_EFFECT, *HARMLESS}
-    return [
-        f"{name} = {value!r}"
-        for name, value in given.items()
-        if name not in known and value not in (None, False, "", {}, [])
-    ]
+    """Fields that are set, and of which it is not known what they change, with their values."""
+    known = {*chain(*READ.values()), "enable_expert_parallel", *WITHOUT_EFFECT, *HARMLESS}
+    return [f"{name} = {value!r}" for name, value in given.items() if value and name not in known]

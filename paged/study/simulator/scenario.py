@@ -24,15 +24,13 @@ from paged.study.hardware import (
 from paged.study.hardware.device import link_of
 from paged.study.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
-from paged.study.simulator.ledger import UNBOUNDED
+from paged.study.simulator.ledger import UNBOUNDED, Timeline
 from paged.study.simulator.replicas import Replicas
 from paged.study.simulator.result import SimulationResult
 from paged.study.simulator.routers import Routing
-from paged.study.simulator.settling import settling_s
 from paged.study.simulator.simulation import Simulation
 from paged.study.simulator.step_time import StepTime
-from paged.study.simulator.timeline import Timeline
-from paged.study.simulator.trace_facts import TraceFacts
+from paged.study.simulator.trace_facts import TraceFacts, settling_s
 from paged.study.traces import Trace, is_synthetic, open_trace
 
 Budget = int | Literal["auto", "knee", "own"]
@@ -177,14 +175,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
                 )
             return profile
         if roofline is not None:
-            return _shipped_step(self) if self._ships else step_of(roofline, published=self.published)
+            # Names of the catalogue, and no files that may be others the next time.
+            is_shipped = not any(name is None or is_path(name) for name in (self.model, self.device))
+            return _shipped_step(self) if is_shipped else step_of(roofline, published=self.published)
         self.formula.check()
         return self.formula
-
-    @property
-    def _ships(self) -> bool:
-        """Whether model and device are names of the catalogue, and no files that may be others the next time."""
-        return not any(name is None or is_path(name) for name in (self.model, self.device))
 
     def timed_by(self) -> str:
         """What a step's seconds come from, in words. Raises what `cost_model` raises."""
@@ -384,9 +379,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             price_per_hour=self.price_per_hour,
         )
 
-    def replicated(self, *, check: bool = False) -> Replicas:
-        """Of all replicas, ready to run. Raises what its parts raise."""
-        self.routing.check()
+    def started(self, *, check: bool = False) -> Simulation | Replicas:
+        """Of one replica, or of all, ready to run. Raises what its parts raise."""
+        if self.routing.replicas == 1:
+            return self.simulation(check=check)
         return Replicas(
             self.load.build(),
             [self.scheduler() for _ in range(self.routing.replicas)],
@@ -396,10 +392,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             clients=self.load.clients,
             price_per_hour=self.price_per_hour,
         )
-
-    def started(self, *, check: bool = False) -> Simulation | Replicas:
-        """Of one replica, or of all. Raises what its parts raise."""
-        return self.simulation(check=check) if self.routing.replicas == 1 else self.replicated(check=check)
 
 
 def prompts_over_budget(scenario: Scenario, trace: Trace) -> int:
@@ -446,9 +438,9 @@ def outcome_of(scenario: Scenario, simulation: Simulation | Replicas) -> Outcome
         scenario,
         simulation.result(),
         timeline.columns(),
-        latencies.ttft_of_each(),
-        latencies.longest_gap_of_each(),
-        latencies.e2e_of_each(),
+        latencies.ttft,
+        latencies.longest_gap,
+        latencies.e2e,
         tuple(map(str, simulation.trace.applied)),
         facts_of(scenario, simulation.trace),
         prompts_over_budget(scenario, simulation.trace),

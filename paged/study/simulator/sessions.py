@@ -334,7 +334,7 @@ class SessionRun:
         """The figures so far, of the turns that got a first token; who waits for it counts for its time to first token as long as it has."""
         lines, size, num_ids = self._lines, self._size, int(self._lines.base[-1])
         figures, stats, run = self.scheduler.manager.stats(), self.scheduler.stats(), self._simulation.result()
-        ttft, has_first = self.ttft_of_each(), np.isfinite(self._simulation.latencies.first_of_each())
+        ttft, has_first = self.ttft_of_each(), np.isfinite(self._simulation.latencies.first)
         seen = [turn for turn in self._order if has_first[turn]]
         prompts = [(lines.session[lines.line_of[turn]], lines.blocks(turn)) for turn in seen]
         whole = max(1, sum(len(blocks) for _, blocks in prompts))
@@ -368,7 +368,7 @@ class SessionRun:
     def ttft_of_each(self) -> NDArray[np.float64]:
         """Time to first token of each turn in the order of sessions and lines, seconds, float64 [turns]; as long as it has waited where there was
         none so far, NaN where it has not come."""
-        ttft, arrived = self._simulation.latencies.ttft_of_each().copy(), self._simulation.latencies.arrived_of_each()
+        ttft, arrived = self._simulation.latencies.ttft.copy(), self._simulation.latencies.arrival
         waits = np.isnan(ttft) & ~np.isnan(arrived)
         ttft[waits] = np.maximum(0.0, self._simulation.now_s - arrived[waits])
         return ttft

@@ -118,10 +118,6 @@ class Simulation:
             return step
         return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.num_skipped - before)
 
-    def skip_ahead(self) -> float:
-        """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Return their seconds."""
-        return self._fast_forward() if self._may_skip else 0.0
-
     def run_step(self) -> Step | None:
         """Run the next step alone; None where no request can run. Raises SimulationStuck."""
         batch = self.scheduler.schedule(self.now_s)
@@ -138,7 +134,11 @@ class Simulation:
         self.arrivals.answered(len(outputs.others), self.now_s)
         self._num_empty += 1
         if self._num_empty == 2 and self.scheduler.has_unfinished:
-            raise SimulationStuck(self._why_stuck())
+            waiting = self.scheduler.waiting_ids()
+            first = f" {self.scheduler.explain(waiting[0])}" if waiting else ""
+            raise SimulationStuck(
+                f"step {self.num_steps}: {self.scheduler.counts()}, and nothing was scheduled twice.{first}"
+            )
 
     @property
     def seen_s(self) -> float:
@@ -175,11 +175,10 @@ class Simulation:
             tenant=str(trace.tenant[number]) or None,
         )
 
-    def _fast_forward(self) -> float:
-        """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Returns their seconds."""
-        scheduler = self.scheduler
-        asked = self._ask_for
-        allowed = steady_steps(scheduler, asked)
+    def skip_ahead(self) -> float:
+        """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Return their seconds."""
+        scheduler, asked = self.scheduler, self._ask_for
+        allowed = steady_steps(scheduler, asked) if self._may_skip else 0
         if allowed < 2:
             return 0.0
         first = steady_batch(scheduler)
@@ -190,12 +189,10 @@ class Simulation:
             allowed = min(allowed, int((self.trace.output_tokens[requests] - written).min()) - 1)
             if allowed < 2:
                 return 0.0
-        clock, seconds = np.empty(allowed + 1), np.empty(allowed)
         work = steady_work(first, allowed, self.cost_model.tiling, self.cost_model.spans)
-        seconds[:] = self.cost_model.seconds(work)
+        seconds = np.broadcast_to(self.cost_model.seconds(work), allowed)
         # Sums in the order in which the steps come: the same clock to the last bit.
-        clock[0], clock[1:] = self.now_s, seconds
-        np.add.accumulate(clock, out=clock)
+        clock = np.add.accumulate(np.concatenate([[self.now_s], seconds]))
         until_seen = int(np.searchsorted(clock[:-1], self.arrivals.next_s(), "left")) + self._runs_ahead
         count = min(allowed, until_seen)
         if count < 2:
@@ -227,14 +224,7 @@ class Simulation:
         self.now_s += seconds
         outputs = scheduler.update(batch, tokens, now=self.now_s)
         self._check(ends_step=True)
-        self._ledger.step(
-            memory,
-            sampled,
-            end_s=self.now_s,
-            seconds=seconds,
-            rows=len(batch.rows),
-            work=work,
-        )
+        self._ledger.step(memory, sampled, end_s=self.now_s, seconds=seconds, rows=len(batch.rows), work=work)
         ended = [int(id) for id in outputs.ids[outputs.finish > 0]] if outputs.usage else []
         if ended:
             self.latencies.finished(np.array(ended), self.now_s)
@@ -271,11 +261,6 @@ class Simulation:
     def _check(self, *, ends_step: bool) -> None:
         if self.check:
             self._ledger.checked(self.scheduler.check(), ends_step=ends_step)
-
-    def _why_stuck(self) -> str:
-        waiting = self.scheduler.waiting_ids()
-        first = f" {self.scheduler.explain(waiting[0])}" if waiting else ""
-        return f"step {self.num_steps}: {self.scheduler.counts()}, and nothing was scheduled twice.{first}"
 
     def result(self) -> SimulationResult:
         """The figures so far; after the last step, those of the whole simulation."""

@@ -1,17 +1,17 @@
-"""What a service promises of its latencies, and what of it a simulation breaks."""
+"""What a service promises of its latencies, and what became of the promises at a value of a search."""
 
 from typing import Literal
 
 import msgspec
 
 from paged.errors import InvalidConfig
-from paged.study.simulator.result import Percentiles
-from paged.study.simulator.simulation import Simulation
-from paged.study.traces import Trace
 from paged.study.traces.limits import positive
 
 Promise = Literal["ttft_s", "gap_s", "itl_s", "rejected", "cut_off"]
 """A target by name; or what is promised always: that no request is rejected, and no output cut off, because the pool is too small for it."""
+
+
+_TARGETS: tuple[Promise, ...] = ("ttft_s", "gap_s", "itl_s")
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,12 +34,7 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
 
     def given(self) -> list[tuple[Promise, float]]:
         """Names and seconds of the targets that there are."""
-        targets: tuple[tuple[Promise, float | None], ...] = (
-            ("ttft_s", self.ttft_s),
-            ("gap_s", self.gap_s),
-            ("itl_s", self.itl_s),
-        )
-        return [(name, seconds) for name, seconds in targets if seconds is not None]
+        return [(name, seconds) for name in _TARGETS if (seconds := getattr(self, name)) is not None]
 
 
 class Miss(msgspec.Struct, frozen=True):
@@ -54,42 +49,34 @@ class Miss(msgspec.Struct, frozen=True):
     found: float | None
 
 
-class Watch:
-    """Whether a simulation that is under way has broken a promise already, whatever is still to come.
+class P99s(msgspec.Struct, frozen=True):
+    """99th percentiles over all replicas, of the seed in which each is highest, in seconds; None where there is no value."""
 
-    A 99th percentile (nearest rank) of n values is above a limit exactly when more than ⌊n ÷ 100⌋ of them are. No value that came is taken
-    back, and n is at most what the whole trace gives. So once more than a hundredth of that is above the limit, the target is missed; and a
-    run that is never given up is judged at its end. Both verdicts are the same.
+    ttft_s: float | None
+    gap_s: float | None
+    itl_s: float | None
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """A value that was tried.
+
+    misses       the promises that were broken; none: it met
+    p99          None where a simulation was given up
+    ttft_by_quarter_s
+                 median time to first token of each quarter of the requests by arrival, of the seed in which the last one waits longest:
+                 what a queue that only grows looks like. Empty where a simulation was given up
+    simulations  how many were run: seeds × replicas, fewer where one of them decided
     """
 
-    def __init__(self, targets: Targets, trace: Trace) -> None:
-        """`trace`: all requests that are judged together; the simulation may run a part of them."""
-        outputs = trace.output_tokens
-        self._targets = targets
-        self._spared: dict[Promise, int] = {
-            "ttft_s": Percentiles.spared(len(trace)),
-            "gap_s": Percentiles.spared(int((outputs > 1).sum())),
-            "itl_s": Percentiles.spared(int((outputs - 1).sum())),
-        }
-        self._num_notes = self._num_gaps_over = 0
+    value: float
+    misses: tuple[Miss, ...]
+    p99: P99s | None
+    ttft_by_quarter_s: tuple[float | None, ...]
+    simulations: int
+    steps: int
+    wall_s: float
 
-    def broken(self, simulation: Simulation) -> Promise | None:
-        """The first promise that cannot be kept any more. To be asked about one simulation only, as often as one likes."""
-        if simulation.scheduler.counts()["rejected"]:
-            return "rejected"
-        for name, limit in self._targets.given():
-            if self._num_over(name, limit, simulation) > self._spared[name]:
-                return name
-        return None
-
-    def _num_over(self, name: Promise, limit: float, simulation: Simulation) -> int:
-        latencies = simulation.latencies
-        # Who has no value yet has NaN, which is not above anything.
-        if name == "ttft_s":
-            return int((latencies.ttft_of_each() > limit).sum())
-        if name == "gap_s":
-            return int((latencies.longest_gap_of_each() > limit).sum())
-        gaps, counts = latencies.gaps(self._num_notes)
-        self._num_notes = latencies.num_notes
-        self._num_gaps_over += int(counts[gaps > limit].sum())
-        return self._num_gaps_over
+    @property
+    def met(self) -> bool:
+        """Whether every promise was kept, with every seed."""
+        return not self.misses

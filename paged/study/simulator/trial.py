@@ -1,15 +1,17 @@
-"""One simulation of a search: run until it ends, or until it cannot meet its targets any more."""
+"""Simulations of a search: each runs until it ends, or until it cannot meet its targets any more; and what a value's come to together."""
 
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.study.simulator.result import Percentiles
 from paged.study.simulator.scenario import Load, Scenario
 from paged.study.simulator.simulation import Simulation
-from paged.study.simulator.targets import Promise, Targets, Watch
+from paged.study.simulator.targets import Miss, P99s, Probe, Promise, Targets
 from paged.study.traces import Trace
 
 LOOK_EVERY = 256
@@ -61,7 +63,21 @@ def tried(trial: Trial) -> Tally:
             broken = watch.broken(simulation)
             if broken is not None:
                 break
-    return _tally(simulation, broken, started)
+    latencies = simulation.latencies
+    ttft_s, (gaps, counts) = latencies.ttft, latencies.gaps()
+    distinct, places = np.unique(gaps, return_inverse=True)
+    served = simulation.trace.output_tokens[~np.isnan(ttft_s)]
+    return Tally(
+        broken=broken,
+        num_rejected=simulation.scheduler.counts()["rejected"],
+        num_cut_off=0 if broken else int(served.sum()) - simulation.num_output_tokens,
+        ttft_s=ttft_s,
+        longest_gap_s=latencies.longest_gap,
+        gaps_s=distinct,
+        gap_counts=np.bincount(places, counts, len(distinct)).astype(np.int64),
+        steps=simulation.num_steps,
+        wall_s=time.perf_counter() - started,
+    )
 
 
 # The probes of one search over memory or devices share a load, and each of many replicas would read the file again.
@@ -71,19 +87,109 @@ def trace_of(load: Load) -> Trace:
     return load.build()
 
 
-def _tally(simulation: Simulation, broken: Promise | None, started: float) -> Tally:
-    latencies = simulation.latencies
-    ttft_s = latencies.ttft_of_each()
-    gaps, places = np.unique(latencies.gaps()[0], return_inverse=True)
-    served = simulation.trace.output_tokens[~np.isnan(ttft_s)]
-    return Tally(
-        broken=broken,
-        num_rejected=simulation.scheduler.counts()["rejected"],
-        num_cut_off=0 if broken else int(served.sum()) - simulation.num_output_tokens,
-        ttft_s=ttft_s,
-        longest_gap_s=latencies.longest_gap_of_each(),
-        gaps_s=gaps,
-        gap_counts=np.bincount(places, latencies.gaps()[1], len(gaps)).astype(np.int64),
-        steps=simulation.num_steps,
-        wall_s=time.perf_counter() - started,
+class Watch:
+    """Whether a simulation that is under way has broken a promise already, whatever is still to come.
+
+    A 99th percentile (nearest rank) of n values is above a limit exactly when more than ⌊n ÷ 100⌋ of them are. No value that came is taken
+    back, and n is at most what the whole trace gives. So once more than a hundredth of that is above the limit, the target is missed; and a
+    run that is never given up is judged at its end. Both verdicts are the same.
+    """
+
+    def __init__(self, targets: Targets, trace: Trace) -> None:
+        """`trace`: all requests that are judged together; the simulation may run a part of them."""
+        outputs = trace.output_tokens
+        self._targets = targets
+        self._spared: dict[Promise, int] = {
+            "ttft_s": Percentiles.spared(len(trace)),
+            "gap_s": Percentiles.spared(int((outputs > 1).sum())),
+            "itl_s": Percentiles.spared(int((outputs - 1).sum())),
+        }
+        self._num_notes = self._num_gaps_over = 0
+
+    def broken(self, simulation: Simulation) -> Promise | None:
+        """The first promise that cannot be kept any more. To be asked about one simulation only, as often as one likes."""
+        if simulation.scheduler.counts()["rejected"]:
+            return "rejected"
+        for name, limit in self._targets.given():
+            if self._num_over(name, limit, simulation) > self._spared[name]:
+                return name
+        return None
+
+    def _num_over(self, name: Promise, limit: float, simulation: Simulation) -> int:
+        latencies = simulation.latencies
+        if name != "itl_s":
+            # Who has no value yet has NaN, which is not above anything.
+            return int(((latencies.ttft if name == "ttft_s" else latencies.longest_gap) > limit).sum())
+        gaps, counts = latencies.gaps(self._num_notes)
+        self._num_notes = latencies.num_notes
+        self._num_gaps_over += int(counts[gaps > limit].sum())
+        return self._num_gaps_over
+
+
+class Round(msgspec.Struct, frozen=True):
+    """What is to be run for a value: a trial for each replica, seed after seed."""
+
+    value: float
+    replicas: int
+    targets: Targets
+    trials: tuple[Trial, ...]
+
+    def misses(self, tallies: Sequence[Tally]) -> tuple[Miss, ...] | None:
+        """What the first tallies, in order of the trials, say: promises broken; none of all; None while that is open.
+
+        To be asked after each tally. The first seed that breaks one decides, whichever ran beside it.
+        """
+        last = tallies[-1]
+        if last.broken is not None:
+            limit = dict(self.targets.given()).get(last.broken, 0)
+            return (Miss(last.broken, limit, None),)
+        if len(tallies) % self.replicas == 0:
+            found = _misses(tallies[-self.replicas :], self.targets)
+            if found:
+                return found
+        return () if len(tallies) == len(self.trials) else None
+
+    def probe(self, tallies: Sequence[Tally]) -> Probe:
+        """What these tallies, which decided, come to."""
+        misses = self.misses(tallies)
+        assert misses is not None
+        is_whole = tallies[-1].broken is None
+        seeds = [tallies[i : i + self.replicas] for i in range(0, len(tallies), self.replicas)] if is_whole else []
+        return Probe(
+            value=self.value,
+            misses=misses,
+            p99=_highest(list(map(_p99s, seeds))) if is_whole else None,
+            ttft_by_quarter_s=max(map(_ttft_by_quarter, seeds), key=lambda quarters: quarters[-1] or 0.0, default=()),
+            simulations=len(tallies),
+            steps=sum(tally.steps for tally in tallies),
+            wall_s=sum(tally.wall_s for tally in tallies),
+        )
+
+
+def _misses(tallies: Sequence[Tally], targets: Targets) -> tuple[Miss, ...]:
+    """Of the replicas of one seed, which went to their end."""
+    p99 = _p99s(tallies)
+    late = [(name, limit, getattr(p99, name)) for name, limit in targets.given()]
+    found = [Miss(name, limit, seconds) for name, limit, seconds in late if seconds is not None and seconds > limit]
+    promises: tuple[Promise, ...] = ("rejected", "cut_off")
+    counts = ((name, sum(getattr(tally, f"num_{name}") for tally in tallies)) for name in promises)
+    return (*found, *(Miss(name, 0, count) for name, count in counts if count))
+
+
+def _p99s(tallies: Sequence[Tally]) -> P99s:
+    ttft, longest_gap, gaps, counts = (
+        np.concatenate([getattr(tally, name) for tally in tallies])
+        for name in ("ttft_s", "longest_gap_s", "gaps_s", "gap_counts")
     )
+    return P99s(Percentiles.of(ttft).p99, Percentiles.of(longest_gap).p99, Percentiles.of(gaps, counts).p99)
+
+
+def _highest(found: Sequence[P99s]) -> P99s:
+    of_each = zip(*map(msgspec.structs.astuple, found))
+    return P99s(*(max((seconds for seconds in each if seconds is not None), default=None) for each in of_each))
+
+
+def _ttft_by_quarter(tallies: Sequence[Tally]) -> tuple[float | None, ...]:
+    """Of the replicas of one seed: dealt in turn, each has a quarter of its requests in each quarter of the trace."""
+    quarters = zip(*(np.array_split(tally.ttft_s, 4) for tally in tallies))
+    return tuple(Percentiles.of(np.concatenate(parts)).p50 for parts in quarters)

@@ -9,7 +9,6 @@ Percentiles are interpolated, as those who recorded runs report them. Errors are
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -23,7 +22,7 @@ from paged.study.hardware.device import link_of
 from paged.study.hardware.measured import step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator.engine_description import EngineDescription, engine_named, engine_names
-from paged.study.simulator.recorded_run import RecordedRun, Series
+from paged.study.simulator.recorded_run import RecordedRun, RunSetup, Series
 from paged.study.simulator.replicas import Replicas
 from paged.study.simulator.routers import Routing
 from paged.study.simulator.simulation import Simulation
@@ -110,10 +109,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel: int = 1
 
 
-def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = None) -> Prepared:
-    """What a run says, what was asked, and what is assumed for the rest; `engine` instead of one that is known by a name. Raises InvalidConfig where nobody says model or device, and what
-    names raise."""
-    setup, assumed = run.setup, list[str]()
+def prepared(
+    setup: RunSetup, asked: Asked, *, name: str | None = None, engine: EngineDescription | None = None
+) -> Prepared:
+    """What a run says (`name`: of its device, perhaps), what was asked, and what is assumed for the rest; `engine` instead of one that is known
+    by a name. Raises InvalidConfig where neither says model or device, and what names raise."""
+    assumed = list[str]()
     engine = engine or engine_named(asked.engine or _engine_of(setup.engine_version, assumed))
     if setup.refused:
         raise InvalidConfig(
@@ -122,7 +123,7 @@ def prepared(run: RecordedRun, asked: Asked, engine: EngineDescription | None = 
     if setup.runs_ahead is not None:
         engine = msgspec.structs.replace(engine, runs_ahead=setup.runs_ahead)
     model = asked.model or setup.model
-    device = asked.device or _device_of(setup.device_name, run.name, assumed)
+    device = asked.device or _device_of(setup.device_name, name, assumed)
     if model is None or device is None:
         what = "model" if model is None else "device"
         raise InvalidConfig(f"the run does not say its {what}; --{what} does")
@@ -229,20 +230,20 @@ def _of_ranks(roofline: Roofline) -> list[str]:
 
 def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDescription | None = None) -> Validation:
     """The run simulated from its arrivals and lengths alone. Raises what `prepared` raises."""
-    setup = prepared(run, asked or Asked(), engine)
+    setup = prepared(run.setup, asked or Asked(), name=run.name, engine=engine)
     trace = Trace.from_lengths(run.arrival, run.prompt_tokens, run.output_tokens, name=run.name)
     simulation = simulation_of(trace, setup, clients=run.clients)
     for _ in simulation.steps():
         pass
     latencies = simulation.latencies
-    first, last = latencies.first_of_each(), latencies.last_of_each()
+    first, last = latencies.first, latencies.last
     served = ~np.isnan(first)
     if not served.any():
         raise InvalidConfig(
             f"none of the run's {len(served):,} requests fits into {setup.blocks:,} blocks of {setup.block_size}"
         )
     if run.clients is not None:
-        queued = first - latencies.ttft_of_each()
+        queued = first - latencies.ttft
     else:
         # Who was recorded without it counts from the arrival.
         queued = run.arrival if (run.queued == run.arrival).all() else taken_in(run.arrival, simulation)
@@ -369,23 +370,16 @@ def _numbers(name: str) -> tuple[int, ...]:
     return tuple(map(int, name.removeprefix("vllm-").split(".")))
 
 
-def _device_of(device_name: str | None, run_name: str, assumed: list[str]) -> str | None:
-    """A known device whose name is in what a driver calls it, or in the run's name."""
-    for said, source in ((device_name, "its driver's name"), (run_name, "the run's name")):
-        found = [name for name in _by_length(device_names()) if name.replace("-", "") in _squeezed(said)]
-        if found:
-            if source == "the run's name":
-                assumed.append(f"the run does not say its device: {found[0]}, by the run's name")
-            return found[0]
+def _device_of(device_name: str | None, run_name: str | None, assumed: list[str]) -> str | None:
+    """A known device whose name, the longest first, is in what a driver calls it, or in the run's name."""
+    for said, is_own in ((device_name, True), (run_name, False)):
+        squeezed = re.sub(r"[^a-z0-9]", "", (said or "").lower())
+        for name in sorted(device_names(), key=len, reverse=True):
+            if name.replace("-", "") in squeezed:
+                if not is_own:
+                    assumed.append(f"the run does not say its device: {name}, by the run's name")
+                return name
     return None
-
-
-def _by_length(names: list[str]) -> Iterator[str]:
-    return iter(sorted(names, key=len, reverse=True))
-
-
-def _squeezed(name: str | None) -> str:
-    return re.sub(r"[^a-z0-9]", "", (name or "").lower())
 
 
 def _check_quantization(found: str | None, shape: ModelShape, asked: Asked) -> None:
