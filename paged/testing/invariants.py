@@ -52,11 +52,14 @@ def memory_violations(
     may_hold: bool = False,
     groups: Groups = (),
     held: Sequence[int] = (),
+    tables: Tables | None = None,
     contents: Set[tuple[bytes, ...]] | None = None,
 ) -> list[str]:
     """Invariants 1, 2, 3, 5 and 6 of a manager, with layers of several kinds 17, too. `may_hold`: loads and copies may have references beyond
-    the tables. `held`: blocks that have one for each time they are listed. `contents`: of the device, where they are known already."""
-    tables = {row: manager.table(row) for row in manager.rows.live.tolist()}
+    the tables. `held`: blocks that have one for each time they are listed. `tables`, of each live row, and `contents`, of the device: where they are
+    known already."""
+    if tables is None:
+        tables = {row: manager.table(row) for row in manager.rows.live.tolist()}
     found = tiers_add_up(manager) + table_lengths(manager, tables)
     if groups:
         return found + fronts(manager, groups) + page_references(manager, groups, may_hold=may_hold)
