@@ -168,10 +168,10 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
     num_nodes = Counter[Pool]()
     for place, pool in enumerate(index.pools):
         yield from _residence([run for run in all_runs if len(run.blocks[place])], place, pool, index.retentions)
-        num_nodes[pool] += np.count_nonzero(np.concatenate([NO_BLOCKS, *(run.blocks[place] for run in all_runs)]) >= 0)
+        blocks = np.concatenate([NO_BLOCKS, *(run.blocks[place] for run in all_runs)])
+        num_nodes[pool] += len(blocks[blocks >= 0])
     for pool, num in num_nodes.items():
-        carrying = np.count_nonzero(pool.has_content(slice(None)))
-        if carrying != num:
+        if (carrying := np.count_nonzero(pool.has_content(slice(None)))) != num:
             yield f"4: {carrying} {pool.tier} blocks carry a node; {num} nodes say that they reside there."
 
 
