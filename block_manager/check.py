@@ -24,7 +24,8 @@ def violations_of(
     """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `beside`: (table, block)
     of each reference on the device that no row has."""
     tables, layout = growth.tables, growth.layout
-    found = [each for pool in dict.fromkeys((*tiers.pools, *index.pools)) for each in _free_lists(pool)]
+    pools = dict.fromkeys((*tiers.pools, *index.pools))
+    found = [each for pool in pools for each in _free_lists(pool, HOST if pool is index.pools[HOST] else DEVICE)]
     found += [*_tables(tables, tiers, layout), *_shares(tables, flights)]
     found += _references(tables, tiers, layout, beside)
     if growth.num_promised:
@@ -32,27 +33,31 @@ def violations_of(
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
-def _free_lists(pool: Pool) -> Iterator[str]:
-    plain, by_level = pool.free_blocks(), {level: queue.blocks() for level, queue in pool.queues.items()}
-    cached = np.concatenate(list(by_level.values()))
+def _free_lists(pool: Pool, place: int) -> Iterator[str]:
+    plain, refs, has_content = pool.free_blocks(), pool.refs(), pool.has_content(slice(None))
+    parts = [(level, *part) for level, queue in pool.queues.items() for part in queue.live() if len(part[0])]
+    cached = np.concatenate([NO_BLOCKS, *(blocks for _, blocks, _ in parts)])
     listed = np.concatenate([plain, cached])
     if len(set(listed.tolist())) != len(listed):
         yield f"1: a {pool.tier} block is in the free list twice."
-    for level, blocks in by_level.items():
+    for level, blocks, nodes in parts:
         if len(wrong := blocks[pool.level[blocks] != level]):
             yield f"3: cached {pool.tier} blocks {wrong.tolist()} stand at level {level}."
-    num_cached = len(pool.all_pages_of(cached))
-    if num_cached != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues.values()):
+        # Only those of the full group are queued as nodes: of a run, the first, and the one after the last.
+        if nodes and blocks.tolist() != (of_nodes := nodes[0].blocks[place][slice(*nodes[1:])][::-1].tolist()):
+            yield f"4: {pool.tier} blocks {blocks.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
+    its_pages = pool.all_pages_of(cached)
+    if len(its_pages) != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues.values()):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
-    used = (pool.refs() > 0).nonzero()[0]
-    pages = np.concatenate([plain, pool.all_pages_of(cached), pool.all_pages_of(used)])
-    if len(pages) != pool.num_blocks or len(np.unique(pages)) != len(pages):
+    used = refs.nonzero()[0]
+    pages = np.concatenate([plain, its_pages, pool.all_pages_of(used)])
+    if len(pages) != pool.num_blocks or len(set(pages.tolist())) != len(pages):
         yield f"1: {len(plain)} free + {len(cached)} cached + {len(used)} used {pool.tier} blocks are not {pool.num_blocks}."
-    if len(wrong := listed[pool.refs()[listed] != 0]):
+    if len(wrong := listed[refs[listed] != 0]):
         yield f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used."
-    if pool.has_content(plain).any():
+    if has_content[plain].any():
         yield f"3: a free {pool.tier} block has content."
-    if not pool.has_content(cached).all():
+    if not has_content[cached].all():
         yield f"3: a cached {pool.tier} block has no content."
 
 
@@ -97,8 +102,8 @@ def _tables(tables: Tables, tiers: Tiers, layout: Layout) -> Iterator[str]:
         least = -(-end // size)
         if not least <= have <= max(least, int(tables.reserved[row])):
             yield f"6: row {row} has {have} blocks for {end} tokens of {size} a block, {tables.reserved[row]} reserved."
-        if num_blocks and tables.slot_base[row] != tables.slot_base_of(row):
-            yield f"6: the slots of row {row}'s last block begin at {tables.slot_base_of(row)}, not {tables.slot_base[row]}."
+        if num_blocks and tables.slot_base[row] != (base := tables.slot_base_of(row)):
+            yield f"6: the slots of row {row}'s last block begin at {base}, not {tables.slot_base[row]}."
         if tables.last_token[row] != tables.tokens[row, tables.num_tokens[row] - 1]:
             yield f"6: the last token of row {row} is not {tables.last_token[row]}."
         if not tables.num_computed[row] <= min(end, tables.num_tokens[row]):
@@ -162,11 +167,11 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             yield from _closed_run(run)
     num_nodes = Counter[Pool]()
     for place, pool in enumerate(index.pools):
-        yield from _residence(all_runs, place, pool, index.retentions)
-        num_nodes[pool] += sum([int(np.count_nonzero(run.blocks_in(place, 0, run.end) >= 0)) for run in all_runs])
+        yield from _residence([run for run in all_runs if len(run.blocks[place])], place, pool, index.retentions)
+        blocks = np.concatenate([NO_BLOCKS, *(run.blocks[place] for run in all_runs)])
+        num_nodes[pool] += len(blocks[blocks >= 0])
     for pool, num in num_nodes.items():
-        carrying = np.count_nonzero(pool.has_content(slice(None)))
-        if carrying != num:
+        if (carrying := np.count_nonzero(pool.has_content(slice(None)))) != num:
             yield f"4: {carrying} {pool.tier} blocks carry a node; {num} nodes say that they reside there."
 
 
@@ -174,7 +179,7 @@ def _residence(runs: list[Run], place: int, pool: Pool, retentions: Retentions) 
     holder: dict[int, Run] = {}
     for run in runs:
         blocks = run.blocks[place]
-        if len(blocks) and blocks[-1] < 0:
+        if blocks[-1] < 0:
             yield f"4: the last {pool.tier} block of run {run.id} is none."
         offsets = (blocks >= 0).nonzero()[0]
         for offset, block in zip(offsets.tolist(), blocks[offsets].tolist(), strict=True):
@@ -187,12 +192,6 @@ def _residence(runs: list[Run], place: int, pool: Pool, retentions: Retentions) 
             kept, wanted = pool.level[blocks[offsets]].tolist(), retentions.levels_of(place, run, offsets).tolist()
             if kept != wanted:
                 yield f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept}, not {wanted}."
-    spans = [(blocks, nodes) for queue in pool.queues.values() for blocks, nodes in queue.live() if nodes is not None]
-    # Only those of the full group are queued as nodes.
-    for listed, (run, first, stop) in spans if place < NUM_PLACES else ():
-        of_nodes = run.blocks[place][first:stop][::-1].tolist()
-        if listed.tolist() != of_nodes:
-            yield f"4: {pool.tier} blocks {listed.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
 
 
 def _closed_run(run: Run) -> Iterator[str]:
@@ -205,9 +204,10 @@ def _closed_run(run: Run) -> Iterator[str]:
         (blocks < 0).any() or (parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0)
     ):
         yield f"5: a node of run {run.id} is on the device and its parent node is not."
-    lacks = np.maximum(*(run.blocks_in(place, 0, run.end) for place in (DEVICE, HOST))) < 0
-    if any((lacks[: len(its)] & (its >= 0)).any() for its in run.blocks[NUM_PLACES:]):
-        yield f"5: run {run.id} has windows or states of nodes that the full group has on no tier."
+    for its in run.blocks[NUM_PLACES:]:
+        lacks = np.maximum(*(run.blocks_in(place, 0, len(its)) for place in (DEVICE, HOST))) < 0
+        if (lacks & (its >= 0)).any():
+            yield f"5: run {run.id} has windows or states of nodes that the full group has on no tier."
 
 
 def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:

@@ -78,7 +78,7 @@ def _rows(state: State) -> list[str]:
         found.append("9: the array of running rows differs from the running requests.")
     # A block that several of them share counts once.
     bounded = [row for request in books.bounded for row in request.live_rows]
-    worst = manager.pages_of_rows(bounded) + books.owed_to_bounded()
+    worst = manager.pages_of_rows(bounded) + books.owed_to_bounded() if bounded else 0
     # While batches are out, a row holds more of a window than it is counted to, or is owed a block beside a whole one.
     late, tables = 0, manager.tables
     for side in manager.layout.bounded:

@@ -313,7 +313,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
             rig.events["hit"] += is_hit
             rig.events["hit within a block"] += is_hit and start % world.block_size > 0
         return found
-    if not world.prefix_caching:
+    if not world.prefix_caching or not flight.keys:
         return found
     there = before.contents & contents(rig)
     for earlier in rig.flights:

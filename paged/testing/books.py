@@ -47,7 +47,7 @@ class ExpectedRequest:
     @property
     def is_live(self) -> bool:
         """Whether some sequence may still receive a token."""
-        return not self.is_aborted and any(s.reason is None for s in self.sequences)
+        return not self.is_aborted and None in [s.reason for s in self.sequences]
 
     @property
     def is_idle(self) -> bool:

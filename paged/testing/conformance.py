@@ -180,7 +180,7 @@ def _are_outputs(answer: Any, subject: Any = None) -> bool:
 
 
 def _is_counts(answer: Any, subject: Any = None) -> bool:
-    return set(answer) >= set(_STATES) and all(_is_count(number) for number in answer.values())
+    return answer.keys() >= {*_STATES} and all(_is_count(number) for number in answer.values())
 
 
 def _is_nothing(answer: Any, subject: Any = None) -> bool:

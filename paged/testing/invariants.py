@@ -7,13 +7,16 @@ observer stands: in `manager_rig`, `batch_oracles` and `life_oracles`; `INVARIAN
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.testing.naive_layers import Groups, front
+
+Tables = Mapping[int, NDArray[np.integer]]
+"""The device blocks of each live row."""
 
 INVARIANTS: dict[int, tuple[str, str]] = {
     1: ("free + used + cached = all blocks, in each tier", "invariants.tiers_add_up"),
@@ -49,20 +52,19 @@ def memory_violations(
     may_hold: bool = False,
     groups: Groups = (),
     held: Sequence[int] = (),
+    tables: Tables | None = None,
     contents: Set[tuple[bytes, ...]] | None = None,
 ) -> list[str]:
     """Invariants 1, 2, 3, 5 and 6 of a manager, with layers of several kinds 17, too. `may_hold`: loads and copies may have references beyond
-    the tables. `held`: blocks that have one for each time they are listed. `contents`: of the device, where they are known already."""
+    the tables. `held`: blocks that have one for each time they are listed. `tables`, of each live row, and `contents`, of the device: where they are
+    known already."""
+    if tables is None:
+        tables = {row: manager.table(row) for row in manager.rows.live.tolist()}
+    found = tiers_add_up(manager) + table_lengths(manager, tables)
     if groups:
-        found = tiers_add_up(manager) + fronts(manager, groups)
-        found += page_references(manager, groups, may_hold=may_hold)
-        return found + table_lengths(manager)
-    found = tiers_add_up(manager) + references(manager, may_hold=may_hold, held=held) + used_means_referenced(manager)
-    return (
-        found
-        + table_lengths(manager)
-        + parents_of_contents(manager.cached_contents() if contents is None else contents)
-    )
+        return found + fronts(manager, groups) + page_references(manager, groups, may_hold=may_hold)
+    found += references(manager, tables, may_hold=may_hold, held=held) + used_means_referenced(manager)
+    return found + parents_of_contents(manager.cached_contents() if contents is None else contents)
 
 
 def tiers_add_up(manager: Any) -> list[str]:
@@ -77,12 +79,11 @@ def tiers_add_up(manager: Any) -> list[str]:
     return found
 
 
-def references(manager: Any, *, may_hold: bool = False, held: Sequence[int] = ()) -> list[str]:
+def references(manager: Any, tables: Tables, *, may_hold: bool = False, held: Sequence[int] = ()) -> list[str]:
     """2, on the device: each block is referenced as often as tables name it, and not more often unless loads or copies `may_hold` it."""
     named = np.zeros(manager.num_blocks, np.int64)
     found = []
-    for row in manager.rows.live.tolist():
-        table = manager.table(row)
+    for row, table in tables.items():
         if len(set(table.tolist())) < len(table):
             found.append(f"6: row {row} names a block twice: {table.tolist()}")
         np.add.at(named, table, 1)
@@ -164,7 +165,7 @@ def fronts(manager: Any, groups: Groups) -> list[str]:
     return found
 
 
-def table_lengths(manager: Any) -> list[str]:
+def table_lengths(manager: Any, tables: Tables) -> list[str]:
     """6: a table covers all that is computed or in flight, unless the rest of the row lies on the host; what is computed is known."""
     found = []
     size, tokens, computed, scheduled = (
@@ -173,10 +174,10 @@ def table_lengths(manager: Any) -> list[str]:
         manager.rows.num_computed,
         manager.rows.num_scheduled,
     )
-    for row in manager.rows.live.tolist():
+    for row, table in tables.items():
         end = int(computed[row] + scheduled[row])
         needed = -(-end // size)
-        held = len(manager.table(row)) + manager.rows.num_on_host(row)
+        held = len(table) + manager.rows.num_on_host(row)
         if held < needed:
             found.append(f"6: row {row} has {held} blocks for {needed} blocks of tokens")
         if computed[row] > tokens[row] or scheduled[row] < 0:

@@ -74,12 +74,13 @@ class NaiveHints:
             self.sessions.setdefault(request.session_id, ExpectedSession()).live.add(request.id)
 
     def look(self) -> list[str]:
-        """Note which requests have ended, and return what is wrong with what is pinned and with each session."""
+        """Note which requests have ended, by the states that the rig has just looked at, and return what is wrong with what is pinned and
+        with each session."""
         rig, found = self._rig, list[str]()
-        alive = {id for id, book in rig.books.items() if rig.scheduler.status(id) in ALIVE}
+        alive = {id for id in rig.books if rig.statuses[id] in ALIVE}
         for session in self.sessions.values():
             for id in session.live - alive:
-                if id in rig.books and rig.scheduler.status(id) == "finished":
+                if id in rig.books and rig.statuses[id] == "finished":
                     book = rig.books[id]
                     session.left += [Turn(book.namespace, each.tokens) for each in book.sequences]
             session.live &= alive

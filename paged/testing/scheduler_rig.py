@@ -74,14 +74,14 @@ class SchedulerRig:
         self.passed: Counter[str] = Counter()
         # What was guessed to come next of each sequence, for the batch that was scheduled last.
         self.proposed: dict[Key, list[int]] = {}
-        self.num_added = 0
+        self.num_added = self.num_looks = 0
         self.hints = NaiveHints(self)
         # Groups of moves that are still to run, one a batch: of cancelled batches (None), or copies for forks, by what is written.
         self.carried: list[dict[int, int] | None] = []
         # The latest batch that was cancelled after its moves had run.
         self.last_moved = 0
         self.has_failed = False
-        # Within `step`, which begins and ends a batch.
+        # Within `step`, which waits for others and begins a batch before it ends one.
         self._is_between = False
         self.now = 0.0
         self.calls: list[Call] = []
@@ -195,7 +195,8 @@ class SchedulerRig:
             self.was_saved.discard(request.id)
             self.num_added += 1
             self.hints.begin(request)
-        self._check()
+        # It takes no memory; the next call looks at that.
+        self._check(is_part=True)
 
     def schedule(self) -> Any:
         """One step's decision, held against every rule that a batch obeys. An empty batch is not outstanding. None where so many batches
@@ -667,11 +668,11 @@ class SchedulerRig:
     def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
         """One whole step: batches begun until `ahead` are out beside the oldest (None: as many as the world says), which is ended. Before it
         a patient engine has loaded all that is listed and fed all starving sequences; the other one lets them wait."""
-        if is_patient:
-            self._wait_for_all()
         ahead = min(self.world.steps_ahead if ahead is None else ahead, self.world.max_outstanding - 1)
         batch: Any = None
         self._is_between = True
+        if is_patient:
+            self._wait_for_all()
         while len(self.flights) <= ahead and (batch is None or not batch.is_empty):
             batch = self.schedule()
         self._is_between = False
@@ -876,30 +877,25 @@ class SchedulerRig:
             self.now += 1.0
         self.calls.append((verb, arguments))
 
-    def _check(self) -> None:
+    def _check(self, *, is_part: bool = False) -> None:
+        """Look at the requests' states, and at everything else unless this is a part of what ends with another look."""
         with self._blaming(Violation):
             self._note_saving()
-            if self._is_between:
-                # A part of a whole step, after which everything is looked at.
-                self._fail_on(life_oracles.states(self))
+            is_part |= self._is_between
+            self._fail_on(life_oracles.states(self, is_part=is_part))
+            if is_part:
                 return
+            self.num_looks += 1
             found = self.hints.look() + life_oracles.violations(self)
-            found += [violation for id in self.books for violation in self._received(id)]
+            settled = [id for id, book in self.books.items() if not book.is_live and not self.is_held(id)]
+            for id in settled:
+                found += life_oracles.received(self, self.books[id])
             # Full layers alone have none, and without them it is not known which content there is.
             has_some = len({group.kind == "full" for group in self.world.groups}) == 2
             found += self.events_read.look(self._restart_points if has_some else None)
         self._fail_on(found)
-        self._retire()
-
-    def _received(self, id: str) -> list[str]:
-        return life_oracles.received(self, self.books[id]) if self._is_settled(id) else []
-
-    def _is_settled(self, id: str) -> bool:
-        return not self.books[id].is_live and not self.is_held(id)
-
-    def _retire(self) -> None:
-        """Forget requests that have ended, so that thousands can pass through."""
-        for id in [id for id in self.books if self._is_settled(id)]:
+        # So that thousands can pass through.
+        for id in settled:
             self._forget_progress(id)
             self.figures.forget(id)
             self.preempted.pop(id, None)

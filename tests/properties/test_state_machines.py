@@ -1,6 +1,6 @@
 """The memory layer and the scheduler beside a naive model, through every call that there is, in any order.
 
-After each call the kit recomputes the invariants (docs/invariants.md), compares with the dictionary model and with what every
+After each call, or whole step, the kit recomputes the invariants (docs/invariants.md), compares with the dictionary model and with what every
 KV slot holds, and at the end drains: everything has to finish and every block has to come back. `make campaign` runs the same
 machines for as many examples as it is told. The machines have to reach what matters, too: each event named here is expected in
 a share of the examples. Shares are a third to a half of what is usual: Hypothesis draws by what modules are loaded, too.
