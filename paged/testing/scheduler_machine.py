@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 from paged.testing.protocol import Capabilities
 from paged.testing.rig_machine import RigMachine
@@ -51,6 +51,11 @@ class SchedulerMachine(RigMachine):
         )
         for wish in opening:
             self.add(replace(wish, prompt=opening[0].prompt + wish.prompt) if is_alike else wish, again=False)
+
+    @invariant()
+    def everything_holds(self) -> None:
+        """After each rule, and not after each call of it."""
+        self.rig.look()
 
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
     @rule(wish=wishes(), again=st.sampled_from([False, False, False, True]))

@@ -83,6 +83,8 @@ class SchedulerRig:
         self.has_failed = False
         # Within `step`, which waits for others and begins a batch before it ends one.
         self._is_between = False
+        # Whether a call came since everything was looked at.
+        self._is_unseen = False
         self.now = 0.0
         self.calls: list[Call] = []
         self.decisions: list[Any] = []
@@ -195,8 +197,13 @@ class SchedulerRig:
             self.was_saved.discard(request.id)
             self.num_added += 1
             self.hints.begin(request)
-        # It takes no memory; the next call looks at that.
+        # It takes no memory: `look` or the next call looks at that.
         self._check(is_part=True)
+
+    def look(self) -> None:
+        """Look at everything, unless that was done since the last call."""
+        if self._is_unseen:
+            self._check()
 
     def schedule(self) -> Any:
         """One step's decision, held against every rule that a batch obeys. An empty batch is not outstanding. None where so many batches
@@ -883,6 +890,7 @@ class SchedulerRig:
             self._note_saving()
             is_part |= self._is_between
             self._fail_on(life_oracles.states(self, is_part=is_part))
+            self._is_unseen = is_part
             if is_part:
                 return
             self.num_looks += 1

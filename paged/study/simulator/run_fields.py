@@ -94,9 +94,8 @@ HARMLESS = {
 
 def read(given: dict[str, Any]) -> dict[str, Any]:
     """What is said of a `RunSetup`, by its fields."""
-    found = ((field, [given[name] for name in names if name in given]) for field, names in READ.items())
-    said = ((field, [value for value in values if value or value is False]) for field, values in found)
-    return {field: values[0] for field, values in said if values}
+    found = ((field, [given[name] for name in names if given.get(name, "") != ""]) for field, names in READ.items())
+    return {field: next(filter(None, values), values[0]) for field, values in found if values}
 
 
 def refused(given: dict[str, Any]) -> list[str]:
