@@ -24,7 +24,7 @@ from conformance.vllm.manager import CAPABILITIES, Row, VllmManager, pool_of, re
 from paged import Moves, Output
 from paged.errors import DuplicateRequest, NeverFits, UnknownRequest
 from paged.testing.books import namespace_of
-from paged.testing.scheduler_rig import content_namespace
+from paged.testing.batch_oracles import content_namespace
 from paged.testing.world import World
 
 MODEL = {
