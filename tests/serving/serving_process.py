@@ -49,10 +49,12 @@ class Served:
 
     def wait_until(self, condition: Callable[[], object]) -> None:
         """Come back as soon as it is so, which has to be before the server ends."""
-        until = time.monotonic() + END_S
+        began = time.monotonic()
         while not condition():
-            assert self.process.poll() is None and time.monotonic() < until, self.said
-            time.sleep(0.02)
+            waited = time.monotonic() - began
+            assert self.process.poll() is None and waited < END_S, self.said
+            # A look costs both sides, and a start takes seconds.
+            time.sleep(min(0.02 + waited / 10, 0.3))
 
 
 def flags(options: dict[str, object]) -> list[str]:

@@ -112,10 +112,15 @@ for place, command in enumerate({commands}):
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 2, command
 """
 
+# Is imported once for all.
+SHARED = (
+    "import paged.cli.serve, paged.engine.results, pydantic, uvicorn\nfrom paged.base.extras import leave_torch_out\n"
+)
+
 
 def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_without):
     libraries = ["fastapi", "httptools", "zmq"]
-    ran = run_without([], FORKS.format(commands=[["serve"]] * len(libraries), gone=libraries))
+    ran = run_without([], SHARED + FORKS.format(commands=[["serve"]] * len(libraries), gone=libraries))
     said = "paged: paged.serve needs {}, which is not installed; `pip install '.[serve]'` in a checkout of paged brings it.\n"
     assert (ran.returncode, ran.stderr) == (0, "".join(map(said.format, libraries)))
 
@@ -134,8 +139,9 @@ def test_a_server_that_cannot_begin_says_why_in_a_line(run_without, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         names = {"folder": tmp_path, "port": taken.getsockname()[1]}
         commands = [["serve", "--port", "0", *each.format(**names).split()] for each in CANNOT_BEGIN]
-        # What they share is imported once.
-        ran = run_without([], "import paged.serving.server\n" + FORKS.format(commands=commands, gone=[]))
+        ran = run_without(
+            [], SHARED + "import paged.serving.server\nleave_torch_out()\n" + FORKS.format(commands=commands, gone=[])
+        )
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
     lines = map(json.loads, ran.stderr.splitlines())
     for says in CANNOT_BEGIN.values():
@@ -148,7 +154,7 @@ def test_a_server_that_cannot_begin_says_why_in_a_line(run_without, tmp_path):
 
 def test_a_signal_lets_running_and_waiting_requests_end_and_takes_no_more():
     async def go(server):
-        bodies = [LONG | {"prompt": f"{number}", "max_tokens": 500} for number in range(10)]
+        bodies = [LONG | {"prompt": f"{number}", "max_tokens": 250} for number in range(10)]
         tasks = [asyncio.create_task(ask(server.port, TEXT, body)) for body in bodies]
         while (await get(server.port, "/load")).body["server_load"] < 10:
             await asyncio.sleep(0.01)
