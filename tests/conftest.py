@@ -4,6 +4,7 @@
 and draws new ones. A test that names its own `max_examples` keeps it; state machines name none, so that both reach them.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -39,6 +40,15 @@ if "PAGED_EXAMPLES" not in os.environ:
     # would change every test's examples. There is no setting for it; campaigns keep it.
     assert hasattr(providers, "_get_local_constants"), "Hypothesis has another name for it by now"
     providers._get_local_constants = providers.Constants
+
+# The collector looks at all that is imported and collected again and again, and finds nothing: here it waits, and then leaves that alone.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
