@@ -41,11 +41,12 @@ if "PAGED_EXAMPLES" not in os.environ:
     assert hasattr(providers, "_get_local_constants"), "Hypothesis has another name for it by now"
     providers._get_local_constants = providers.Constants
 
-# The collector looks at all that is imported and collected again and again, and finds nothing: here it waits, and then leaves that alone.
+# The collector would look at all that is imported and collected again and again, and find nothing.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    """Collect from now on, but not among what is there already."""
     gc.freeze()
     gc.enable()
 

@@ -17,15 +17,6 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-class Size(NamedTuple):
-    """What a folder holds. `longest` is the longest function and its lines, `widest` the class of most public methods and their number."""
-
-    lines: int
-    budget: int
-    longest: tuple[str, int]
-    widest: tuple[str, int]
-
-
 def sources(folder: Path) -> list[Path]:
     """The folder's Python files that are tracked, or would be; what is reached by a link belongs to another folder."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", folder.name]
@@ -42,19 +33,22 @@ def statements(tree: ast.AST) -> Iterator[ast.AST]:
             yield from statements(node)
 
 
-def size_of(files: list[Path], budget: int) -> Size:
-    """Count the files' lines, and find what is longest in them."""
-    lines, functions, classes = 0, [("", 0)], [("", 0)]
+def lines_of(files: list[Path]) -> int:
+    """Count the files' lines."""
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+
+def longest_of(files: list[Path]) -> tuple[tuple[str, int], tuple[str, int]]:
+    """Find the longest function and its lines, and the class of most public methods and their number."""
+    functions, classes = [("", 0)], [("", 0)]
     for file in files:
-        text = file.read_text(encoding="utf-8")
-        lines += len(text.splitlines())
-        for node in statements(ast.parse(text)):
+        for node in statements(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 functions.append((f"{file.name}: {node.name}", (node.end_lineno or 0) - node.lineno + 1))
             elif isinstance(node, ast.ClassDef):
                 methods = [each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
                 classes.append((f"{file.name}: {node.name}", sum(not name.startswith("_") for name in methods)))
-    return Size(lines, budget, max(functions, key=lambda each: each[1]), max(classes, key=lambda each: each[1]))
+    return max(functions, key=lambda each: each[1]), max(classes, key=lambda each: each[1])
 
 
 class Coupling(NamedTuple):
@@ -117,25 +111,25 @@ def couplings(repository: Path = REPOSITORY) -> dict[str, tuple[Coupling, int]]:
     return {name: (coupling_of(sources(repository / name)), limit) for name, limit in limits.items()}
 
 
-def sizes(repository: Path = REPOSITORY) -> dict[str, Size]:
-    """The size of each folder that has a budget."""
+def sizes(repository: Path = REPOSITORY) -> dict[str, tuple[int, int]]:
+    """The lines of each folder that has a budget, and the budget."""
     budgets = tomllib.loads((repository / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["paged"]["budget"]
-    return {name: size_of(sources(repository / name), budget) for name, budget in budgets.items()}
+    return {name: (lines_of(sources(repository / name)), budget) for name, budget in budgets.items()}
 
 
 def main() -> int:
     found = sizes()
     print(f"{'folder':<14} {'lines':>7} {'budget':>7}  longest function, widest class")
-    for name, size in found.items():
-        longest, widest = (f"{what} ({number})" for what, number in (size.longest, size.widest))
-        print(f"{name:<14} {size.lines:>7,} {size.budget:>7,}  {longest}, {widest}")
+    for name, (lines, budget) in found.items():
+        longest, widest = (f"{what} ({number})" for what, number in longest_of(sources(REPOSITORY / name)))
+        print(f"{name:<14} {lines:>7,} {budget:>7,}  {longest}, {widest}")
     for name, (coupling, limit) in couplings().items():
         most = ", ".join(f"{kind} ({number})" for kind, number in coupling.taken.most_common(2))
         print(
             f"{name}: most functions take {most}; outside their owner's file are set {coupling.fields} fields, and elements of them in "
             f"{coupling.elements} places, {limit} may be."
         )
-    return int(any(size.lines > size.budget for size in found.values()))
+    return int(any(lines > budget for lines, budget in found.values()))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,6 @@ def vllm_names() -> SimpleNamespace:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        import torch
         import vllm
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import SamplingParams
@@ -65,6 +64,8 @@ def vllm_names() -> SimpleNamespace:
     # A refused reset is a warning there, and the machines ask for thousands.
     logging.getLogger("vllm").setLevel(logging.ERROR)
     kv_cache_utils.init_none_hash(sha256)
+    import torch
+
     return SimpleNamespace(
         version=vllm.__version__,
         torch=torch,

@@ -180,10 +180,8 @@ def test_J19_a_preemption_is_counted_once_in_total_and_for_its_request(make_sche
 @pytest.mark.parametrize(("host_blocks", "caching"), [(0, True), (3, False), (40, True)])
 def test_J20_pressure_changes_no_word(make_scheduler, make_engine, request_of, policy, host_blocks, caching):
     prompts = [[token % 3 for token in range(number, number + 5 + 3 * number)] for number in range(7)]
-    memory = {"host_blocks": host_blocks, "prefix_caching": caching}
-    limits = {"policy": policy, "max_tokens_per_step": 13, "max_sequences": 4}
-    # First, for a policy may not do so.
-    schedulers = [make_scheduler(num_blocks, 4, **memory, **limits) for num_blocks in (9, 11, 14)]
+    options = {"host_blocks": host_blocks, "prefix_caching": caching, "max_tokens_per_step": 13, "max_sequences": 4}
+    schedulers = [make_scheduler(num_blocks, 4, policy=policy, **options) for num_blocks in (9, 11, 14)]
     alone = {}
     for number, prompt in enumerate(prompts):
         engine = make_engine(make_scheduler(100, 4, prefix_caching=False))
