@@ -100,7 +100,7 @@ class ClientsAhead(VllmClients):
 
 @pytest.mark.parametrize("machine", [PluggedMachine, AheadMachine, LayeredMachine, LayeredAheadMachine])
 def test_the_machine_finds_nothing_in_the_plug_in(machine):
-    run_state_machine_as_test(machine, settings=settings_for(4))
+    run_state_machine_as_test(machine, settings=settings_for(6))
 
 
 @pytest.mark.soak
