@@ -1,4 +1,8 @@
-"""What runs steps needs nothing but the steps: a worker that gets them as bytes gives the same logits."""
+"""What runs steps needs nothing but the steps: from a file, in a process that never sees a scheduler, it gives the same logits."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -7,8 +11,6 @@ import pytest
 from ..shown import assert_refused, shown_in  # noqa: TID252
 
 pytest.importorskip("torch")
-
-import torch
 
 from paged import Engine, SamplingParams
 from paged.block_manager import Moves
@@ -27,9 +29,8 @@ TIGHT = {
 }
 
 
-def recorded(engine):
-    """Runs PROMPTS, and compares each step with its batch; of each what was sent, its logits, and what each row sampled; of one that was taken back
-    what was sent alone."""
+def recorded(name, engine):
+    """Runs PROMPTS; the steps that the worker was given, and every batch's own view of them."""
     worker, schedule = engine.worker, engine.scheduler.schedule
     begin, logits, ready, keep = worker.begin, worker.logits, worker.ready, worker.keep
     steps, views = [], {}
@@ -40,11 +41,11 @@ def recorded(engine):
 
     def logits_and_note(step, *others):
         found = logits(step, *others)
-        steps[-1][1] = found.clone()
+        steps[-1][1] = found.numpy().tobytes()
         return found
 
     def keep_and_note(step, tokens):
-        steps[-1][2] = tokens
+        steps[-1][2] = tokens.tobytes()
         keep(step, tokens)
 
     def schedule_and_keep(*arguments):
@@ -67,7 +68,14 @@ def recorded(engine):
         )
     while engine.has_unfinished:
         engine.step()
-    return steps
+    return {
+        "model": name,
+        "num_blocks": engine.manager.num_blocks,
+        "host_blocks": engine.config.memory.host_blocks,
+        "block_size": engine.manager.block_size,
+        "is_plain": engine.manager.layout.is_plain,
+        "steps": steps,
+    }
 
 
 def view_of(batch):
@@ -98,22 +106,22 @@ def check_against(view, found, engine):
                 assert all(map(np.array_equal, tokens.states, states))
 
 
-@pytest.mark.parametrize(("name", "steps_ahead"), [("embedded", 0), ("hybrid", 1)])
-def test_steps_as_bytes_give_the_same_logits_on_a_worker_that_sees_nothing_else(name, steps_ahead):
-    model = load_model(name)
-    engine = Engine(model, **TIGHT[name], steps_ahead=steps_ahead, max_tokens_per_step=48)
-    steps, worker, num_unknown = recorded(engine), Engine(model, **TIGHT[name]).worker, 0
-    stats = engine.scheduler.stats()
-    assert stats.preemptions > 0 and stats.hit_tokens > 0, stats
-    assert name == "hybrid" or stats.swapped_out_blocks > 0
-    for data, expected, sampled in steps:
-        step = StepInput.decoded(data)
-        worker.begin(step)
-        if expected is not None:
-            assert torch.equal(worker.logits(worker.ready(step)), expected), step.number
-            num_unknown += len(step.sources)
-            worker.keep(step, sampled)
-    assert (num_unknown > 0) == (steps_ahead == 1)
+def test_steps_from_files_give_the_same_logits_in_a_process_without_a_scheduler(tmp_path):
+    files, least = [], []
+    for name, steps_ahead in (("embedded", 0), ("hybrid", 1)):
+        engine = Engine(load_model(name), **TIGHT[name], steps_ahead=steps_ahead, max_tokens_per_step=48)
+        files.append(tmp_path / f"{name}-{steps_ahead}.msgpack")
+        files[-1].write_bytes(msgspec.msgpack.encode(recorded(name, engine)))
+        stats = engine.scheduler.stats()
+        assert stats.preemptions > 0 and stats.hit_tokens > 0, stats
+        assert name == "hybrid" or stats.swapped_out_blocks > 0
+        least.append((engine.stats().output_tokens, steps_ahead))
+    script = Path(__file__).with_name("replay_steps.py")
+    ran = subprocess.run([sys.executable, str(script), *map(str, files)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    for (num_equal, num_unknown), (num_outputs, steps_ahead) in zip(found, least, strict=True):
+        assert num_equal >= num_outputs and (num_unknown > 0) == (steps_ahead == 1)
 
 
 def step_of(**changes):
