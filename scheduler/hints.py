@@ -141,12 +141,13 @@ class Hints:
             return self._demoted(self._content.demote(way)[1])
         if hint.action == "pin":
             return self._pin(hint, *self._content.within(way, -1, was_left=was_left), wanted)
-        _, parts = self._content.within(way, self._manager.num_blocks, was_left=was_left)
+        num, parts = self._content.within(way, self._manager.num_blocks, was_left=was_left)
         if (is_lacking := self._content.lacks(parts)) and not self._manager.host_caching:
             return HintOutcome("rejected", "the host keeps no content (host_caching).")
         if is_lacking and not self._room():
             return HintOutcome("rejected", "no block of the device is free; others are not evicted for it.")
-        num, _ = self._content.within(way, self._room(), was_left=was_left)
+        if is_lacking:
+            num, _ = self._content.within(way, self._room(), was_left=was_left)
         if not num:
             return HintOutcome("missing", "no prompt can begin with what is in the cache, or there is room for.")
         self.to_fetch += [(way, was_left)] if is_lacking and (way, was_left) not in self.to_fetch else []
