@@ -1,7 +1,9 @@
 """The library of the backend `native`: made once, kept, made again where it is damaged; and what is said where it cannot be made."""
 
+import os
+import subprocess
+import sys
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -200,12 +202,17 @@ def test_without_threads_to_share_nothing_is_built(cache, source, monkeypatch):
         build.library("tiny", (source,))
 
 
-def test_two_that_make_it_at_once_both_have_it(cache, source, compiler):
+def test_two_processes_that_make_it_at_once_both_have_it(cache, source, compiler, repository):
     # Each takes longer than the other takes to begin.
     compiler('test "$1" = --version || sleep 0.5', 'exec cc "$@"')
-    with ThreadPoolExecutor(2) as both:
-        made = both.map(build.library.__wrapped__, ["tiny"] * 2, [(source,)] * 2)
-        assert [each.answer() for each in made] == [42, 42]
+    program = (
+        "import sys, torch; from pathlib import Path; from paged.attention.native.build import library\n"
+        "print(library('tiny', (Path(sys.argv[1]),)).answer())"
+    )
+    command, env = [sys.executable, "-c", program, str(source)], {**os.environ, "PYTHONPATH": str(repository)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, env=env, **pipes) for _ in range(2)]
+    assert [each.communicate(timeout=600) for each in both] == [("42\n", "")] * 2
     assert (len(list(cache.iterdir())), answer_of(source)) == (1, 42)
 
 
