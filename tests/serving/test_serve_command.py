@@ -158,7 +158,7 @@ def test_a_signal_lets_running_and_waiting_requests_end_and_takes_no_more():
         tasks = [asyncio.create_task(ask(server.port, TEXT, body)) for body in bodies]
         while (await get(server.port, "/load")).body["server_load"] < 10:
             await asyncio.sleep(0.01)
-        # SIGHUP does what SIGTERM does, unless whoever began these tests has it ignored.
+        # SIGHUP does what SIGTERM does, unless it was ignored where these tests were begun.
         is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         server.process.send_signal(signal.SIGTERM if is_ignored else signal.SIGHUP)
         while (await get(server.port, "/ready")).status == 200:

@@ -302,7 +302,7 @@ def _blocks_of_longest(scenario: Scenario, trace: Trace) -> int:
 def _blocks_of_all(scenario: Scenario, trace: Trace) -> int:
     """What all requests take together at the length that they declare, or all rows at the context's in regions of a power of two.
 
-    With so many nobody waits for memory, and nothing cached is ever evicted.
+    With so many no request waits for memory, and nothing cached is ever evicted.
     """
     lengths = trace.prompt_tokens + np.maximum(trace.output_tokens, trace.max_tokens)
     layout = scenario.layout()
