@@ -438,6 +438,16 @@ class Content:
             self._index.pools[place].keep(blocks)
         return held
 
+    def pages_held_alone(self, held: list[tuple[int, Blocks]]) -> int:
+        """The pages of the device that nothing holds but these pins."""
+        pages, num = self._growth.layout.pages_of_place, 0
+        for place in {place for place, _ in held}:
+            named, times = np.unique(
+                np.concatenate([blocks for other, blocks in held if other == place]), return_counts=True
+            )
+            num += int(np.count_nonzero(self._index.pools[place].refs(named) == times)) * pages[place]
+        return num
+
     def unpin(self, held: list[tuple[int, Blocks]]) -> None:
         for place, blocks in held:
             self._index.pools[place].let_go(blocks.copy())

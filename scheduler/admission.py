@@ -43,7 +43,7 @@ class Admission:
             if step.budget <= 0 or state.outstanding.keeps_out(request):
                 return
             state.manager.growth.draw_promised()
-            if not _has_seats(state, step, request) or books.to_return(request) > books.num_free():
+            if not _has_seats(state, step, request) or books.to_return(request) > books.free_for(request):
                 shut(state, step)
                 return
             bring_back(state, step, request)

@@ -234,6 +234,10 @@ class Hints:
         """Return the blocks, pages of layers of several kinds, that hints have pinned, or those that name this session."""
         return sum(pin.num_pages for pin in self.pins if session_id is None or pin.target == ("session", session_id))
 
+    def num_yet_to_pin(self) -> int:
+        """Return by how many blocks pins may reduce what requests can have, beyond those that only pins hold now."""
+        return self._max_pinned - self._content.pages_held_alone(self.held()) if self._max_pinned else 0
+
     def _until(self, hint: Hint) -> float:
         return math.inf if hint.lasts is None else self.sessions.now() + hint.lasts
 

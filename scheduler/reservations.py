@@ -10,6 +10,7 @@ import numpy as np
 from paged.block_manager import Memory
 from paged.errors import NeverFits
 
+from .hints import Hints
 from .policies import Policy
 from .queues import Queues
 from .request import RequestState, Status
@@ -114,9 +115,17 @@ class Books:
     alone in the pool. `bounded`: requests whose worst case is reserved; they are no victims."""
 
     def __init__(
-        self, manager: Memory, columns: RowColumns, queues: Queues, policy: Policy, reservation: Reservation, most: int
+        self,
+        manager: Memory,
+        columns: RowColumns,
+        queues: Queues,
+        hints: Hints,
+        policy: Policy,
+        reservation: Reservation,
+        most: int,
     ) -> None:
         self.manager, self.columns, self.reservation, self.max_total = manager, columns, reservation, most
+        self._hints = hints
         self.queues, self._max_preemptions = queues, policy.max_preemptions
         self._looks_ahead = policy.foresight != "none"
         self.bounded: dict[RequestState, None] = {}
@@ -215,6 +224,14 @@ class Books:
             self._owed = self.owed()
         return self.manager.growth.num_unpromised - self._owed - self.watermark()
 
+    def free_for(self, request: RequestState) -> int:
+        """Return `num_free` for this newcomer: where it reserves what it draws later, without what hints may pin meanwhile."""
+        return self.num_free() - self.yet_to_pin(request)
+
+    def yet_to_pin(self, request: RequestState) -> int:
+        """Return the blocks that hints may pin while it waits to draw what it reserved; 0 if it draws all at once."""
+        return self._hints.num_yet_to_pin() if self.reservation.is_counted or self.is_due(request) else 0
+
     def watermark(self) -> int:
         """Return the blocks that newcomers leave available; with foresight, fewer for many rows."""
         if not self.queues.running.num:
@@ -227,7 +244,7 @@ class Books:
         if self.manager.device.num_available <= self.watermark():
             # Each entry draws at least one block, so what is owed need not be counted.
             return False
-        free, needed = self.num_free(), self.to_enter(request)
+        free, needed = self.free_for(request), self.to_enter(request)
         if needed > free and (free <= 0 or needed - self.to_share(request) > free):
             return False
         return self.reservation.reason(self, request, free) is None
@@ -271,7 +288,7 @@ class Books:
         if not self.is_due(request) or request in self.bounded:
             return
         worst = self.debt_at_worst(request) if request.live_rows else self.to_enter(request) - self.to_share(request)
-        if worst + self.owed_to_bounded() <= self.manager.device.num_available:
+        if worst + self.owed_to_bounded() + self.yet_to_pin(request) <= self.manager.device.num_available:
             self.bounded[request] = None
 
     def lift_bound(self, request: RequestState) -> None:

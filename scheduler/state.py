@@ -148,7 +148,7 @@ class State:
         self.lengths = OutputLengths(max_total, policy.known_outputs if looks_ahead else 0)
         self.queues = queues = Queues(self.order.queue(self.lengths, manager))
         self.waiting, self.running, self.away, self.idle = queues.waiting, queues.running, queues.away, queues.idle
-        self.books = Books(manager, self.columns, queues, policy, self.reservation, max_total)
+        self.books = Books(manager, self.columns, queues, self.hints, policy, self.reservation, max_total)
         self.foresight = Foresight(policy, self.books, self.lengths, self.stats) if looks_ahead else None
 
     def set_now(self, now: float) -> None:

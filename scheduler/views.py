@@ -197,6 +197,8 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
     """Return a sentence, the blocks that the request lacks to go on, and those that could be drawn for it."""
     books, outstanding, kept = state.books, state.outstanding, state.books.watermark()
     free, needed = state.manager.device.num_available - books.owed(), 0
+    if request.status in (Status.WAITING, Status.PAUSED, Status.SWAPPED):
+        free -= books.yet_to_pin(request)
     if request.status is Status.WAITING:
         needed = books.to_enter(request) - books.to_share(request) + kept
         sentence = _why_it_waits(state, request, needed, max(0, free))

@@ -259,6 +259,26 @@ def test_the_longest_request_finishes_beside_pins_up_to_the_cap(desk):
     assert (desk.on_device([1, 1]), desk.on_device([2, 2]), desk.on_device([3] * 3)) == (2, 2, 3)
 
 
+def test_what_is_reserved_for_later_leaves_out_what_may_still_be_pinned(desk):
+    desk = desk(8, max_pinned=2, policy="trtllm-guaranteed-no-evict")
+    desk.serve([1, 1])
+    for token in (2, 3):
+        desk.add([token] * 2, max_tokens=2, id=str(token))
+    desk.step()
+    # Each becomes four blocks: eight are free, of which a pin may take two.
+    assert (desk.scheduler.status("2"), desk.scheduler.status("3")) == ("running", "waiting")
+    assert "it needs 4 blocks; 2 are free" in desk.scheduler.explain("3").reason
+    assert desk.hint("pin", tokens=[1, 1]).status == "accepted"
+    desk.run()
+    for token in (4, 5):
+        desk.add([token], max_tokens=2, id=str(token))
+    desk.step()
+    # What is pinned already is not left out twice.
+    assert (desk.scheduler.status("4"), desk.scheduler.status("5")) == ("running", "running")
+    desk.run()
+    assert (desk.scheduler.stats().preemptions_recompute, desk.on_device([1, 1])) == (0, 2)
+
+
 def test_a_cache_with_pins_is_not_reset(desk):
     desk = desk(8, max_pinned=2)
     desk.serve([1, 1])
