@@ -690,6 +690,10 @@ class SchedulerRig:
             self._is_between = True
             batch = self.schedule()
             self._is_between = False
+            if self.flights:
+                # The first look took a victim's blocks, the second one found who has room in them.
+                self.update(counts)
+                return
         with self._blaming():
             outputs = list(self.scheduler.update(batch, np.empty(0, np.int32), None, now=self.now))
         self._contents.clear()
