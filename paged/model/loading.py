@@ -9,7 +9,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class LoadedModel:
     rotary_limit     the longest sequence that has the short frequencies of LongRoPE; None where it has none
     quantization     "int8" or "int4" where weights of linear layers are codes, made at load or stored so; None where all are floats
     quantize_head    whether the output projection was quantised at load, too
+    tiles            by backend and number of threads, what `runner_for` tried: tokens a tile, and whether threads may adapt
     """
 
     path: Path
@@ -69,6 +70,7 @@ class LoadedModel:
     state_layers: tuple[StateLayer, ...] = ()
     quantization: str | None = None
     quantize_head: bool = False
+    tiles: dict[tuple[str, int], tuple[int, bool]] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
     def precision(self) -> str:

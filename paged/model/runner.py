@@ -274,12 +274,21 @@ def runner_for(model: LoadedModel, pool: LayeredPool, *, backend: str = "auto", 
             return Runner(model, pool, chosen, None, adapts=True, fused=fused)
     if not batch_invariant:
         return Runner(model, pool, chosen, None, adapts=on_cpu)
-    forwards, backwards = _trial(model, chosen, slice(None)), _trial(model, chosen, slice(None, None, -1))
+    tried = chosen.name, torch.get_num_threads()
+    if tried not in model.tiles:
+        model.tiles[tried] = _tile_of(model, chosen)
+    tile, adapts = model.tiles[tried]
+    return Runner(model, pool, chosen, tile, adapts=adapts)
+
+
+def _tile_of(model: LoadedModel, backend: AttentionBackend) -> tuple[int, bool]:
+    """Try how many tokens a tile may have, and whether any number of threads gives the same bits."""
+    forwards, backwards = _trial(model, backend, slice(None)), _trial(model, backend, slice(None, None, -1))
     groups_rows = any(map(_groups_rows, model.module.modules()))
     tile = TILE if torch.equal(forwards, backwards.flip(0)) and not groups_rows else 1
     # An answer must not depend on who else uses the machine.
-    adapts = on_cpu and not is_small(model) and _agrees_on_one_thread(model, chosen, forwards)
-    return Runner(model, pool, chosen, tile, adapts=adapts)
+    on_cpu = model.device.type == "cpu"
+    return tile, on_cpu and not is_small(model) and _agrees_on_one_thread(model, backend, forwards)
 
 
 def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:

@@ -82,7 +82,7 @@ def test_a_small_model_runs_on_one_thread_and_leaves_the_number_as_it_was(loaded
 @pytest.fixture
 def place_matters(loaded):
     """A Llama whose logits are a little higher the later in a tile they stand."""
-    model = loaded("llama")
+    model = replace(loaded("llama"))  # which has not been tried
 
     def lift(module, inputs, logits):
         return logits + torch.arange(logits.shape[1]).view(1, -1, 1) * 1e-3
