@@ -1,7 +1,8 @@
 """A tier below memory: full blocks of the prefix cache are written to a store when they are full, and come back before a prompt
 is computed.
 
-    add       keys of the prompt ──> look up ──> num_computed of the request
+    add       keys of the prompt
+    admitted  what memory has not is looked up ──> loads
     a batch   ran ──> blocks that it filled: copied, and written by the store's thread
               ended, and lists loads ──> pieces are read by the reader's thread ──> copied in between two steps ──> loaded
 
@@ -51,12 +52,12 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Chain:
-    """The keys of a sequence's full blocks, and how many of them the store has; those of a sequence that `is_private`
-    go to none."""
+    """The keys of a sequence's full blocks, how many of them the store has, and whether the sequence `was_admitted` before; those
+    of a sequence that `is_private` go to none."""
 
     def __init__(self, root: bytes, *, is_private: bool) -> None:
         self.keys: list[bytes] = []
-        self.num_kept, self.is_private = 0, is_private
+        self.num_kept, self.is_private, self.was_admitted = 0, is_private, False
         self._root = namespace_digest(root)
 
     def extend(self, data: bytes, block_bytes: int) -> None:
@@ -65,10 +66,12 @@ class _Chain:
 
 
 class _Load:
-    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row, of which `done` have been copied."""
+    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row, of which `done` have been copied. One that
+    `returns` had them before."""
 
-    def __init__(self, request_id: str, row: int, first: int, stop: int, ends: float) -> None:
+    def __init__(self, request_id: str, row: int, first: int, stop: int, ends: float, *, returns: bool) -> None:
         self.request_id, self.row, self.first, self.stop, self.ends = request_id, row, first, stop, ends
+        self.returns = returns
         self.done = 0
         self.is_over = False
 
@@ -99,9 +102,9 @@ class DiskTier:
         self._live, self._clock = live, clock
         self._size = scheduler.manager.block_size
         self._most_in_piece = max(1, PIECE_BYTES // pool.pages.page_bytes)
-        # By request, the chains of its sequences; those of prompts that ask for blocks, and their loads.
+        # By request, the chains of its sequences; whether it returns, of those that ask for blocks; their loads.
         self._chains: dict[str, list[_Chain]] = {}
-        self._expected: set[str] = set()
+        self._expected: dict[str, bool] = {}
         self._loads: dict[str, _Load] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="paged-disk-reader")
         self._arrived: deque[_Piece] = deque()
@@ -129,15 +132,14 @@ class DiskTier:
         return self._look_up(chain.keys) * self._size
 
     def with_loads(self, request: Request, prompt: list[int]) -> Request:
-        """Return the request, which loads the part of its prompt that only the store has, if that is cheaper to read than
-        to compute. From now on its full blocks are written, if others may find them."""
+        """Return the request, which asks for what only the store has of it, see `elsewhere`, as it is admitted. From now on its
+        full blocks are written, if others may find them."""
         for ended in [each for each in self._chains if each not in self._live]:
             self._forget(ended)
         try:
             apart = (request.salt, request.adapter, request.extra_key)
             namespace = None if apart == (None, None, None) else apart
             root, tokens = root_prefix(namespace), np.asarray(prompt, np.int32)
-            hit = self._manager.lookup(tokens, namespace)
         except (PagedError, OverflowError):
             # The scheduler refuses it, and says why.
             return request
@@ -148,11 +150,20 @@ class DiskTier:
             return request
         num_blocks = (len(tokens) - 1) // self._size
         chains[0].extend(tokens[: num_blocks * self._size].tobytes(), 4 * self._size)
-        found, have = self._look_up(chains[0].keys), (hit.num_tokens + hit.host_tokens) // self._size
-        if found <= have or not self._is_worth_reading():
-            return request
-        self._expected.add(request.id)
-        return msgspec.structs.replace(request, num_computed=found * self._size)
+        return msgspec.structs.replace(request, num_computed=num_blocks * self._size)
+
+    def elsewhere(self, request_id: str, have: int) -> tuple[int, bool]:
+        """As the scheduler asks: the tokens of a request that is admitted, behind the `have` that memory has, that the store has
+        and that are cheaper to read than to compute. They come late."""
+        num_blocks = (int(self._manager.rows.num_tokens[self._scheduler.row_of(request_id)]) - 1) // self._size
+        [chain] = self._chains[request_id]
+        more = self._look_up(chain.keys[:num_blocks]) * self._size - have
+        returns, chain.was_admitted = chain.was_admitted, True
+        if more <= 0 or not self._is_worth_reading():
+            self._expected.pop(request_id, None)
+            return 0, True
+        self._expected[request_id] = returns
+        return more, True
 
     def keep(self, batch: Batch, seconds: float) -> None:
         """Write blocks that a batch filled, which ran in so many seconds and has not ended: a sequence may end with it,
@@ -204,14 +215,15 @@ class DiskTier:
         rows = set(batch.loads[:, 0].tolist())
         for request_id in list(self._expected):
             if request_id not in self._live:
-                self._expected.discard(request_id)
+                self._expected.pop(request_id, None)
             elif (
                 self._scheduler.status(request_id) == "loading" and (row := self._scheduler.row_of(request_id)) in rows
             ):
                 columns = batch.loads[batch.loads[:, 0] == row, 1] // self._size
                 first, stop = int(columns.min()), int(columns.max()) + 1
                 patience = max(PATIENCE_S, 2 * (stop - first) * self._size * (self._token_s or 0.0))
-                load = self._loads[request_id] = _Load(request_id, row, first, stop, self._clock() + patience)
+                ends, returns = self._clock() + patience, self._expected[request_id]
+                load = self._loads[request_id] = _Load(request_id, row, first, stop, ends, returns=returns)
                 self._asked += stop - first
                 self._read_on(load)
 
@@ -252,7 +264,7 @@ class DiskTier:
         """Note the end of a request: its blocks were used now, the last ones first."""
         for chain in self._chains.pop(request_id):
             self._look_up(chain.keys)
-        self._expected.discard(request_id)
+        self._expected.pop(request_id, None)
 
     def _look_up(self, keys: list[bytes]) -> int:
         """As BlockStore.look_up."""
@@ -315,9 +327,10 @@ class DiskTier:
             # A batch that is out computes a block before these: after it.
             return
         del self._loads[load.request_id]
-        self._expected.discard(load.request_id)
+        self._expected.pop(load.request_id, None)
         self._num_loaded += load.done
-        self._live[load.request_id].note_loaded(load.done * self._size)
+        if not load.returns:
+            self._live[load.request_id].note_loaded(load.done * self._size)
 
 
 def _mean(before: float | None, new: float) -> float:

@@ -155,6 +155,7 @@ class Engine:
             max_pinned_per_tenant=its_kv.max_pinned_per_tenant,
             max_cached_per_tenant=its_kv.max_cached_per_tenant,
             remember_evicted=its_kv.remember_evicted,
+            elsewhere=None if its_kv.disk_cache is None and open_store is None else self._elsewhere,
         )
         self.on_logits: OnLogits | None = None
         self.on_batch: Callable[[Batch], None] | None = None
@@ -184,6 +185,9 @@ class Engine:
         # Steps in a row that found too little memory.
         self._num_failures = 0
         self._prefetches = False
+
+    def _elsewhere(self, request_id: str, have: int) -> tuple[int, bool]:
+        return (0, True) if self.disk is None else self.disk.elsewhere(request_id, have)
 
     def _disk_tier(self, open_store: OpenStore | None) -> DiskTier | None:
         """The tier below memory, on a folder or on the caller's store; None: there is none."""

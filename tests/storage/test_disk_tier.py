@@ -222,6 +222,39 @@ def test_what_memory_has_is_not_read(made):
     assert engine.disk.stats().asked == 0
 
 
+def test_what_memory_lets_go_while_a_request_waits_is_read(made, filled):
+    store, expected = filled
+    engine = made(store, num_blocks=16, max_sequences=1)
+    ask(engine)
+    logits = []
+    engine.on_logits = lambda id, _, row: logits.append(row.numpy().copy()) if id == "b" else None
+    engine.add_request([9] * 50, SamplingParams(max_tokens=6, ignore_eos=True), id="evicts")
+    engine.add_request(PROMPT, SamplingParams(max_tokens=6, ignore_eos=True), id="b")
+    before, outputs = engine.disk.stats().asked, []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert np.array_equal(logits, expected[1])
+    assert outputs[-1].usage.hit_tokens == 40
+    assert engine.disk.stats().asked > before
+
+
+def test_a_request_that_gave_its_blocks_reads_them_when_it_returns_and_they_are_no_hit(made):
+    prompts = {id: [place * step % 61 + 1 for place in range(21)] for id, step in (("a", 5), ("b", 7))}
+    alone = {id: ask(made(), prompt, id, max_tokens=20)[0] for id, prompt in prompts.items()}
+    engine = made(Memory(), num_blocks=14, policy="vllm")
+    for id, prompt in prompts.items():
+        engine.add_request(prompt, SamplingParams(max_tokens=20, ignore_eos=True), id=id)
+    tokens, hits = {"a": [], "b": []}, {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens[output.id] += output.token_ids
+            if output.finished:
+                hits[output.id] = output.usage.hit_tokens
+    assert (tokens, hits) == (alone, {"a": 0, "b": 0})
+    assert engine.scheduler.stats().preemptions_recompute > 0
+    assert engine.disk.stats().loaded > 0
+
+
 def test_what_only_the_disk_has_is_not_prefetched_and_that_is_said(made):
     store = Memory()
     ask(made(store))
