@@ -144,12 +144,18 @@ class NaiveHints:
             return view.blocks, view.device_blocks, view.host_blocks
         if hint.request is not None and hint.request not in rig.books:
             return 0, 0, 0
-        tokens = rig.books[hint.request].request.prompt if hint.tokens is None else hint.tokens
+        # One that gave its blocks up returns with its outputs.
+        tokens = self._first_tokens(hint.request) if hint.tokens is None else hint.tokens
         paths = batch_oracles.paths(rig, self.namespace(hint), tokens, num := len(tokens) // size)
         here, there = rig.contents(), rig.contents("host")
         device = next((at for at, path in enumerate(paths) if path not in here), num)
         both = next((at for at, path in enumerate(paths[device:]) if path not in there), num - device)
         return num, device, both
+
+    def _first_tokens(self, id: str) -> list[int]:
+        sequences = self._rig.books[id].sequences
+        first = next((number for number, sequence in enumerate(sequences) if sequence.reason is None), 0)
+        return self._rig.known(id, first)[1]
 
     def namespace(self, hint: Any) -> object:
         """As `ExpectedRequest` has it."""
