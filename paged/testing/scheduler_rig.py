@@ -537,7 +537,9 @@ class SchedulerRig:
         except RequestInFlight:
             self._fail_on([] if self.in_flight(id) else [f"{id} is not in flight, and yet fork says so"])
         except OutOfBlocks as error:
-            is_full = error.free < len(tails) and self.computed.get((id, sequence), 0) % self.world.block_size
+            # After a cancel it is not known how far states are.
+            num_computed = self.computed.get((id, sequence), 1 if has_states(self.world.groups) else 0)
+            is_full = error.free < len(tails) and num_computed % self.world.block_size
             self._fail_on([] if is_full else [f"a fork of {id}/{sequence}: {error}"])
             self.events["fork refused for want of a block"] += 1
         except PagedError as error:
