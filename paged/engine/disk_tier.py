@@ -148,7 +148,7 @@ class DiskTier:
         # The scheduler loads for one sequence.
         if not request.reads_cache or request.num_sequences > 1:
             return request
-        num_blocks = (len(tokens) - 1) // self._size
+        num_blocks = max(len(tokens) - 1, 0) // self._size
         chains[0].extend(tokens[: num_blocks * self._size].tobytes(), 4 * self._size)
         return msgspec.structs.replace(request, num_computed=num_blocks * self._size)
 
