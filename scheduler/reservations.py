@@ -229,7 +229,7 @@ class Books:
         return self.num_free() - self.yet_to_pin(request)
 
     def yet_to_pin(self, request: RequestState) -> int:
-        """Return the blocks that hints may pin while it waits to draw what it reserved; 0 if it draws all at once."""
+        """Return the blocks that hints may pin while it waits to draw what it reserved; 0 if it reserves nothing by count."""
         return self._hints.num_yet_to_pin() if self.reservation.is_counted or self.is_due(request) else 0
 
     def watermark(self) -> int:

@@ -52,12 +52,12 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Chain:
-    """The keys of a sequence's full blocks, how many of them the store has, and whether the sequence `was_admitted` before; those
-    of a sequence that `is_private` go to none."""
+    """The keys of a sequence's full blocks, how many of them the store has, and how often it was asked for them; those of a
+    sequence that `is_private` go to none."""
 
     def __init__(self, root: bytes, *, is_private: bool) -> None:
         self.keys: list[bytes] = []
-        self.num_kept, self.is_private, self.was_admitted = 0, is_private, False
+        self.num_kept, self.num_asked, self.is_private = 0, 0, is_private
         self._root = namespace_digest(root)
 
     def extend(self, data: bytes, block_bytes: int) -> None:
@@ -66,12 +66,10 @@ class _Chain:
 
 
 class _Load:
-    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row, of which `done` have been copied. One that
-    `returns` had them before."""
+    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row, of which `done` have been copied."""
 
-    def __init__(self, request_id: str, row: int, first: int, stop: int, ends: float, *, returns: bool) -> None:
+    def __init__(self, request_id: str, row: int, first: int, stop: int, ends: float) -> None:
         self.request_id, self.row, self.first, self.stop, self.ends = request_id, row, first, stop, ends
-        self.returns = returns
         self.done = 0
         self.is_over = False
 
@@ -102,9 +100,9 @@ class DiskTier:
         self._live, self._clock = live, clock
         self._size = scheduler.manager.block_size
         self._most_in_piece = max(1, PIECE_BYTES // pool.pages.page_bytes)
-        # By request, the chains of its sequences; whether it returns, of those that ask for blocks; their loads.
+        # By request, the chains of its sequences; those of prompts that ask for blocks, and their loads.
         self._chains: dict[str, list[_Chain]] = {}
-        self._expected: dict[str, bool] = {}
+        self._expected: set[str] = set()
         self._loads: dict[str, _Load] = {}
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="paged-disk-reader")
         self._arrived: deque[_Piece] = deque()
@@ -158,11 +156,11 @@ class DiskTier:
         num_blocks = (int(self._manager.rows.num_tokens[self._scheduler.row_of(request_id)]) - 1) // self._size
         [chain] = self._chains[request_id]
         more = self._look_up(chain.keys[:num_blocks]) * self._size - have
-        returns, chain.was_admitted = chain.was_admitted, True
+        chain.num_asked += 1
         if more <= 0 or not self._is_worth_reading():
-            self._expected.pop(request_id, None)
+            self._expected.discard(request_id)
             return 0, True
-        self._expected[request_id] = returns
+        self._expected.add(request_id)
         return more, True
 
     def keep(self, batch: Batch, seconds: float) -> None:
@@ -215,15 +213,14 @@ class DiskTier:
         rows = set(batch.loads[:, 0].tolist())
         for request_id in list(self._expected):
             if request_id not in self._live:
-                self._expected.pop(request_id, None)
+                self._expected.discard(request_id)
             elif (
                 self._scheduler.status(request_id) == "loading" and (row := self._scheduler.row_of(request_id)) in rows
             ):
                 columns = batch.loads[batch.loads[:, 0] == row, 1] // self._size
                 first, stop = int(columns.min()), int(columns.max()) + 1
                 patience = max(PATIENCE_S, 2 * (stop - first) * self._size * (self._token_s or 0.0))
-                ends, returns = self._clock() + patience, self._expected[request_id]
-                load = self._loads[request_id] = _Load(request_id, row, first, stop, ends, returns=returns)
+                load = self._loads[request_id] = _Load(request_id, row, first, stop, self._clock() + patience)
                 self._asked += stop - first
                 self._read_on(load)
 
@@ -264,7 +261,7 @@ class DiskTier:
         """Note the end of a request: its blocks were used now, the last ones first."""
         for chain in self._chains.pop(request_id):
             self._look_up(chain.keys)
-        self._expected.pop(request_id, None)
+        self._expected.discard(request_id)
 
     def _look_up(self, keys: list[bytes]) -> int:
         """As BlockStore.look_up."""
@@ -327,9 +324,10 @@ class DiskTier:
             # A batch that is out computes a block before these: after it.
             return
         del self._loads[load.request_id]
-        self._expected.pop(load.request_id, None)
+        self._expected.discard(load.request_id)
         self._num_loaded += load.done
-        if not load.returns:
+        if self._chains[load.request_id][0].num_asked == 1:
+            # One that returns had them before.
             self._live[load.request_id].note_loaded(load.done * self._size)
 
 

@@ -684,18 +684,13 @@ class SchedulerRig:
             self._wait_for_all()
         while len(self.flights) <= ahead and (batch is None or not batch.is_empty):
             batch = self.schedule()
+        if ahead and not self.flights:
+            # The first look may have taken a victim's blocks, and the second one finds who has room in them.
+            batch = self.schedule()
         self._is_between = False
         if self.flights:
             self.update(counts)
             return
-        if ahead:
-            self._is_between = True
-            batch = self.schedule()
-            self._is_between = False
-            if self.flights:
-                # The first look took a victim's blocks, the second one found who has room in them.
-                self.update(counts)
-                return
         with self._blaming():
             outputs = list(self.scheduler.update(batch, np.empty(0, np.int32), None, now=self.now))
         self._contents.clear()

@@ -20,10 +20,13 @@ def test_the_mended_manager_passes_and_the_bug_is_expected_and_reported_by_its_r
     # As a user has it who installed `paged[testing]` and nothing else: in a folder of its own, without our settings.
     shutil.copy(EXAMPLE, tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_your_own.py", "--xfail-tb"]
-    # Which of its rules the bug breaks first is drawn.
-    command.append("--hypothesis-seed=0")
+    # With a seed, because which rule the bug breaks first is drawn.
     done = subprocess.run(
-        [*command, "--paged-examples", "40"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+        [*command, "--paged-examples", "40", "--hypothesis-seed=0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 xfailed" in done.stdout
