@@ -6,6 +6,7 @@ Time comes in as a clock, randomness as a seed a request. Calls are serialised b
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,13 @@ class Engine:
         self.runner = _runner(config, self.model, self.pool, ranks)
         warn_if_slow(self.model)
         steps = config.scheduling
+        # Its scheduler does not hold the engine: one that is forgotten frees its memory at once.
+        own = weakref.proxy(self)
+
+        def ask_disk(request_id: str, have: int) -> tuple[int, bool]:
+            found: tuple[int, bool] = own.disk.elsewhere(request_id, have)
+            return found
+
         self.scheduler = Scheduler(
             manager,
             policy=steps.policy,
@@ -155,7 +163,7 @@ class Engine:
             max_pinned_per_tenant=its_kv.max_pinned_per_tenant,
             max_cached_per_tenant=its_kv.max_cached_per_tenant,
             remember_evicted=its_kv.remember_evicted,
-            elsewhere=None if its_kv.disk_cache is None and open_store is None else self._elsewhere,
+            elsewhere=None if its_kv.disk_cache is None and open_store is None else ask_disk,
         )
         self.on_logits: OnLogits | None = None
         self.on_batch: Callable[[Batch], None] | None = None
@@ -185,9 +193,6 @@ class Engine:
         # Steps in a row that found too little memory.
         self._num_failures = 0
         self._prefetches = False
-
-    def _elsewhere(self, request_id: str, have: int) -> tuple[int, bool]:
-        return (0, True) if self.disk is None else self.disk.elsewhere(request_id, have)
 
     def _disk_tier(self, open_store: OpenStore | None) -> DiskTier | None:
         """The tier below memory, on a folder or on the caller's store; None: there is none."""

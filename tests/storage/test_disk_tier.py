@@ -1,9 +1,11 @@
 """An engine with a disk below its memory: answers are the same to the last bit, and a prompt that is there is not
 computed again."""
 
+import gc
 import random
 import shutil
 import sys
+import weakref
 from pathlib import Path
 from threading import Event
 
@@ -253,6 +255,22 @@ def test_a_request_that_gave_its_blocks_reads_them_when_it_returns_and_they_are_
     assert (tokens, hits) == (alone, {"a": 0, "b": 0})
     assert engine.scheduler.stats().preemptions_recompute > 0
     assert engine.disk.stats().loaded > 0
+
+
+def test_an_engine_that_is_forgotten_frees_its_memory_at_once():
+    engine = Engine(tiny_model(64), block_size=4, num_blocks=40, open_store=lambda identity, block_bytes: Memory())
+    ask(engine)
+    # What an answer left, and what this test saw of it.
+    engine.on_logits = None
+    engine.close()
+    gc.collect()
+    kept = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_what_only_the_disk_has_is_not_prefetched_and_that_is_said(made):
