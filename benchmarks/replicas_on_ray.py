@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from paged.engine.replica_index import NO_KEYS
 from paged.engine.routing import Prompt
 from paged.integrations.ray.routing import Routing
 from paged.serving.settings import SERVED, Settings
@@ -59,7 +60,7 @@ class StudyRouter(RequestRouter):
             names = self._ours.ranked(id, asked, {name: each.routing_stats for name, each in by_name.items()})
             return [[by_name[name]] for name in names]
         number = self._numbers.setdefault(id, len(self._numbers))
-        keys = asked.prompt.keys(BLOCK_SIZE) if asked.prompt else []
+        keys = asked.prompt.keys(BLOCK_SIZE) if asked.prompt else NO_KEYS
         self._prompts[number] = Prompt(id, keys, len(asked.prompt.tokens) if asked.prompt else 0)
         place = self._balancer.choose(number, time.monotonic())
         self._place_of[id] = place

@@ -4,17 +4,19 @@
     replica 0  ■    ■    ■    ■    ■    ·        depth 5
     replica 1  ■    ■    ·    ·    ·    ·        depth 2
 
-A replica that has a block has those before it, so bisection finds the depths, for all replicas together. Where its
+A replica that has a block has those before it, so a few look-ups find the depths, for all replicas together. Where its
 events were lost or wrong, a depth may be wrong: then the replica computes more of the prompt, which costs time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paged.base.arguments import token_array
 from paged.block_manager import Cleared, Event, Removed, RestartPoint, Stored
@@ -27,10 +29,13 @@ _TIERS = {"device": DEVICE, "host": HOST}
 _LEAST_SWEPT = 100_000
 """Blocks of replicas that are gone, before they are looked for."""
 _AT_ONCE = 64
-_RESOLUTION = 9
-"""Depths are exact to a part in 2 ** 9 of the prompt, and rather too low: more look-ups would cost more than they tell (benchmarks/routing_cost.py)."""
+_MOST_AT_ONCE, _MOST_ONE_BY_ONE = 128, 64
+"""Look-ups that find the depths of a prompt: each of 10 million blocks costs cache misses (benchmarks/routing_cost.py)."""
+_HINT_BITS = 20
 
-Keys = Sequence[int]
+Keys = NDArray[np.uint64]
+"""A prompt's, uint64 [blocks]."""
+NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 class Depth(NamedTuple):
@@ -40,7 +45,7 @@ class Depth(NamedTuple):
     host: int
 
 
-def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> list[int]:
+def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> Keys:
     """The keys of a prompt's full blocks, at most len(tokens) - 1 tokens of it: the last 64 bits of `BlockManager.block_hashes`.
 
     `tokens` are integers or int32 [n]; the namespace of a request with any of these is (salt, adapter, extra_key), else None.
@@ -54,7 +59,7 @@ def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> list[int
         chained.update(data[start : start + size])
         digest = chained.digest()
         digests.append(digest)
-    return np.frombuffer(b"".join(digests), ">u8").reshape(-1, 4)[:, 3].tolist()
+    return np.frombuffer(b"".join(digests), ">u8").reshape(-1, 4)[:, 3].astype(np.uint64)
 
 
 def key_of(digest: bytes) -> int:
@@ -69,14 +74,19 @@ class ReplicaIndex:
     """
 
     def __init__(self) -> None:
-        self.by_restart_points: set[str] = set()
         self._slots: dict[str, int] = {}
+        # By bit.
+        self._names: dict[int, str] = {}
+        # Slots in use, and those of replicas that tell restart points, as masks.
         self._live = 0
+        self._restarting = 0
         self._next = 0
         # Slots that have no bits, and those whose bits are to be swept.
         self._free: list[int] = []
         self._gone: list[int] = []
         self._masks: tuple[dict[int, int], ...] = ({}, {}, {})
+        # By each of two parts of a key, how many restart points have it: most other blocks need no look-up then.
+        self._hints = np.zeros((2, 1 << _HINT_BITS), np.int16)
         self._num: dict[int, int] = {}
         self._num_gone = 0
 
@@ -97,47 +107,44 @@ class ReplicaIndex:
         Raises InvalidConfig for one that is there."""
         if replica in self._slots:
             raise InvalidConfig(f"there is a replica {replica!r} already")
-        if restart_points:
-            self.by_restart_points.add(replica)
-        self._take_slot(replica)
+        self._take_slot(replica, restart_points)
 
     def remove(self, replica: str) -> None:
         """Forget a replica. Raises UnknownReplica."""
         self._give_slot(replica)
-        self.by_restart_points.discard(replica)
         del self._slots[replica]
 
     def clear(self, replica: str) -> None:
         """Forget what a replica has. Raises UnknownReplica."""
+        restart_points = bool(self._restarting >> self._slot(replica) & 1)
         self._give_slot(replica)
-        self._take_slot(replica)
+        self._take_slot(replica, restart_points)
 
-    def store(self, replica: str, keys: Iterable[int], place: int = DEVICE) -> None:
+    def store(self, replica: str, keys: Iterable[int] | Keys, place: int = DEVICE) -> None:
         """Note that a replica has these blocks in a place from now on: DEVICE, HOST or RESTART. Raises UnknownReplica."""
         slot, masks, num = self._slot(replica), self._masks[place], 0
         bit = 1 << slot
         if place == RESTART:
-            self.by_restart_points.add(replica)
-        for key in keys:
+            self._restarting |= bit
+        for key in _integers(keys):
             before = masks.get(key, 0)
             if not before & bit:
                 # One integer serves all blocks that one replica alone has.
                 masks[key] = before | bit if before else bit
                 num += 1
+                if not before and place == RESTART:
+                    self._hint(key, 1)
         self._num[slot] += num
 
-    def drop(self, replica: str, keys: Iterable[int], place: int = DEVICE) -> None:
+    def drop(self, replica: str, keys: Iterable[int] | Keys, place: int = DEVICE) -> None:
         """Note that a replica has these blocks in a place no more. Raises UnknownReplica."""
         slot, masks = self._slot(replica), self._masks[place]
         bit = 1 << slot
-        for key in keys:
+        for key in _integers(keys):
             before = masks.get(key, 0)
             if before & bit:
                 self._num[slot] -= 1
-                if before == bit:
-                    del masks[key]
-                else:
-                    masks[key] = before ^ bit
+                self._set(place, key, before ^ bit)
 
     def apply(self, replica: str, events: Iterable[Event]) -> None:
         """Apply the events of a replica's memory (`BlockManager.take_events`), in order. Raises UnknownReplica."""
@@ -153,75 +160,102 @@ class ReplicaIndex:
                 self.clear(replica)
 
     def depths(self, keys: Keys) -> dict[str, Depth]:
-        """How much of a prompt each replica has, in blocks; those that have nothing are left out. Of prompts of over 512 blocks it may be up
-        to a 512th more.
+        """How much of a prompt each replica has, in blocks; those that have nothing are left out. Of a replica that tells restart points it is
+        the deepest of them, not the deepest block.
 
-        Of a replica that tells restart points it is the deepest of them, not the deepest block.
+        Exact where replicas have a few depths. Where they have many, a depth may be too low by a 64th of the prompt.
         """
-        device, host, restart = self._masks
-        found = self._by_depth(keys, device)
-        behind = self._by_depth(keys, device, host) if host else found
-        by_slot = {slot: name for name, slot in self._slots.items()} if found or behind else {}
-        depths: dict[str, Depth] = {}
-        for mask, depth in behind:
-            for slot in _bits(mask):
-                depths[by_slot[slot]] = Depth(0, depth)
-        for mask, depth in found:
-            for slot in _bits(mask):
-                name = by_slot[slot]
-                depths[name] = Depth(depth, depths[name].host - depth if name in depths else 0)
-        if self.by_restart_points:
-            self._shorten(keys, depths, restart)
+        found, width = self._found(keys), self._next
+        if self._restarting:
+            found = self._until_restart(keys, found)
+        depths, behind = {}, {}
+        for depth, mask in found:
+            whole = Depth(depth, 0)
+            for name in self._named(mask & self._live):
+                depths[name] = whole
+            if mask := mask >> width:
+                behind |= dict.fromkeys(self._named(mask), depth)
+        for name, depth in behind.items():
+            device = depths[name].device if name in depths else 0
+            depths[name] = Depth(device, depth - device)
         return depths
 
-    def _by_depth(
-        self, keys: Keys, first: dict[int, int], second: dict[int, int] | None = None
-    ) -> list[tuple[int, int]]:
-        """Masks of replicas that have the same depth, and the depth; those that have nothing are left out."""
-        get, also, live = first.get, None if second is None else second.get, self._live
+    def _found(self, keys: Keys) -> list[tuple[int, int]]:
+        """Depths, and who has each: a mask of replicas that have as much on the device, and above it one of those that have it there or on the host."""
+        [some] = self._having(keys[:1].tolist()) or [0]
+        some &= self._live | self._live << self._next
+        step = -(-len(keys) // min(2 * some.bit_count(), _MOST_AT_ONCE)) if some else 0
+        found, gaps, low = [], [], 0
+        # A gap: `some` have the block at `low`, and not the one at `high`.
+        for high, mask in zip(range(step, len(keys), step), self._having(keys[step::step].tolist())) if some else ():
+            if some != (deeper := some & mask):
+                gaps.append((low, high, some ^ deeper))
+                some = deeper
+            low = high
+        if some:
+            gaps.append((low, len(keys), some))
+        if len(gaps) * step.bit_length() <= _MOST_ONE_BY_ONE:
+            while gaps:
+                low, high, some = gaps.pop()
+                if high - low == 1:
+                    found.append((low + 1, some))
+                    continue
+                middle = (low + high) // 2
+                [mask] = self._having([keys.item(middle)])
+                if deeper := some & mask:
+                    gaps.append((middle, high, deeper))
+                if some != deeper:
+                    gaps.append((low, middle, some ^ deeper))
+        return found + [(low + 1, some) for low, _, some in gaps]
 
-        def having(at: int) -> int:
-            key = keys[at]
-            mask = get(key, 0) if also is None else get(key, 0) | also(key, 0)
-            return mask & live
+    def _having(self, keys: list[int]) -> list[int]:
+        """Who has each of these blocks, as `_found` has it."""
+        device, host, _ = self._masks
+        masks = list(map(device.get, keys, repeat(0)))
+        if host:
+            also = map(host.get, keys, repeat(0))
+            masks = [first | (first | second) << self._next for first, second in zip(masks, also, strict=True)]
+        return masks
 
-        found: list[tuple[int, int]] = []
-        if not keys or not (some := having(0)):
-            return found
-        least = max(1, len(keys) >> _RESOLUTION)
-        if last := having(len(keys) - 1) & some:
-            found.append((last, len(keys)))
-        # Depths of those in `some` and not in `last` are from `low` to `high` - 1.
-        open_parts = [(1, some, len(keys), last)]
-        while open_parts:
-            low, some, high, last = open_parts.pop()
-            if not (some := some & ~last):
-                continue
-            if high - low <= least:
-                found.append((some, low))
-                continue
-            middle = (low + high) // 2
-            deep = having(middle - 1) & some
-            open_parts += (low, some, middle, deep), (middle, deep, high, 0)
+    def _until_restart(self, keys: Keys, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The same, with the deepest restart points instead of the depths of replicas that tell them."""
+        own = self._restarting
+        ends = sorted([(depth, mask & own) for depth, mask in found if mask & own])
+        found = [(depth, mask & ~(own | own << self._next)) for depth, mask in found]
+        first, second = _parts(keys[: ends[-1][0] if ends else 0])
+        hinted = np.flatnonzero(self._hints[0][first])[::-1]
+        hinted = hinted[self._hints[1][second[hinted]] != 0]
+        left = 0
+        for start in range(0, len(hinted), _AT_ONCE):
+            at = hinted[start : start + _AT_ONCE]
+            for place, mask in zip(at.tolist(), map(self._masks[RESTART].get, keys[at].tolist(), repeat(0)), strict=True):
+                while ends and ends[-1][0] > place:
+                    left |= ends.pop()[1]
+                if stopping := mask & left:
+                    found.append((place + 1, stopping))
+                    left ^= stopping
+            if not (left or ends):
+                break
         return found
 
-    def _shorten(self, keys: Keys, depths: dict[str, Depth], restart: dict[int, int]) -> None:
-        """Set the depths of replicas whose layers are of several kinds to their deepest restart points."""
-        blocks = {self._slots[name]: depths.pop(name).device for name in self.by_restart_points & depths.keys()}
-        by_slot = {slot: name for name, slot in self._slots.items() if slot in blocks}
-        left = sum(1 << slot for slot in blocks)
-        for stop in range(max(blocks.values(), default=0), 0, -_AT_ONCE):
-            start = max(0, stop - _AT_ONCE)
-            masks = list(map(restart.get, keys[start:stop]))
-            if not any(masks):
-                continue
-            for depth in range(stop, start, -1):
-                for slot in _bits((masks[depth - 1 - start] or 0) & left):
-                    if depth <= blocks[slot]:
-                        depths[by_slot[slot]] = Depth(depth, 0)
-                        left ^= 1 << slot
-            if not left:
-                break
+    def _set(self, place: int, key: int, mask: int) -> None:
+        """Note who has a block that some replica had."""
+        if mask:
+            self._masks[place][key] = mask
+        else:
+            del self._masks[place][key]
+            if place == RESTART:
+                self._hint(key, -1)
+
+    def _hint(self, key: int, change: int) -> None:
+        for hints, part in zip(self._hints, _parts(key), strict=True):
+            hints[part] += change
+
+    def _named(self, mask: int) -> Iterator[str]:
+        while mask:
+            bit = mask & -mask
+            yield self._names[bit]
+            mask ^= bit
 
     def _slot(self, replica: str) -> int:
         try:
@@ -229,17 +263,21 @@ class ReplicaIndex:
         except KeyError:
             raise UnknownReplica(replica, self._slots) from None
 
-    def _take_slot(self, replica: str) -> None:
+    def _take_slot(self, replica: str, restart_points: bool) -> None:
         if not self._free:
             self._free.append(self._next)
             self._next += 1
         slot = self._slots[replica] = self._free.pop()
+        self._names[1 << slot] = replica
         self._live |= 1 << slot
+        self._restarting |= restart_points << slot
         self._num[slot] = 0
 
     def _give_slot(self, replica: str) -> None:
         slot = self._slot(replica)
         self._live ^= 1 << slot
+        self._restarting &= self._live
+        del self._names[1 << slot]
         num = self._num.pop(slot)
         (self._gone if num else self._free).append(slot)
         self._num_gone += num
@@ -249,19 +287,17 @@ class ReplicaIndex:
     def _sweep(self) -> None:
         """Forget the blocks of slots that were given up."""
         live = self._live
-        for masks in self._masks:
+        for place, masks in enumerate(self._masks):
             for key in [key for key, mask in masks.items() if mask & ~live]:
-                if mask := masks[key] & live:
-                    masks[key] = mask
-                else:
-                    del masks[key]
+                self._set(place, key, masks[key] & live)
         self._free += self._gone
         self._gone, self._num_gone = [], 0
 
 
-def _bits(mask: int) -> Iterable[int]:
-    """The places of the ones in a mask, lowest first."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+def _integers(keys: Iterable[int] | Keys) -> Iterable[int]:
+    return keys.tolist() if isinstance(keys, np.ndarray) else keys
+
+
+def _parts(key: Any) -> Any:
+    most = (1 << _HINT_BITS) - 1
+    return key & most, key >> _HINT_BITS & most

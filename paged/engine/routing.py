@@ -15,33 +15,37 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 
 import msgspec
+import numpy as np
 
 from paged.engine.replica_index import Depth, Keys, ReplicaIndex
 from paged.errors import InvalidConfig, UnknownReplica
 
 NO_DEPTH = Depth(0, 0)
+_Ranked = tuple[int, float, float, float, str]
+"""A replica: 0, or 1 where it is expected too late, or 2 and more where it is full; its score; the expected first token; what is computed, in seconds; its name."""
 _UNKNOWN_TOKEN_S = 1e-4
 """Seconds a token while no replica has said its own."""
 _FADING_AT_ONCE = 2
 _SPARSE = (*(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48), *range(64, 1 << 20, 64))
 """Lengths in blocks at which what was sent and is not cached yet is noted."""
+_SPARSE_PLACES = np.array(_SPARSE) - 1
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
     """A request that needs a replica.
 
     id          names it until it is completed
-    keys        of its full blocks (`prompt_keys`)
+    keys        of its full blocks (`prompt_keys`), uint64 [blocks]
     num_tokens  of its prompt
     tenant      its tenant, "" without one
     """
 
     id: str
-    keys: Sequence[int]
+    keys: Keys
     num_tokens: int
     tenant: str = ""
 
@@ -131,13 +135,14 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 
     made: Reservation
     since: float
-    keys: Keys = ()
+    keys: Sequence[int] = ()
 
 
 class _Replica:
-    """A router's record of a replica: its latest report, and the requests sent since."""
+    """A router's record of a replica: its latest report, and the requests sent since, which count so many times."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: int) -> None:
+        self._times = times
         self.load = ReplicaLoad()
         self.seen = 0.0
         self.num_sent = 0
@@ -146,9 +151,9 @@ class _Replica:
         # Of each key that is noted, how many requests have it.
         self.num_noted: Counter[int] = Counter()
 
-    def wait_s(self, tenant: str, tokens: int, token_s: float, now: float, times: int) -> float:
-        """Seconds until a request of a tenant that has so many tokens to compute begins. What was sent counts so many times."""
-        load = self.load
+    def wait_s(self, tenant: str, tokens: int, token_s: float, now: float) -> float:
+        """Seconds until a request of a tenant that has so many tokens to compute begins."""
+        load, times = self.load, self._times
         wait = max(0.0, load.begin_s - (now - self.seen))
         if self.reserved:
             wait += self.reserved * times * token_s
@@ -176,7 +181,7 @@ class _Replica:
         if sent is not None:
             self.reserved -= sent.made.tokens
 
-    def withdraw(self, keys: Keys) -> list[int]:
+    def withdraw(self, keys: Iterable[int]) -> list[int]:
         """Take back the notes of a request, and return the keys that no other one has."""
         num_noted, gone = self.num_noted, []
         for key in keys:
@@ -230,9 +235,11 @@ class Router:
         self._replicas: dict[str, _Replica] = {}
         # Requests that are not completed, the oldest first.
         self._by_id: dict[str, _Sent] = {}
+        # When each reservation was made, and where, in order.
+        self._reserved: deque[tuple[float, str]] = deque()
         # What was sent and is not cached yet; and when each note of it goes, in order.
         self._expected = ReplicaIndex()
-        self._fading: deque[tuple[float, str, Keys]] = deque()
+        self._fading: deque[tuple[float, str, Sequence[int]]] = deque()
 
     @property
     def replicas(self) -> list[str]:
@@ -244,7 +251,7 @@ class Router:
         self._expected.add(replica)
         if replica not in self.index:
             self.index.add(replica, restart_points=restart_points)
-        self._replicas[replica] = _Replica()
+        self._replicas[replica] = _Replica(1 + self.rules.num_untold)
 
     def remove(self, replica: str) -> None:
         """Forget a replica; requests that it has are completed. Raises UnknownReplica."""
@@ -264,43 +271,31 @@ class Router:
         The first one's expected first token is at most `bound_times` · the earliest + `bound_s`, and later than that by what other routers
         may have sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
         """
-        rules, names = self.rules, list(self._replicas) if candidates is None else candidates
+        names = list(self._replicas) if candidates is None else candidates
         if not names:
             raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
         self._fade(now)
-        depths, sent = self.index.depths(prompt.keys), self._expected.depths(sparse(prompt.keys))
-        size, times = self.block_size, 1 + rules.num_untold
-        ranked: list[tuple[int, float, float, float, str]] = []
-        earliest = math.inf
-        for name in names:
-            replica = self._replica(name)
-            load = replica.load
-            token_s = load.token_s or self._usual_token_s()
-            depth = max(sum(depths.get(name, NO_DEPTH)), _SPARSE[sent[name].device - 1] if name in sent else 0)
-            tokens = prompt.num_tokens - depth * size
-            compute = tokens * token_s
-            wait = replica.wait_s(prompt.tenant, tokens, token_s, now, times)
-            expected = wait + compute
-            score = expected + rules.spared * compute + rules.running_s * load.num_running
-            ranked.append((2 * load.is_full, score, expected, compute, name))
-            if expected < earliest and not load.is_full:
-                earliest = expected
-        within = earliest * rules.bound_times + rules.bound_s
-        # Those that are expected too late come after the others, and before those that are full.
-        ranked = [(last + (when > within), score, when, compute, name) for last, score, when, compute, name in ranked]
-        ranked.sort()
-        self._draw_first(ranked)
+        depths, noted = self.index.depths(prompt.keys), self._expected.depths(sparse(prompt.keys))
+        waits, usual = [], 0.0
+        for name, known in zip(names, map(self._replica, names), strict=True):
+            token_s = known.load.token_s or usual or (usual := self._usual_token_s())
+            depth = sum(depths[name]) if name in depths else 0
+            if name in noted:
+                depth = max(depth, _SPARSE[noted[name].device - 1])
+            tokens = prompt.num_tokens - depth * self.block_size
+            waits.append((name, known.load, known.wait_s(prompt.tenant, tokens, token_s, now), tokens * token_s))
+        ranked = self._ranked(waits)
         _, _, expected, _, best = ranked[0]
         return Choice([each[-1] for each in ranked], expected, depths.get(best, NO_DEPTH))
 
     def routed(self, prompt: Prompt, replica: str, now: float, depth: Depth = NO_DEPTH) -> Reservation:
         """Note that a request was sent to a replica, which had so much of it. Returns what other routers may hear. Raises UnknownReplica."""
-        known, keys = self._replica(replica), sparse(prompt.keys)
+        known, keys = self._replica(replica), sparse(prompt.keys).tolist()
         self.completed(prompt.id, now)
         known.num_sent += 1
         tokens = max(1, prompt.num_tokens - sum(depth) * self.block_size)
         made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens)
-        known.reserve(made, now)
+        self._reserve(made, now)
         self._expected.store(replica, keys)
         known.num_noted.update(keys)
         self._by_id[prompt.id] = _Sent(made, now, keys)
@@ -314,7 +309,7 @@ class Router:
     def heard(self, made: Reservation, now: float) -> None:
         """Count a request that another router has sent. It counts once; at an unknown replica it does not count."""
         if made.replica in self._replicas and made.router != self.name:
-            self._replicas[made.replica].reserve(made, now)
+            self._reserve(made, now)
 
     def completed(self, id: str, now: float) -> None:
         """Note that a sent request has ended; do nothing for an unknown one."""
@@ -323,14 +318,30 @@ class Router:
             self._replicas[known.made.replica].settle(self.name, known.made.number)
             self._fading.append((now + self.rules.settle_s, known.made.replica, known.keys))
 
-    def _draw_first(self, ranked: list[tuple[int, float, float, float, str]]) -> None:
-        """Move one of those that differ too little from the first to the front: other routers see the same loads, and are not to choose the same."""
+    def _reserve(self, made: Reservation, now: float) -> None:
+        self._replicas[made.replica].reserve(made, now)
+        self._reserved.append((now, made.replica))
+
+    def _ranked(self, waits: list[tuple[str, ReplicaLoad, float, float]]) -> list[_Ranked]:
+        """Order replicas, of which each comes with its load, its wait and what it computes, in seconds."""
+        rules, earliest, ranked = self.rules, math.inf, []
+        for name, load, wait, compute in waits:
+            expected = wait + compute
+            score = expected + rules.spared * compute + rules.running_s * load.num_running
+            ranked.append((2 * load.is_full, score, expected, compute, name))
+            if expected < earliest and not load.is_full:
+                earliest = expected
+        within = earliest * rules.bound_times + rules.bound_s
+        # Those that are expected too late come after the others, and before those that are full.
+        ranked = [(last + (when > within), score, when, compute, name) for last, score, when, compute, name in ranked]
+        ranked.sort()
+        # One of those that differ too little from the first is drawn: other routers see the same loads, and are not to choose the same.
         rank, score, _, compute, _ = ranked[0]
-        untold = self.rules.num_untold
-        most = score + compute * untold / (1 + untold)
+        most = score + compute * rules.num_untold / (1 + rules.num_untold)
         num = next((i for i, each in enumerate(ranked) if each[0] != rank or each[1] > most), len(ranked))
         if num > 1:
             ranked.insert(0, ranked.pop(int(self._draw() * num)))
+        return ranked
 
     def _fade(self, now: float) -> None:
         """Forget notes of content that is cached by now, or never will be: a few at a time, so that no decision takes long."""
@@ -345,9 +356,10 @@ class Router:
             _, replica, keys = self._fading.popleft()
             if replica in self._replicas:
                 self._expected.drop(replica, self._replicas[replica].withdraw(keys))
-        for known in self._replicas.values():
-            if known.reserved:
-                known.lapse(before)
+        while self._reserved and self._reserved[0][0] <= before:
+            _, replica = self._reserved.popleft()
+            if replica in self._replicas:
+                self._replicas[replica].lapse(before)
 
     def _usual_token_s(self) -> float:
         return max([each.load.token_s for each in self._replicas.values()]) or _UNKNOWN_TOKEN_S
@@ -359,7 +371,6 @@ class Router:
             raise UnknownReplica(name, self._replicas) from None
 
 
-def sparse(keys: Keys) -> list[int]:
+def sparse(keys: Keys) -> Keys:
     """Some of a prompt's keys: enough to know how much of it two prompts share, to 64 blocks or half of it."""
-    num = len(keys)
-    return [keys[length - 1] for length in _SPARSE[: bisect_right(_SPARSE, num)]]
+    return keys[_SPARSE_PLACES[: bisect_right(_SPARSE, len(keys))]]

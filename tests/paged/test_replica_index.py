@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from paged import BlockManager, LayerGroup, Request, Scheduler
+from paged import BlockManager, LayerGroup, Request, RestartPoint, Scheduler
 from paged.engine.replica_index import DEVICE, HOST, RESTART, Depth, ReplicaIndex, key_of, prompt_keys
 from paged.errors import InvalidConfig, UnknownReplica
 
 FOUR = prompt_keys(range(100, 117), 4)
+SEVEN = np.array([7], np.uint64)
 
 
 def index_of(*replicas):
@@ -29,7 +30,7 @@ def test_keys_are_the_last_64_bits_of_the_hashes_of_memory(salt):
     scheduler = Scheduler(BlockManager(8, 4))
     serve(scheduler, "a", range(9), salt)
     [stored] = scheduler.manager.take_events()
-    assert prompt_keys(range(9), 4, salt and (salt, None, None)) == [key_of(digest) for digest in stored.hashes]
+    assert prompt_keys(range(9), 4, salt and (salt, None, None)).tolist() == [key_of(digest) for digest in stored.hashes]
 
 
 def test_the_last_token_of_a_prompt_is_never_in_a_key():
@@ -61,19 +62,21 @@ def test_depths_are_those_of_a_look_up_in_each_memory(seed):
 def test_a_replica_with_layers_of_several_kinds_has_its_deepest_restart_point(side):
     random = np.random.default_rng(0)
     scheduler = Scheduler(BlockManager(60, 4, groups=[LayerGroup("full"), side]), max_tokens_per_step=16)
-    index, deeper = index_of("plain"), 0
+    index, blocks, deeper = index_of("plain"), index_of("a"), 0
     index.add("a", restart_points=True)
     index.store("plain", FOUR)
     head = random.integers(0, 50, 40).tolist()
     for number in range(30):
         prompt = head[: random.integers(4, 40)] + random.integers(0, 50, random.integers(1, 30)).tolist()
         serve(scheduler, str(number), prompt)
-        index.apply("a", scheduler.manager.take_events(restart_points=True))
+        events = scheduler.manager.take_events(restart_points=True)
+        index.apply("a", events)
+        blocks.apply("a", [event for event in events if not isinstance(event, RestartPoint)])
         for asked in (prompt, head, head[:21]):
             keys = prompt_keys(asked, 4)
             expected = scheduler.manager.lookup(asked).num_tokens // 4
             assert index.depths(keys).get("a", Depth(0, 0)) == (expected, 0)
-            deeper += index._by_depth(keys, index._masks[DEVICE])[:1] != [(1, expected)]
+            deeper += blocks.depths(keys).get("a", Depth(0, 0)) != (expected, 0)
     assert deeper, "some restart points were not the deepest blocks"
     assert index.depths(FOUR)["plain"] == (4, 0)
 
@@ -95,7 +98,7 @@ def test_blocks_of_replicas_that_are_gone_are_swept():
     for _ in range(3):
         index.store("a", range(60_000))
         index.clear("a")
-    assert len(index) < 130_000 and index.depths([7]) == {"b": Depth(1, 0)}
+    assert len(index) < 130_000 and index.depths(SEVEN) == {"b": Depth(1, 0)}
 
 
 def test_blocks_that_are_stored_twice_count_once():
