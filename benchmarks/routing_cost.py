@@ -29,12 +29,14 @@ def filled(router: Router, random: np.random.Generator, indexed: int, *, restart
     paths = []
     for number in range(indexed // BLOCKS):
         keys, is_shared = random.integers(0, 1 << 63, BLOCKS, np.uint64), number % 8 == 0
+        # Where its turns end, prompts can begin.
+        stops = np.sort(random.integers(0, BLOCKS, 8))
         owners = [(number % REPLICAS, BLOCKS)]
         owners += [(place, int(random.integers(1, BLOCKS))) for place in range(REPLICAS if is_shared else number % 4)]
         for place, depth in owners:
             router.index.store(str(place), keys[:depth])
             if restart_points:
-                router.index.store(str(place), keys[random.integers(0, depth, 5)], RESTART)
+                router.index.store(str(place), keys[stops[stops < depth]], RESTART)
         paths.append((KINDS[is_shared], keys))
     return paths
 

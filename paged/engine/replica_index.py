@@ -29,8 +29,8 @@ _TIERS = {"device": DEVICE, "host": HOST}
 _LEAST_SWEPT = 100_000
 """Blocks of replicas that are gone, before they are looked for."""
 _AT_ONCE = 64
-_MOST_AT_ONCE, _MOST_ONE_BY_ONE = 128, 64
-"""Look-ups that find the depths of a prompt: each of 10 million blocks costs cache misses (benchmarks/routing_cost.py)."""
+_MOST_AT_ONCE, _MOST_LOOK_UPS = 64, 80
+"""Look-ups of the depths of a prompt: each of 10 million blocks costs cache misses (benchmarks/routing_cost.py)."""
 _HINT_BITS = 20
 
 Keys = NDArray[np.uint64]
@@ -123,14 +123,17 @@ class ReplicaIndex:
     def store(self, replica: str, keys: Iterable[int] | Keys, place: int = DEVICE) -> None:
         """Note that a replica has these blocks in a place from now on: DEVICE, HOST or RESTART. Raises UnknownReplica."""
         slot, masks, num = self._slot(replica), self._masks[place], 0
-        bit = 1 << slot
+        bit = with_it = 1 << slot
+        without = 0
         if place == RESTART:
             self._restarting |= bit
         for key in _integers(keys):
             before = masks.get(key, 0)
             if not before & bit:
-                # One integer serves all blocks that one replica alone has.
-                masks[key] = before | bit if before else bit
+                # One integer serves all blocks in a row that the same replicas have.
+                if before is not without:
+                    without, with_it = before, before | bit
+                masks[key] = with_it
                 num += 1
                 if not before and place == RESTART:
                     self._hint(key, 1)
@@ -138,13 +141,19 @@ class ReplicaIndex:
 
     def drop(self, replica: str, keys: Iterable[int] | Keys, place: int = DEVICE) -> None:
         """Note that a replica has these blocks in a place no more. Raises UnknownReplica."""
-        slot, masks = self._slot(replica), self._masks[place]
+        slot, masks, num = self._slot(replica), self._masks[place], 0
         bit = 1 << slot
         for key in _integers(keys):
             before = masks.get(key, 0)
             if before & bit:
-                self._num[slot] -= 1
-                self._set(place, key, before ^ bit)
+                num += 1
+                if before != bit:
+                    masks[key] = before ^ bit
+                else:
+                    del masks[key]
+                    if place == RESTART:
+                        self._hint(key, -1)
+        self._num[slot] -= num
 
     def apply(self, replica: str, events: Iterable[Event]) -> None:
         """Apply the events of a replica's memory (`BlockManager.take_events`), in order. Raises UnknownReplica."""
@@ -180,32 +189,41 @@ class ReplicaIndex:
             depths[name] = Depth(device, depth - device)
         return depths
 
+    def deepest(self, keys: Keys) -> dict[str, int]:
+        """How deep in these blocks the last one is that each replica has on its device, whatever it has before. One look-up a block."""
+        found = _deepest(self._masks[DEVICE], keys, np.arange(len(keys)), [(len(keys), self._live)])
+        return {name: depth for depth, mask in found for name in self._named(mask)}
+
     def _found(self, keys: Keys) -> list[tuple[int, int]]:
         """Depths, and who has each: a mask of replicas that have as much on the device, and above it one of those that have it there or on the host."""
         [some] = self._having(keys[:1].tolist()) or [0]
-        some &= self._live | self._live << self._next
-        step = -(-len(keys) // min(2 * some.bit_count(), _MOST_AT_ONCE)) if some else 0
+        if not (some := some & (self._live | self._live << self._next)):
+            return []
+        # Looked up at once; then in the middle of each gap, the deepest first. A gap: `some` have the block at `low`, and not the one at `high`.
+        step = -(-len(keys) // min(some.bit_count() + 1, _MOST_AT_ONCE))
         found, gaps, low = [], [], 0
-        # A gap: `some` have the block at `low`, and not the one at `high`.
-        for high, mask in zip(range(step, len(keys), step), self._having(keys[step::step].tolist())) if some else ():
+        at = range(step, len(keys), step)
+        for high, mask in zip(at, self._having(keys[at.start :: step].tolist()), strict=True):
             if some != (deeper := some & mask):
                 gaps.append((low, high, some ^ deeper))
                 some = deeper
             low = high
         if some:
             gaps.append((low, len(keys), some))
-        if len(gaps) * step.bit_length() <= _MOST_ONE_BY_ONE:
-            while gaps:
-                low, high, some = gaps.pop()
-                if high - low == 1:
-                    found.append((low + 1, some))
-                    continue
-                middle = (low + high) // 2
-                [mask] = self._having([keys.item(middle)])
-                if deeper := some & mask:
-                    gaps.append((middle, high, deeper))
-                if some != deeper:
-                    gaps.append((low, middle, some ^ deeper))
+        left = _MOST_LOOK_UPS - len(at)
+        while gaps and left:
+            low, high, some = gaps.pop()
+            if high - low == 1:
+                found.append((low + 1, some))
+                continue
+            left -= 1
+            middle = (low + high) // 2
+            [mask] = self._having([keys.item(middle)])
+            deeper = some & mask
+            if some != deeper:
+                gaps.append((low, middle, some ^ deeper))
+            if deeper:
+                gaps.append((middle, high, deeper))
         return found + [(low + 1, some) for low, _, some in gaps]
 
     def _having(self, keys: list[int]) -> list[int]:
@@ -221,35 +239,15 @@ class ReplicaIndex:
         """The same, with the deepest restart points instead of the depths of replicas that tell them."""
         own = self._restarting
         ends = sorted([(depth, mask & own) for depth, mask in found if mask & own])
-        found = [(depth, mask & ~(own | own << self._next)) for depth, mask in found]
-        first, second = _parts(keys[: ends[-1][0] if ends else 0])
-        hinted = np.flatnonzero(self._hints[0][first])[::-1]
-        hinted = hinted[self._hints[1][second[hinted]] != 0]
-        left = 0
-        for start in range(0, len(hinted), _AT_ONCE):
-            at = hinted[start : start + _AT_ONCE]
-            for place, mask in zip(at.tolist(), map(self._masks[RESTART].get, keys[at].tolist(), repeat(0)), strict=True):
-                while ends and ends[-1][0] > place:
-                    left |= ends.pop()[1]
-                if stopping := mask & left:
-                    found.append((place + 1, stopping))
-                    left ^= stopping
-            if not (left or ends):
-                break
-        return found
-
-    def _set(self, place: int, key: int, mask: int) -> None:
-        """Note who has a block that some replica had."""
-        if mask:
-            self._masks[place][key] = mask
-        else:
-            del self._masks[place][key]
-            if place == RESTART:
-                self._hint(key, -1)
+        hinted = np.arange(ends[-1][0] if ends else 0)
+        for number, hints in enumerate(self._hints):
+            hinted = hinted[hints[_part(keys[hinted], number)] != 0]
+        others = [(depth, left) for depth, mask in found if (left := mask & ~(own | own << self._next))]
+        return others + _deepest(self._masks[RESTART], keys, hinted, ends)
 
     def _hint(self, key: int, change: int) -> None:
-        for hints, part in zip(self._hints, _parts(key), strict=True):
-            hints[part] += change
+        for number, hints in enumerate(self._hints):
+            hints[_part(key, number)] += change
 
     def _named(self, mask: int) -> Iterator[str]:
         while mask:
@@ -289,7 +287,12 @@ class ReplicaIndex:
         live = self._live
         for place, masks in enumerate(self._masks):
             for key in [key for key, mask in masks.items() if mask & ~live]:
-                self._set(place, key, masks[key] & live)
+                if mask := masks[key] & live:
+                    masks[key] = mask
+                else:
+                    del masks[key]
+                    if place == RESTART:
+                        self._hint(key, -1)
         self._free += self._gone
         self._gone, self._num_gone = [], 0
 
@@ -298,6 +301,23 @@ def _integers(keys: Iterable[int] | Keys) -> Iterable[int]:
     return keys.tolist() if isinstance(keys, np.ndarray) else keys
 
 
-def _parts(key: Any) -> Any:
-    most = (1 << _HINT_BITS) - 1
-    return key & most, key >> _HINT_BITS & most
+def _deepest(masks: dict[int, int], keys: Keys, at: NDArray[np.int64], ends: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Depths, and who has each: the deepest blocks of those `at` that replicas have before their `ends`, which are depths and masks, deepest last."""
+    found, left = [], 0
+    for stop in range(len(at), 0, -_AT_ONCE):
+        places = at[max(0, stop - _AT_ONCE) : stop][::-1]
+        having = list(map(masks.get, keys[places].tolist(), repeat(0)))
+        for place, mask in zip(places.tolist(), having, strict=True) if any(having) else ():
+            while ends and ends[-1][0] > place:
+                left |= ends.pop()[1]
+            if some := mask & left:
+                found.append((place + 1, some))
+                left ^= some
+        if not (left or ends):
+            break
+    return found
+
+
+def _part(key: Any, number: int) -> Any:
+    """Some bits of a key, or of each: others for each number."""
+    return key >> number * _HINT_BITS & ((1 << _HINT_BITS) - 1)

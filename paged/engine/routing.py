@@ -29,7 +29,6 @@ _Ranked = tuple[int, float, float, float, str]
 """A replica: 0, or 1 where it is expected too late, or 2 and more where it is full; its score; the expected first token; what is computed, in seconds; its name."""
 _UNKNOWN_TOKEN_S = 1e-4
 """Seconds a token while no replica has said its own."""
-_FADING_AT_ONCE = 2
 _SPARSE = (*(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48), *range(64, 1 << 20, 64))
 """Lengths in blocks at which what was sent and is not cached yet is noted."""
 _SPARSE_PLACES = np.array(_SPARSE) - 1
@@ -151,10 +150,9 @@ class _Replica:
         # Of each key that is noted, how many requests have it.
         self.num_noted: Counter[int] = Counter()
 
-    def wait_s(self, tenant: str, tokens: int, token_s: float, now: float) -> float:
-        """Seconds until a request of a tenant that has so many tokens to compute begins."""
-        load, times = self.load, self._times
-        wait = max(0.0, load.begin_s - (now - self.seen))
+    def wait_s(self, begin_s: float, tenant: str, tokens: int, token_s: float) -> float:
+        """Seconds until a request of a tenant that has so many tokens to compute begins, of those until one would that nothing was sent before."""
+        load, times, wait = self.load, self._times, begin_s
         if self.reserved:
             wait += self.reserved * times * token_s
             wait += max(0, len(self._sent) * times - load.num_free) * load.turn_s
@@ -188,7 +186,7 @@ class _Replica:
             if (num := num_noted[key]) > 1:
                 num_noted[key] = num - 1
             else:
-                del num_noted[key]
+                num_noted.pop(key)  # twice as fast as del of a Counter
                 gone.append(key)
         return gone
 
@@ -275,22 +273,29 @@ class Router:
         if not names:
             raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
         self._fade(now)
-        depths, noted = self.index.depths(prompt.keys), self._expected.depths(sparse(prompt.keys))
+        depths, noted = self.index.depths(prompt.keys), self._expected.deepest(sparse(prompt.keys))
         waits, usual = [], 0.0
         for name, known in zip(names, map(self._replica, names), strict=True):
-            token_s = known.load.token_s or usual or (usual := self._usual_token_s())
+            load = known.load
+            token_s = load.token_s or usual or (usual := self._usual_token_s())
             depth = sum(depths[name]) if name in depths else 0
             if name in noted:
-                depth = max(depth, _SPARSE[noted[name].device - 1])
+                depth = max(depth, _SPARSE[noted[name] - 1])
             tokens = prompt.num_tokens - depth * self.block_size
-            waits.append((name, known.load, known.wait_s(prompt.tenant, tokens, token_s, now), tokens * token_s))
+            wait = load.begin_s - (now - known.seen)
+            if wait < 0.0:
+                wait = 0.0
+            if known.reserved or load.is_fair:
+                wait = known.wait_s(wait, prompt.tenant, tokens, token_s)
+            waits.append((name, load, wait, tokens * token_s))
         ranked = self._ranked(waits)
         _, _, expected, _, best = ranked[0]
         return Choice([each[-1] for each in ranked], expected, depths.get(best, NO_DEPTH))
 
     def routed(self, prompt: Prompt, replica: str, now: float, depth: Depth = NO_DEPTH) -> Reservation:
         """Note that a request was sent to a replica, which had so much of it. Returns what other routers may hear. Raises UnknownReplica."""
-        known, keys = self._replica(replica), sparse(prompt.keys).tolist()
+        self._fade(now)
+        known, keys = self._replica(replica), sparse(prompt.keys)[bisect_right(_SPARSE, sum(depth)) :].tolist()
         self.completed(prompt.id, now)
         known.num_sent += 1
         tokens = max(1, prompt.num_tokens - sum(depth) * self.block_size)
@@ -324,16 +329,21 @@ class Router:
 
     def _ranked(self, waits: list[tuple[str, ReplicaLoad, float, float]]) -> list[_Ranked]:
         """Order replicas, of which each comes with its load, its wait and what it computes, in seconds."""
-        rules, earliest, ranked = self.rules, math.inf, []
-        for name, load, wait, compute in waits:
-            expected = wait + compute
-            score = expected + rules.spared * compute + rules.running_s * load.num_running
-            ranked.append((2 * load.is_full, score, expected, compute, name))
-            if expected < earliest and not load.is_full:
-                earliest = expected
+        rules = self.rules
+        spared, running_s = rules.spared, rules.running_s
+        earliest = min([wait + compute for _, load, wait, compute in waits if not load.is_full], default=math.inf)
         within = earliest * rules.bound_times + rules.bound_s
         # Those that are expected too late come after the others, and before those that are full.
-        ranked = [(last + (when > within), score, when, compute, name) for last, score, when, compute, name in ranked]
+        ranked = [
+            (
+                2 * load.is_full + ((expected := wait + compute) > within),
+                expected + spared * compute + running_s * load.num_running,
+                expected,
+                compute,
+                name,
+            )
+            for name, load, wait, compute in waits
+        ]
         ranked.sort()
         # One of those that differ too little from the first is drawn: other routers see the same loads, and are not to choose the same.
         rank, score, _, compute, _ = ranked[0]
@@ -344,15 +354,13 @@ class Router:
         return ranked
 
     def _fade(self, now: float) -> None:
-        """Forget notes of content that is cached by now, or never will be: a few at a time, so that no decision takes long."""
+        """Forget notes of content that is cached by now, or never will be: those of one request at a time, so that no decision takes long."""
         before = now - self.rules.lapse_s
         # They were chosen and never sent, or run for long.
-        for id, sent in list(islice(self._by_id.items(), _FADING_AT_ONCE)):
+        for id, sent in list(islice(self._by_id.items(), 1)):
             if sent.since <= before:
                 self.completed(id, now)
-        for _ in range(_FADING_AT_ONCE):
-            if not self._fading or self._fading[0][0] > now:
-                break
+        if self._fading and self._fading[0][0] <= now:
             _, replica, keys = self._fading.popleft()
             if replica in self._replicas:
                 self._expected.drop(replica, self._replicas[replica].withdraw(keys))
