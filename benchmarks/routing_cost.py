@@ -24,7 +24,9 @@ GOAL_US, GOAL_KEYS_MS = 200, 12
 KINDS = ("three replicas at most have some of the prompt", "all 64 have some, each to another depth")
 
 
-def filled(router: Router, random: np.random.Generator, indexed: int, *, restart_points: bool) -> list[tuple[str, Keys]]:
+def filled(
+    router: Router, random: np.random.Generator, indexed: int, *, restart_points: bool
+) -> list[tuple[str, Keys]]:
     """Give replicas 10 million blocks in paths of 6,250. Return these, each with its kind: of every eighth all replicas have something."""
     paths = []
     for number in range(indexed // BLOCKS):
@@ -41,7 +43,9 @@ def filled(router: Router, random: np.random.Generator, indexed: int, *, restart
     return paths
 
 
-def times_us(router: Router, paths: list[tuple[str, Keys]], rounds: int, random: np.random.Generator) -> dict[str, list[float]]:
+def times_us(
+    router: Router, paths: list[tuple[str, Keys]], rounds: int, random: np.random.Generator
+) -> dict[str, list[float]]:
     """Microseconds of each decision, by kind. Before a path comes again all others have come: what it needs is in no cache of the processor."""
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for now in range(rounds):

@@ -10,10 +10,11 @@ events were lost or wrong, a depth may be wrong: then the replica computes more 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from hashlib import sha256
 from itertools import repeat
-from typing import Any, NamedTuple
+from operator import or_
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +33,11 @@ _AT_ONCE = 64
 _MOST_AT_ONCE, _MOST_LOOK_UPS = 64, 80
 """Look-ups of the depths of a prompt: each of 10 million blocks costs cache misses (benchmarks/routing_cost.py)."""
 _HINT_BITS = 20
+_HINT_MASK = (1 << _HINT_BITS) - 1
 
 Keys = NDArray[np.uint64]
 """A prompt's, uint64 [blocks]."""
 NO_KEYS: Keys = np.empty(0, np.uint64)
-
-
-class Depth(NamedTuple):
-    """Leading blocks that a replica has: on its device, and behind those on its host."""
-
-    device: int
-    host: int
 
 
 def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> Keys:
@@ -168,36 +163,25 @@ class ReplicaIndex:
             elif isinstance(event, Cleared):
                 self.clear(replica)
 
-    def depths(self, keys: Keys) -> dict[str, Depth]:
-        """How much of a prompt each replica has, in blocks; those that have nothing are left out. Of a replica that tells restart points it is
-        the deepest of them, not the deepest block.
+    def depths(self, keys: Keys) -> dict[str, int]:
+        """How many leading blocks of a prompt each replica has, on its device or its host; those that have none are left out. Of a replica that
+        tells restart points it is the deepest of them, not the deepest block.
 
-        Exact where replicas have a few depths. Where they have many, a depth may be too low by a 64th of the prompt.
+        Exact where replicas have few depths. Where they have many, those that are not the deepest may be too low by a 64th of the prompt.
         """
-        found, width = self._found(keys), self._next
+        found = self._found(keys)
         if self._restarting:
             found = self._until_restart(keys, found)
-        depths, behind = {}, {}
-        for depth, mask in found:
-            whole = Depth(depth, 0)
-            for name in self._named(mask & self._live):
-                depths[name] = whole
-            if mask := mask >> width:
-                behind |= dict.fromkeys(self._named(mask), depth)
-        for name, depth in behind.items():
-            device = depths[name].device if name in depths else 0
-            depths[name] = Depth(device, depth - device)
-        return depths
+        return self._by_name(found)
 
     def deepest(self, keys: Keys) -> dict[str, int]:
         """How deep in these blocks the last one is that each replica has on its device, whatever it has before. One look-up a block."""
-        found = _deepest(self._masks[DEVICE], keys, np.arange(len(keys)), [(len(keys), self._live)])
-        return {name: depth for depth, mask in found for name in self._named(mask)}
+        return self._by_name(_deepest(self._masks[DEVICE], keys, np.arange(len(keys)), [(len(keys), self._live)]))
 
     def _found(self, keys: Keys) -> list[tuple[int, int]]:
-        """Depths, and who has each: a mask of replicas that have as much on the device, and above it one of those that have it there or on the host."""
+        """Depths, and a mask of those that have each."""
         [some] = self._having(keys[:1].tolist()) or [0]
-        if not (some := some & (self._live | self._live << self._next)):
+        if not (some := some & self._live):
             return []
         # Looked up at once; then in the middle of each gap, the deepest first. A gap: `some` have the block at `low`, and not the one at `high`.
         step = -(-len(keys) // min(some.bit_count() + 1, _MOST_AT_ONCE))
@@ -227,33 +211,31 @@ class ReplicaIndex:
         return found + [(low + 1, some) for low, _, some in gaps]
 
     def _having(self, keys: list[int]) -> list[int]:
-        """Who has each of these blocks, as `_found` has it."""
+        """Who has each of these blocks, on the device or the host."""
         device, host, _ = self._masks
         masks = list(map(device.get, keys, repeat(0)))
-        if host:
-            also = map(host.get, keys, repeat(0))
-            masks = [first | (first | second) << self._next for first, second in zip(masks, also, strict=True)]
-        return masks
+        return list(map(or_, masks, map(host.get, keys, repeat(0)))) if host else masks
 
     def _until_restart(self, keys: Keys, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """The same, with the deepest restart points instead of the depths of replicas that tell them."""
         own = self._restarting
         ends = sorted([(depth, mask & own) for depth, mask in found if mask & own])
-        hinted = np.arange(ends[-1][0] if ends else 0)
-        for number, hints in enumerate(self._hints):
-            hinted = hinted[hints[_part(keys[hinted], number)] != 0]
-        others = [(depth, left) for depth, mask in found if (left := mask & ~(own | own << self._next))]
-        return others + _deepest(self._masks[RESTART], keys, hinted, ends)
+        hinted = self._hints[0].take(_part(keys[: ends[-1][0] if ends else 0], 0)).nonzero()[0]
+        hinted = hinted[self._hints[1].take(_part(keys[hinted], 1)) != 0]
+        return [(depth, mask & ~own) for depth, mask in found] + _deepest(self._masks[RESTART], keys, hinted, ends)
 
     def _hint(self, key: int, change: int) -> None:
         for number, hints in enumerate(self._hints):
-            hints[_part(key, number)] += change
+            hints[key >> number * _HINT_BITS & _HINT_MASK] += change
 
-    def _named(self, mask: int) -> Iterator[str]:
-        while mask:
-            bit = mask & -mask
-            yield self._names[bit]
-            mask ^= bit
+    def _by_name(self, found: list[tuple[int, int]]) -> dict[str, int]:
+        names, depths = self._names, {}
+        for depth, mask in found:
+            while mask:
+                bit = mask & -mask
+                depths[names[bit]] = depth
+                mask ^= bit
+        return depths
 
     def _slot(self, replica: str) -> int:
         try:
@@ -301,7 +283,9 @@ def _integers(keys: Iterable[int] | Keys) -> Iterable[int]:
     return keys.tolist() if isinstance(keys, np.ndarray) else keys
 
 
-def _deepest(masks: dict[int, int], keys: Keys, at: NDArray[np.int64], ends: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _deepest(
+    masks: dict[int, int], keys: Keys, at: NDArray[np.int64], ends: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
     """Depths, and who has each: the deepest blocks of those `at` that replicas have before their `ends`, which are depths and masks, deepest last."""
     found, left = [], 0
     for stop in range(len(at), 0, -_AT_ONCE):
@@ -318,6 +302,6 @@ def _deepest(masks: dict[int, int], keys: Keys, at: NDArray[np.int64], ends: lis
     return found
 
 
-def _part(key: Any, number: int) -> Any:
-    """Some bits of a key, or of each: others for each number."""
-    return key >> number * _HINT_BITS & ((1 << _HINT_BITS) - 1)
+def _part(keys: Keys, number: int) -> NDArray[np.int64]:
+    """Some bits of each key, others for each number."""
+    return (keys >> number * _HINT_BITS & _HINT_MASK).view(np.int64)

@@ -16,15 +16,13 @@ import math
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 
 import msgspec
 import numpy as np
 
-from paged.engine.replica_index import Depth, Keys, ReplicaIndex
+from paged.engine.replica_index import Keys, ReplicaIndex
 from paged.errors import InvalidConfig, UnknownReplica
 
-NO_DEPTH = Depth(0, 0)
 _Ranked = tuple[int, float, float, float, str]
 """A replica: 0, or 1 where it is expected too late, or 2 and more where it is full; its score; the expected first token; what is computed, in seconds; its name."""
 _UNKNOWN_TOKEN_S = 1e-4
@@ -126,7 +124,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     replicas: list[str]
     expected_s: float
-    depth: Depth
+    depth: int
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
@@ -278,7 +276,7 @@ class Router:
         for name, known in zip(names, map(self._replica, names), strict=True):
             load = known.load
             token_s = load.token_s or usual or (usual := self._usual_token_s())
-            depth = sum(depths[name]) if name in depths else 0
+            depth = depths.get(name, 0)
             if name in noted:
                 depth = max(depth, _SPARSE[noted[name] - 1])
             tokens = prompt.num_tokens - depth * self.block_size
@@ -290,15 +288,15 @@ class Router:
             waits.append((name, load, wait, tokens * token_s))
         ranked = self._ranked(waits)
         _, _, expected, _, best = ranked[0]
-        return Choice([each[-1] for each in ranked], expected, depths.get(best, NO_DEPTH))
+        return Choice([each[-1] for each in ranked], expected, depths.get(best, 0))
 
-    def routed(self, prompt: Prompt, replica: str, now: float, depth: Depth = NO_DEPTH) -> Reservation:
+    def routed(self, prompt: Prompt, replica: str, now: float, depth: int = 0) -> Reservation:
         """Note that a request was sent to a replica, which had so much of it. Returns what other routers may hear. Raises UnknownReplica."""
         self._fade(now)
-        known, keys = self._replica(replica), sparse(prompt.keys)[bisect_right(_SPARSE, sum(depth)) :].tolist()
+        known, keys = self._replica(replica), sparse(prompt.keys)[bisect_right(_SPARSE, depth) :].tolist()
         self.completed(prompt.id, now)
         known.num_sent += 1
-        tokens = max(1, prompt.num_tokens - sum(depth) * self.block_size)
+        tokens = max(1, prompt.num_tokens - depth * self.block_size)
         made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens)
         self._reserve(made, now)
         self._expected.store(replica, keys)
@@ -356,10 +354,9 @@ class Router:
     def _fade(self, now: float) -> None:
         """Forget notes of content that is cached by now, or never will be: those of one request at a time, so that no decision takes long."""
         before = now - self.rules.lapse_s
-        # They were chosen and never sent, or run for long.
-        for id, sent in list(islice(self._by_id.items(), 1)):
-            if sent.since <= before:
-                self.completed(id, now)
+        # It was chosen and never sent, or runs for long.
+        if self._by_id and (oldest := next(iter(self._by_id.values()))).since <= before:
+            self.completed(oldest.made.id, now)
         if self._fading and self._fading[0][0] <= now:
             _, replica, keys = self._fading.popleft()
             if replica in self._replicas:

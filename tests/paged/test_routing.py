@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from paged.engine.replica_index import Depth, prompt_keys
+from paged.engine.replica_index import prompt_keys
 from paged.engine.routing import Prompt, ReplicaLoad, Router, RoutingRules
 from paged.errors import InvalidConfig, UnknownReplica
 
@@ -40,7 +40,7 @@ def test_computing_that_is_spared_counts_for_others_up_to_the_bound():
         router.report("b", ReplicaLoad(token_s=0.001, begin_s=wait), 0.0)
         choice = router.choose(prompt(), 0.0)
         assert choice.replicas[0] == best
-    assert choice.expected_s == pytest.approx(1.6) and choice.depth == (0, 0)
+    assert choice.expected_s == pytest.approx(1.6) and choice.depth == 0
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -170,7 +170,7 @@ def test_a_depth_that_was_chosen_by_is_what_is_not_reserved():
     router.index.store("a", prompt().keys)
     choice = router.choose(prompt(), 0.0)
     assert router.routed(prompt(), "a", 0.0, choice.depth).tokens == 1600 - 99 * 16
-    assert choice.depth == Depth(99, 0)
+    assert choice.depth == 99
 
 
 def test_what_another_router_sent_counts_once_however_often_it_is_told():
@@ -197,3 +197,12 @@ def test_what_is_on_the_host_and_was_sent_counts_once():
     router.routed(prompt("1"), "a", 0.0)
     router.report("a", ReplicaLoad(token_s=0.001, received={"": 1}), 0.0)
     assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(0.001 * (1600 - 98 * 16))
+
+
+def test_what_was_sent_is_noted_from_what_was_cached_on():
+    router = router_of("a")
+    router.index.store("a", prompt().keys[:50])
+    router.routed(prompt("1"), "a", 0.0, router.choose(prompt("1"), 0.0).depth)
+    router.report("a", ReplicaLoad(token_s=0.001, received={"": 1}), 0.0)
+    assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(0.001 * (1600 - 64 * 16))
+    assert router.choose(prompt("3", TOKENS[:1000]), 0.0).expected_s == pytest.approx(0.001 * (1000 - 50 * 16))
