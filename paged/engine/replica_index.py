@@ -220,7 +220,7 @@ class ReplicaIndex:
         """The same, with the deepest restart points instead of the depths of replicas that tell them."""
         own = self._restarting
         ends = sorted([(depth, mask & own) for depth, mask in found if mask & own])
-        hinted = self._hints[0].take(_part(keys[: ends[-1][0] if ends else 0], 0)).nonzero()[0]
+        hinted = np.flatnonzero(self._hints[0].take(_part(keys[: ends[-1][0] if ends else 0], 0)) != 0)
         hinted = hinted[self._hints[1].take(_part(keys[hinted], 1)) != 0]
         return [(depth, mask & ~own) for depth, mask in found] + _deepest(self._masks[RESTART], keys, hinted, ends)
 

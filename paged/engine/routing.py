@@ -27,6 +27,7 @@ _Ranked = tuple[int, float, float, float, str]
 """A replica: 0, or 1 where it is expected too late, or 2 and more where it is full; its score; the expected first token; what is computed, in seconds; its name."""
 _UNKNOWN_TOKEN_S = 1e-4
 """Seconds a token while no replica has said its own."""
+_FADING_AT_ONCE = 2
 _SPARSE = (*(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48), *range(64, 1 << 20, 64))
 """Lengths in blocks at which what was sent and is not cached yet is noted."""
 _SPARSE_PLACES = np.array(_SPARSE) - 1
@@ -270,8 +271,10 @@ class Router:
         names = list(self._replicas) if candidates is None else candidates
         if not names:
             raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
-        self._fade(now)
+        self._lapse(now)
         depths, noted = self.index.depths(prompt.keys), self._expected.deepest(sparse(prompt.keys))
+        if noted and self._fade(now):
+            noted = self._expected.deepest(sparse(prompt.keys))
         waits, usual = [], 0.0
         for name, known in zip(names, map(self._replica, names), strict=True):
             load = known.load
@@ -351,20 +354,25 @@ class Router:
             ranked.insert(0, ranked.pop(int(self._draw() * num)))
         return ranked
 
-    def _fade(self, now: float) -> None:
-        """Forget notes of content that is cached by now, or never will be: those of one request at a time, so that no decision takes long."""
+    def _lapse(self, now: float) -> None:
+        """Take what was sent long ago to be begun, and a request to have ended or never to have been sent."""
         before = now - self.rules.lapse_s
-        # It was chosen and never sent, or runs for long.
         if self._by_id and (oldest := next(iter(self._by_id.values()))).since <= before:
             self.completed(oldest.made.id, now)
-        if self._fading and self._fading[0][0] <= now:
-            _, replica, keys = self._fading.popleft()
-            if replica in self._replicas:
-                self._expected.drop(replica, self._replicas[replica].withdraw(keys))
         while self._reserved and self._reserved[0][0] <= before:
             _, replica = self._reserved.popleft()
             if replica in self._replicas:
                 self._replicas[replica].lapse(before)
+
+    def _fade(self, now: float) -> bool:
+        """Forget notes of content that is cached by now, or never will be: a few at a time, so that nothing takes long. Return whether there were any."""
+        num = 0
+        while num < _FADING_AT_ONCE and self._fading and self._fading[0][0] <= now:
+            num += 1
+            _, replica, keys = self._fading.popleft()
+            if replica in self._replicas:
+                self._expected.drop(replica, self._replicas[replica].withdraw(keys))
+        return num > 0
 
     def _usual_token_s(self) -> float:
         return max([each.load.token_s for each in self._replicas.values()]) or _UNKNOWN_TOKEN_S
