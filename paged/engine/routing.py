@@ -295,8 +295,8 @@ class Router:
 
     def routed(self, prompt: Prompt, replica: str, now: float, depth: int = 0) -> Reservation:
         """Note that a request was sent to a replica, which had so much of it. Returns what other routers may hear. Raises UnknownReplica."""
-        self._fade(now)
         known, keys = self._replica(replica), sparse(prompt.keys)[bisect_right(_SPARSE, depth) :].tolist()
+        self._fade(now)
         self.completed(prompt.id, now)
         known.num_sent += 1
         tokens = max(1, prompt.num_tokens - depth * self.block_size)
