@@ -60,6 +60,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     is_fair      tenants take turns there, so that one waits for as much of another as it has itself
     is_full      it refuses requests now
     received     the number of the latest reservation of each router that it has received; None: it does not say
+    cache_tokens tokens that its memory holds; 0: it does not say
     """
 
     begin_s: float = 0.0
@@ -71,6 +72,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     is_fair: bool = False
     is_full: bool = False
     received: Mapping[str, int] | None = None
+    cache_tokens: int = 0
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
@@ -94,6 +96,8 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     bound_s, bound_times
                   the expected first token may be so much later than where it is earliest, and so many times as late
     spared        what a second of computing that is spared counts beside a second of waiting: others wait for it, too
+    crowded       what it counts more where as many tokens as memory holds were computed lately: what is computed there evicts
+    lately_s      in which what was computed counts for 1 / e as much
     running_s     seconds that a running sequence counts for
     settle_s      after which a replica has received what was sent, and its events are known
     lapse_s       after which what was sent is taken to be begun, whatever is reported, and a request to have ended or never to have been sent
@@ -102,7 +106,9 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
 
     bound_s: float = 0.5
     bound_times: float = 3.0
-    spared: float = 3.0
+    spared: float = 1.0
+    crowded: float = 3.0
+    lately_s: float = 300.0
     running_s: float = 0.001
     settle_s: float = 0.25
     lapse_s: float = 30.0
@@ -137,10 +143,11 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Replica:
-    """A router's record of a replica: its latest report, and the requests sent since, which count so many times."""
+    """A router's record of a replica: its latest report, the requests sent since, and the share of its memory that was computed lately."""
 
-    def __init__(self, times: int) -> None:
-        self._times = times
+    def __init__(self, rules: RoutingRules) -> None:
+        self._rules, self._times = rules, 1 + rules.num_untold
+        self.filled = 0.0
         self.load = ReplicaLoad()
         self.seen = 0.0
         self.num_sent = 0
@@ -171,6 +178,8 @@ class _Replica:
         if (made.router, made.number) not in self._sent:
             self._sent[made.router, made.number] = _Sent(made, now)
             self.reserved += made.tokens
+            if self.load.cache_tokens:
+                self.filled += self._times * made.tokens / self.load.cache_tokens
 
     def settle(self, router: str, number: int) -> None:
         """Count a reservation no more."""
@@ -189,8 +198,10 @@ class _Replica:
                 gone.append(key)
         return gone
 
-    def reported(self, load: ReplicaLoad, now: float, settle_s: float) -> None:
+    def reported(self, load: ReplicaLoad, now: float) -> None:
         """Take a report, and settle the reservations that it counts."""
+        lately_s, settle_s = self._rules.lately_s, self._rules.settle_s
+        self.filled *= math.exp((self.seen - now) / lately_s) if lately_s else 0.0
         self.load, self.seen = load, now
         received = load.received
         for (router, number), sent in list(self._sent.items()):
@@ -248,7 +259,7 @@ class Router:
         self._expected.add(replica)
         if replica not in self.index:
             self.index.add(replica, restart_points=restart_points)
-        self._replicas[replica] = _Replica(1 + self.rules.num_untold)
+        self._replicas[replica] = _Replica(self.rules)
 
     def remove(self, replica: str) -> None:
         """Forget a replica; requests that it has are completed. Raises UnknownReplica."""
@@ -260,7 +271,7 @@ class Router:
 
     def report(self, replica: str, load: ReplicaLoad, now: float) -> None:
         """Take a replica's report. Raises UnknownReplica."""
-        self._replica(replica).reported(load, now, self.rules.settle_s)
+        self._replica(replica).reported(load, now)
 
     def choose(self, prompt: Prompt, now: float, candidates: Sequence[str] | None = None) -> Choice:
         """Rank replicas for a request, `candidates` or all; those that are full come last. Nothing is reserved (`routed`).
@@ -288,7 +299,7 @@ class Router:
                 wait = 0.0
             if known.reserved or load.is_fair:
                 wait = known.wait_s(wait, prompt.tenant, tokens, token_s)
-            waits.append((name, load, wait, tokens * token_s))
+            waits.append((name, known, wait, tokens * token_s))
         ranked = self._ranked(waits)
         _, _, expected, _, best = ranked[0]
         return Choice([each[-1] for each in ranked], expected, depths.get(best, 0))
@@ -328,22 +339,22 @@ class Router:
         self._replicas[made.replica].reserve(made, now)
         self._reserved.append((now, made.replica))
 
-    def _ranked(self, waits: list[tuple[str, ReplicaLoad, float, float]]) -> list[_Ranked]:
-        """Order replicas, of which each comes with its load, its wait and what it computes, in seconds."""
+    def _ranked(self, waits: list[tuple[str, _Replica, float, float]]) -> list[_Ranked]:
+        """Order replicas, of which each comes with its record, its wait and what it computes, in seconds."""
         rules = self.rules
-        spared, running_s = rules.spared, rules.running_s
-        earliest = min([wait + compute for _, load, wait, compute in waits if not load.is_full], default=math.inf)
-        within = earliest * rules.bound_times + rules.bound_s
+        spared, crowded, running_s = rules.spared, rules.crowded, rules.running_s
+        starts = [wait + compute for _, known, wait, compute in waits if not known.load.is_full]
+        within = min(starts, default=math.inf) * rules.bound_times + rules.bound_s
         # Those that are expected too late come after the others, and before those that are full.
         ranked = [
             (
-                2 * load.is_full + ((expected := wait + compute) > within),
-                expected + spared * compute + running_s * load.num_running,
+                2 * known.load.is_full + ((expected := wait + compute) > within),
+                expected + (spared + crowded * known.filled) * compute + running_s * known.load.num_running,
                 expected,
                 compute,
                 name,
             )
-            for name, load, wait, compute in waits
+            for name, known, wait, compute in waits
         ]
         ranked.sort()
         # One of those that differ too little from the first is drawn: other routers see the same loads, and are not to choose the same.
