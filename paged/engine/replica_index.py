@@ -32,7 +32,8 @@ _LEAST_SWEPT = 100_000
 _AT_ONCE = 64
 _MOST_AT_ONCE, _MOST_LOOK_UPS = 64, 80
 """Look-ups of the depths of a prompt: each of 10 million blocks costs cache misses (benchmarks/routing_cost.py)."""
-_HINT_BITS = (1 << 20) - 1
+_HINT_BITS = 20
+_HINT_MASK = (1 << _HINT_BITS) - 1
 
 Keys = NDArray[np.uint64]
 """A prompt's, uint64 [blocks]."""
@@ -79,8 +80,8 @@ class ReplicaIndex:
         self._free: list[int] = []
         self._gone: list[int] = []
         self._masks: tuple[dict[int, int], ...] = ({}, {}, {})
-        # By the last bits of a key, how many restart points have these: most other blocks need no look-up then.
-        self._hints = np.zeros(_HINT_BITS + 1, np.int16)
+        # By each of two parts of a key, how many restart points have it: most other blocks need no look-up then.
+        self._hints = np.zeros((2, 1 << _HINT_BITS), np.int16)
         self._num: dict[int, int] = {}
         self._num_gone = 0
 
@@ -130,7 +131,7 @@ class ReplicaIndex:
                 masks[key] = with_it
                 num += 1
                 if not before and place == RESTART:
-                    self._hints[key & _HINT_BITS] += 1
+                    self._hint(key, 1)
         self._num[slot] += num
 
     def drop(self, replica: str, keys: Iterable[int] | Keys, place: int = DEVICE) -> None:
@@ -146,7 +147,7 @@ class ReplicaIndex:
                 else:
                     del masks[key]
                     if place == RESTART:
-                        self._hints[key & _HINT_BITS] -= 1
+                        self._hint(key, -1)
         self._num[slot] -= num
 
     def apply(self, replica: str, events: Iterable[Event]) -> None:
@@ -219,9 +220,13 @@ class ReplicaIndex:
         """The same, with the deepest restart points instead of the depths of replicas that tell them."""
         own = self._restarting
         ends = sorted([(depth, mask & own) for depth, mask in found if mask & own])
-        bits = keys[: ends[-1][0] if ends else 0] & _HINT_BITS
-        hinted = np.flatnonzero(self._hints.take(bits.view(np.int64)) != 0)
+        first, second = self._hints
+        hinted = np.flatnonzero(first.take((keys[: ends[-1][0] if ends else 0] & _HINT_MASK).view(np.int64)) != 0)
+        hinted = hinted[second.take((keys[hinted] >> _HINT_BITS & _HINT_MASK).view(np.int64)) != 0]
         return [(depth, mask & ~own) for depth, mask in found] + _deepest(self._masks[RESTART], keys, hinted, ends)
+
+    def _hint(self, key: int, change: int) -> None:
+        self._hints[(0, 1), (key & _HINT_MASK, key >> _HINT_BITS & _HINT_MASK)] += change
 
     def _by_name(self, found: list[tuple[int, int]]) -> dict[str, int]:
         names, depths = self._names, {}
@@ -269,7 +274,7 @@ class ReplicaIndex:
                 else:
                     del masks[key]
                     if place == RESTART:
-                        self._hints[key & _HINT_BITS] -= 1
+                        self._hint(key, -1)
         self._free += self._gone
         self._gone, self._num_gone = [], 0
 
