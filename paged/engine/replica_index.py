@@ -4,17 +4,20 @@
     replica 0  ■    ■    ■    ■    ■    ·        depth 5
     replica 1  ■    ■    ·    ·    ·    ·        depth 2
 
-A replica that has a block has those before it, so bisection finds the depths, for all replicas together. Where its
+A replica that has a block has those before it, so a few look-ups find the depths, for all replicas together. Where its
 events were lost or wrong, a depth may be wrong: then the replica computes more of the prompt, which costs time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import sha256
-from typing import Any, NamedTuple
+from itertools import repeat
+from operator import or_
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paged.base.arguments import token_array
 from paged.block_manager import Cleared, Event, Removed, RestartPoint, Stored
@@ -27,20 +30,17 @@ _TIERS = {"device": DEVICE, "host": HOST}
 _LEAST_SWEPT = 100_000
 """Blocks of replicas that are gone, before they are looked for."""
 _AT_ONCE = 64
-_RESOLUTION = 9
-"""Depths are exact to a part in 2 ** 9 of the prompt, and rather too low: more look-ups would cost more than they tell (benchmarks/routing_cost.py)."""
+_MOST_AT_ONCE, _MOST_LOOK_UPS = 64, 80
+"""Look-ups of the depths of a prompt: each of 10 million blocks costs cache misses (benchmarks/routing_cost.py)."""
+_HINT_BITS = 20
+_HINT_MASK = (1 << _HINT_BITS) - 1
 
-Keys = Sequence[int]
-
-
-class Depth(NamedTuple):
-    """Leading blocks that a replica has: on its device, and behind those on its host."""
-
-    device: int
-    host: int
+Keys = NDArray[np.uint64]
+"""A prompt's, uint64 [blocks]."""
+NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
-def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> list[int]:
+def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> Keys:
     """The keys of a prompt's full blocks, at most len(tokens) - 1 tokens of it: the last 64 bits of `BlockManager.block_hashes`.
 
     `tokens` are integers or int32 [n]; the namespace of a request with any of these is (salt, adapter, extra_key), else None.
@@ -54,7 +54,7 @@ def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> list[int
         chained.update(data[start : start + size])
         digest = chained.digest()
         digests.append(digest)
-    return np.frombuffer(b"".join(digests), ">u8").reshape(-1, 4)[:, 3].tolist()
+    return np.frombuffer(b"".join(digests), ">u8").reshape(-1, 4)[:, 3].astype(np.uint64)
 
 
 def key_of(digest: bytes) -> int:
@@ -69,14 +69,19 @@ class ReplicaIndex:
     """
 
     def __init__(self) -> None:
-        self.by_restart_points: set[str] = set()
         self._slots: dict[str, int] = {}
+        # By bit.
+        self._names: dict[int, str] = {}
+        # Slots in use, and those of replicas that tell restart points, as masks.
         self._live = 0
+        self._restarting = 0
         self._next = 0
         # Slots that have no bits, and those whose bits are to be swept.
         self._free: list[int] = []
         self._gone: list[int] = []
         self._masks: tuple[dict[int, int], ...] = ({}, {}, {})
+        # By each of two parts of a key, how many restart points have it: most other blocks need no look-up then.
+        self._hints = np.zeros((2, 1 << _HINT_BITS), np.int16)
         self._num: dict[int, int] = {}
         self._num_gone = 0
 
@@ -97,47 +102,53 @@ class ReplicaIndex:
         Raises InvalidConfig for one that is there."""
         if replica in self._slots:
             raise InvalidConfig(f"there is a replica {replica!r} already")
-        if restart_points:
-            self.by_restart_points.add(replica)
-        self._take_slot(replica)
+        self._take_slot(replica, restart_points)
 
     def remove(self, replica: str) -> None:
         """Forget a replica. Raises UnknownReplica."""
         self._give_slot(replica)
-        self.by_restart_points.discard(replica)
         del self._slots[replica]
 
     def clear(self, replica: str) -> None:
         """Forget what a replica has. Raises UnknownReplica."""
+        restart_points = bool(self._restarting >> self._slot(replica) & 1)
         self._give_slot(replica)
-        self._take_slot(replica)
+        self._take_slot(replica, restart_points)
 
-    def store(self, replica: str, keys: Iterable[int], place: int = DEVICE) -> None:
+    def store(self, replica: str, keys: Iterable[int] | Keys, place: int = DEVICE) -> None:
         """Note that a replica has these blocks in a place from now on: DEVICE, HOST or RESTART. Raises UnknownReplica."""
         slot, masks, num = self._slot(replica), self._masks[place], 0
-        bit = 1 << slot
+        bit = with_it = 1 << slot
+        without = 0
         if place == RESTART:
-            self.by_restart_points.add(replica)
-        for key in keys:
+            self._restarting |= bit
+        for key in _integers(keys):
             before = masks.get(key, 0)
             if not before & bit:
-                # One integer serves all blocks that one replica alone has.
-                masks[key] = before | bit if before else bit
+                # One integer serves all blocks in a row that the same replicas have.
+                if before is not without:
+                    without, with_it = before, before | bit
+                masks[key] = with_it
                 num += 1
+                if not before and place == RESTART:
+                    self._hint(key, 1)
         self._num[slot] += num
 
-    def drop(self, replica: str, keys: Iterable[int], place: int = DEVICE) -> None:
+    def drop(self, replica: str, keys: Iterable[int] | Keys, place: int = DEVICE) -> None:
         """Note that a replica has these blocks in a place no more. Raises UnknownReplica."""
-        slot, masks = self._slot(replica), self._masks[place]
+        slot, masks, num = self._slot(replica), self._masks[place], 0
         bit = 1 << slot
-        for key in keys:
+        for key in _integers(keys):
             before = masks.get(key, 0)
             if before & bit:
-                self._num[slot] -= 1
-                if before == bit:
-                    del masks[key]
-                else:
+                num += 1
+                if before != bit:
                     masks[key] = before ^ bit
+                else:
+                    del masks[key]
+                    if place == RESTART:
+                        self._hint(key, -1)
+        self._num[slot] -= num
 
     def apply(self, replica: str, events: Iterable[Event]) -> None:
         """Apply the events of a replica's memory (`BlockManager.take_events`), in order. Raises UnknownReplica."""
@@ -152,76 +163,79 @@ class ReplicaIndex:
             elif isinstance(event, Cleared):
                 self.clear(replica)
 
-    def depths(self, keys: Keys) -> dict[str, Depth]:
-        """How much of a prompt each replica has, in blocks; those that have nothing are left out. Of prompts of over 512 blocks it may be up
-        to a 512th more.
+    def depths(self, keys: Keys) -> dict[str, int]:
+        """How many leading blocks of a prompt each replica has, on its device or its host; those that have none are left out. Of a replica that
+        tells restart points it is the deepest of them, not the deepest block.
 
-        Of a replica that tells restart points it is the deepest of them, not the deepest block.
+        Exact where replicas have few depths. Where they have many, those that are not the deepest may be too low by a 64th of the prompt.
         """
-        device, host, restart = self._masks
-        found = self._by_depth(keys, device)
-        behind = self._by_depth(keys, device, host) if host else found
-        by_slot = {slot: name for name, slot in self._slots.items()} if found or behind else {}
-        depths: dict[str, Depth] = {}
-        for mask, depth in behind:
-            for slot in _bits(mask):
-                depths[by_slot[slot]] = Depth(0, depth)
-        for mask, depth in found:
-            for slot in _bits(mask):
-                name = by_slot[slot]
-                depths[name] = Depth(depth, depths[name].host - depth if name in depths else 0)
-        if self.by_restart_points:
-            self._shorten(keys, depths, restart)
-        return depths
+        found = self._found(keys)
+        if self._restarting:
+            found = self._until_restart(keys, found)
+        return self._by_name(found)
 
-    def _by_depth(
-        self, keys: Keys, first: dict[int, int], second: dict[int, int] | None = None
-    ) -> list[tuple[int, int]]:
-        """Masks of replicas that have the same depth, and the depth; those that have nothing are left out."""
-        get, also, live = first.get, None if second is None else second.get, self._live
+    def deepest(self, keys: Keys) -> dict[str, int]:
+        """How deep in these blocks the last one is that each replica has on its device, whatever it has before. One look-up a block."""
+        return self._by_name(_deepest(self._masks[DEVICE], keys, np.arange(len(keys)), [(len(keys), self._live)]))
 
-        def having(at: int) -> int:
-            key = keys[at]
-            mask = get(key, 0) if also is None else get(key, 0) | also(key, 0)
-            return mask & live
-
-        found: list[tuple[int, int]] = []
-        if not keys or not (some := having(0)):
-            return found
-        least = max(1, len(keys) >> _RESOLUTION)
-        if last := having(len(keys) - 1) & some:
-            found.append((last, len(keys)))
-        # Depths of those in `some` and not in `last` are from `low` to `high` - 1.
-        open_parts = [(1, some, len(keys), last)]
-        while open_parts:
-            low, some, high, last = open_parts.pop()
-            if not (some := some & ~last):
+    def _found(self, keys: Keys) -> list[tuple[int, int]]:
+        """Depths, and a mask of those that have each."""
+        [some] = self._having(keys[:1].tolist()) or [0]
+        if not (some := some & self._live):
+            return []
+        # Looked up at once; then in the middle of each gap, the deepest first. A gap: `some` have the block at `low`, and not the one at `high`.
+        step = -(-len(keys) // min(some.bit_count() + 1, _MOST_AT_ONCE))
+        found, gaps, low = [], [], 0
+        at = range(step, len(keys), step)
+        for high, mask in zip(at, self._having(keys[at.start :: step].tolist()), strict=True):
+            if some != (deeper := some & mask):
+                gaps.append((low, high, some ^ deeper))
+                some = deeper
+            low = high
+        if some:
+            gaps.append((low, len(keys), some))
+        left = _MOST_LOOK_UPS - len(at)
+        while gaps and left:
+            low, high, some = gaps.pop()
+            if high - low == 1:
+                found.append((low + 1, some))
                 continue
-            if high - low <= least:
-                found.append((some, low))
-                continue
+            left -= 1
             middle = (low + high) // 2
-            deep = having(middle - 1) & some
-            open_parts += (low, some, middle, deep), (middle, deep, high, 0)
-        return found
+            [mask] = self._having([keys.item(middle)])
+            deeper = some & mask
+            if some != deeper:
+                gaps.append((low, middle, some ^ deeper))
+            if deeper:
+                gaps.append((middle, high, deeper))
+        return found + [(low + 1, some) for low, _, some in gaps]
 
-    def _shorten(self, keys: Keys, depths: dict[str, Depth], restart: dict[int, int]) -> None:
-        """Set the depths of replicas whose layers are of several kinds to their deepest restart points."""
-        blocks = {self._slots[name]: depths.pop(name).device for name in self.by_restart_points & depths.keys()}
-        by_slot = {slot: name for name, slot in self._slots.items() if slot in blocks}
-        left = sum(1 << slot for slot in blocks)
-        for stop in range(max(blocks.values(), default=0), 0, -_AT_ONCE):
-            start = max(0, stop - _AT_ONCE)
-            masks = list(map(restart.get, keys[start:stop]))
-            if not any(masks):
-                continue
-            for depth in range(stop, start, -1):
-                for slot in _bits((masks[depth - 1 - start] or 0) & left):
-                    if depth <= blocks[slot]:
-                        depths[by_slot[slot]] = Depth(depth, 0)
-                        left ^= 1 << slot
-            if not left:
-                break
+    def _having(self, keys: list[int]) -> list[int]:
+        """Who has each of these blocks, on the device or the host."""
+        device, host, _ = self._masks
+        masks = list(map(device.get, keys, repeat(0)))
+        return list(map(or_, masks, map(host.get, keys, repeat(0)))) if host else masks
+
+    def _until_restart(self, keys: Keys, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The same, with the deepest restart points instead of the depths of replicas that tell them."""
+        own = self._restarting
+        ends = sorted([(depth, mask & own) for depth, mask in found if mask & own])
+        first, second = self._hints
+        hinted = np.flatnonzero(first.take((keys[: ends[-1][0] if ends else 0] & _HINT_MASK).view(np.int64)) != 0)
+        hinted = hinted[second.take((keys[hinted] >> _HINT_BITS & _HINT_MASK).view(np.int64)) != 0]
+        return [(depth, mask & ~own) for depth, mask in found] + _deepest(self._masks[RESTART], keys, hinted, ends)
+
+    def _hint(self, key: int, change: int) -> None:
+        self._hints[(0, 1), (key & _HINT_MASK, key >> _HINT_BITS & _HINT_MASK)] += change
+
+    def _by_name(self, found: list[tuple[int, int]]) -> dict[str, int]:
+        names, depths = self._names, {}
+        for depth, mask in found:
+            while mask:
+                bit = mask & -mask
+                depths[names[bit]] = depth
+                mask ^= bit
+        return depths
 
     def _slot(self, replica: str) -> int:
         try:
@@ -229,17 +243,21 @@ class ReplicaIndex:
         except KeyError:
             raise UnknownReplica(replica, self._slots) from None
 
-    def _take_slot(self, replica: str) -> None:
+    def _take_slot(self, replica: str, restart_points: bool) -> None:
         if not self._free:
             self._free.append(self._next)
             self._next += 1
         slot = self._slots[replica] = self._free.pop()
+        self._names[1 << slot] = replica
         self._live |= 1 << slot
+        self._restarting |= restart_points << slot
         self._num[slot] = 0
 
     def _give_slot(self, replica: str) -> None:
         slot = self._slot(replica)
         self._live ^= 1 << slot
+        self._restarting &= self._live
+        del self._names[1 << slot]
         num = self._num.pop(slot)
         (self._gone if num else self._free).append(slot)
         self._num_gone += num
@@ -249,19 +267,36 @@ class ReplicaIndex:
     def _sweep(self) -> None:
         """Forget the blocks of slots that were given up."""
         live = self._live
-        for masks in self._masks:
+        for place, masks in enumerate(self._masks):
             for key in [key for key, mask in masks.items() if mask & ~live]:
                 if mask := masks[key] & live:
                     masks[key] = mask
                 else:
                     del masks[key]
+                    if place == RESTART:
+                        self._hint(key, -1)
         self._free += self._gone
         self._gone, self._num_gone = [], 0
 
 
-def _bits(mask: int) -> Iterable[int]:
-    """The places of the ones in a mask, lowest first."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+def _integers(keys: Iterable[int] | Keys) -> Iterable[int]:
+    return keys.tolist() if isinstance(keys, np.ndarray) else keys
+
+
+def _deepest(
+    masks: dict[int, int], keys: Keys, at: NDArray[np.int64], ends: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Depths, and who has each: the deepest blocks of those `at` that replicas have before their `ends`, which are depths and masks, deepest last."""
+    found, left = [], 0
+    for stop in range(len(at), 0, -_AT_ONCE):
+        places = at[max(0, stop - _AT_ONCE) : stop][::-1]
+        having = list(map(masks.get, keys[places].tolist(), repeat(0)))
+        for place, mask in zip(places.tolist(), having, strict=True) if any(having) else ():
+            while ends and ends[-1][0] > place:
+                left |= ends.pop()[1]
+            if some := mask & left:
+                found.append((place + 1, some))
+                left ^= some
+        if not (left or ends):
+            break
+    return found

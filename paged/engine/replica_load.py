@@ -45,4 +45,5 @@ def load_of(
         is_fair=is_fair,
         is_full=is_full,
         received=received,
+        cache_tokens=outlook.slots,
     )

@@ -15,33 +15,35 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 
-from paged.engine.replica_index import Depth, Keys, ReplicaIndex
+from paged.engine.replica_index import Keys, ReplicaIndex
 from paged.errors import InvalidConfig, UnknownReplica
 
-NO_DEPTH = Depth(0, 0)
+_Ranked = tuple[int, float, float, float, str]
+"""A replica: 0, or 1 where it is expected too late, or 2 and more where it is full; its score; the expected first token; what is computed, in seconds; its name."""
 _UNKNOWN_TOKEN_S = 1e-4
 """Seconds a token while no replica has said its own."""
 _FADING_AT_ONCE = 2
 _SPARSE = (*(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48), *range(64, 1 << 20, 64))
 """Lengths in blocks at which what was sent and is not cached yet is noted."""
+_SPARSE_PLACES = np.array(_SPARSE) - 1
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
     """A request that needs a replica.
 
     id          names it until it is completed
-    keys        of its full blocks (`prompt_keys`)
+    keys        of its full blocks (`prompt_keys`), uint64 [blocks]
     num_tokens  of its prompt
     tenant      its tenant, "" without one
     """
 
     id: str
-    keys: Sequence[int]
+    keys: Keys
     num_tokens: int
     tenant: str = ""
 
@@ -58,6 +60,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     is_fair      tenants take turns there, so that one waits for as much of another as it has itself
     is_full      it refuses requests now
     received     the number of the latest reservation of each router that it has received; None: it does not say
+    cache_tokens tokens that its memory holds; 0: it does not say
     """
 
     begin_s: float = 0.0
@@ -69,6 +72,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     is_fair: bool = False
     is_full: bool = False
     received: Mapping[str, int] | None = None
+    cache_tokens: int = 0
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
@@ -92,6 +96,8 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     bound_s, bound_times
                   the expected first token may be so much later than where it is earliest, and so many times as late
     spared        what a second of computing that is spared counts beside a second of waiting: others wait for it, too
+    crowded       what it counts more where as many tokens as memory holds were computed lately: what is computed there evicts
+    lately_s      in which what was computed counts for 1 / e as much
     running_s     seconds that a running sequence counts for
     settle_s      after which a replica has received what was sent, and its events are known
     lapse_s       after which what was sent is taken to be begun, whatever is reported, and a request to have ended or never to have been sent
@@ -100,7 +106,9 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
 
     bound_s: float = 0.5
     bound_times: float = 3.0
-    spared: float = 3.0
+    spared: float = 1.0
+    crowded: float = 3.0
+    lately_s: float = 300.0
     running_s: float = 0.001
     settle_s: float = 0.25
     lapse_s: float = 30.0
@@ -123,7 +131,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     replicas: list[str]
     expected_s: float
-    depth: Depth
+    depth: int
 
 
 class _Sent(msgspec.Struct, frozen=True, gc=False):
@@ -131,13 +139,15 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 
     made: Reservation
     since: float
-    keys: Keys = ()
+    keys: Sequence[int] = ()
 
 
 class _Replica:
-    """A router's record of a replica: its latest report, and the requests sent since."""
+    """A router's record of a replica: its latest report, the requests sent since, and the share of its memory that was computed lately."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: RoutingRules) -> None:
+        self._rules, self._times = rules, 1 + rules.num_untold
+        self.filled = 0.0
         self.load = ReplicaLoad()
         self.seen = 0.0
         self.num_sent = 0
@@ -146,10 +156,9 @@ class _Replica:
         # Of each key that is noted, how many requests have it.
         self.num_noted: Counter[int] = Counter()
 
-    def wait_s(self, tenant: str, tokens: int, token_s: float, now: float, times: int) -> float:
-        """Seconds until a request of a tenant that has so many tokens to compute begins. What was sent counts so many times."""
-        load = self.load
-        wait = max(0.0, load.begin_s - (now - self.seen))
+    def wait_s(self, begin_s: float, tenant: str, tokens: int, token_s: float) -> float:
+        """Seconds until a request of a tenant that has so many tokens to compute begins, of those until one would that nothing was sent before."""
+        load, times, wait = self.load, self._times, begin_s
         if self.reserved:
             wait += self.reserved * times * token_s
             wait += max(0, len(self._sent) * times - load.num_free) * load.turn_s
@@ -169,6 +178,8 @@ class _Replica:
         if (made.router, made.number) not in self._sent:
             self._sent[made.router, made.number] = _Sent(made, now)
             self.reserved += made.tokens
+            if self.load.cache_tokens:
+                self.filled += self._times * made.tokens / self.load.cache_tokens
 
     def settle(self, router: str, number: int) -> None:
         """Count a reservation no more."""
@@ -176,19 +187,21 @@ class _Replica:
         if sent is not None:
             self.reserved -= sent.made.tokens
 
-    def withdraw(self, keys: Keys) -> list[int]:
+    def withdraw(self, keys: Iterable[int]) -> list[int]:
         """Take back the notes of a request, and return the keys that no other one has."""
         num_noted, gone = self.num_noted, []
         for key in keys:
             if (num := num_noted[key]) > 1:
                 num_noted[key] = num - 1
             else:
-                del num_noted[key]
+                num_noted.pop(key)  # twice as fast as del of a Counter
                 gone.append(key)
         return gone
 
-    def reported(self, load: ReplicaLoad, now: float, settle_s: float) -> None:
+    def reported(self, load: ReplicaLoad, now: float) -> None:
         """Take a report, and settle the reservations that it counts."""
+        lately_s, settle_s = self._rules.lately_s, self._rules.settle_s
+        self.filled *= math.exp((self.seen - now) / lately_s) if lately_s else 0.0
         self.load, self.seen = load, now
         received = load.received
         for (router, number), sent in list(self._sent.items()):
@@ -230,9 +243,11 @@ class Router:
         self._replicas: dict[str, _Replica] = {}
         # Requests that are not completed, the oldest first.
         self._by_id: dict[str, _Sent] = {}
+        # When each reservation was made, and where, in order.
+        self._reserved: deque[tuple[float, str]] = deque()
         # What was sent and is not cached yet; and when each note of it goes, in order.
         self._expected = ReplicaIndex()
-        self._fading: deque[tuple[float, str, Keys]] = deque()
+        self._fading: deque[tuple[float, str, Sequence[int]]] = deque()
 
     @property
     def replicas(self) -> list[str]:
@@ -244,7 +259,7 @@ class Router:
         self._expected.add(replica)
         if replica not in self.index:
             self.index.add(replica, restart_points=restart_points)
-        self._replicas[replica] = _Replica()
+        self._replicas[replica] = _Replica(self.rules)
 
     def remove(self, replica: str) -> None:
         """Forget a replica; requests that it has are completed. Raises UnknownReplica."""
@@ -256,7 +271,7 @@ class Router:
 
     def report(self, replica: str, load: ReplicaLoad, now: float) -> None:
         """Take a replica's report. Raises UnknownReplica."""
-        self._replica(replica).reported(load, now, self.rules.settle_s)
+        self._replica(replica).reported(load, now)
 
     def choose(self, prompt: Prompt, now: float, candidates: Sequence[str] | None = None) -> Choice:
         """Rank replicas for a request, `candidates` or all; those that are full come last. Nothing is reserved (`routed`).
@@ -264,43 +279,40 @@ class Router:
         The first one's expected first token is at most `bound_times` · the earliest + `bound_s`, and later than that by what other routers
         may have sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
         """
-        rules, names = self.rules, list(self._replicas) if candidates is None else candidates
+        names = list(self._replicas) if candidates is None else candidates
         if not names:
             raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
-        self._fade(now)
-        depths, sent = self.index.depths(prompt.keys), self._expected.depths(sparse(prompt.keys))
-        size, times = self.block_size, 1 + rules.num_untold
-        ranked: list[tuple[int, float, float, float, str]] = []
-        earliest = math.inf
-        for name in names:
-            replica = self._replica(name)
-            load = replica.load
-            token_s = load.token_s or self._usual_token_s()
-            depth = max(sum(depths.get(name, NO_DEPTH)), _SPARSE[sent[name].device - 1] if name in sent else 0)
-            tokens = prompt.num_tokens - depth * size
-            compute = tokens * token_s
-            wait = replica.wait_s(prompt.tenant, tokens, token_s, now, times)
-            expected = wait + compute
-            score = expected + rules.spared * compute + rules.running_s * load.num_running
-            ranked.append((2 * load.is_full, score, expected, compute, name))
-            if expected < earliest and not load.is_full:
-                earliest = expected
-        within = earliest * rules.bound_times + rules.bound_s
-        # Those that are expected too late come after the others, and before those that are full.
-        ranked = [(last + (when > within), score, when, compute, name) for last, score, when, compute, name in ranked]
-        ranked.sort()
-        self._draw_first(ranked)
+        self._lapse(now)
+        depths, noted = self.index.depths(prompt.keys), self._expected.deepest(sparse(prompt.keys))
+        if noted and self._fade(now):
+            noted = self._expected.deepest(sparse(prompt.keys))
+        waits, usual = [], 0.0
+        for name, known in zip(names, map(self._replica, names), strict=True):
+            load = known.load
+            token_s = load.token_s or usual or (usual := self._usual_token_s())
+            depth = depths.get(name, 0)
+            if name in noted:
+                depth = max(depth, _SPARSE[noted[name] - 1])
+            tokens = prompt.num_tokens - depth * self.block_size
+            wait = load.begin_s - (now - known.seen)
+            if wait < 0.0:
+                wait = 0.0
+            if known.reserved or load.is_fair:
+                wait = known.wait_s(wait, prompt.tenant, tokens, token_s)
+            waits.append((name, known, wait, tokens * token_s))
+        ranked = self._ranked(waits)
         _, _, expected, _, best = ranked[0]
-        return Choice([each[-1] for each in ranked], expected, depths.get(best, NO_DEPTH))
+        return Choice([each[-1] for each in ranked], expected, depths.get(best, 0))
 
-    def routed(self, prompt: Prompt, replica: str, now: float, depth: Depth = NO_DEPTH) -> Reservation:
+    def routed(self, prompt: Prompt, replica: str, now: float, depth: int = 0) -> Reservation:
         """Note that a request was sent to a replica, which had so much of it. Returns what other routers may hear. Raises UnknownReplica."""
-        known, keys = self._replica(replica), sparse(prompt.keys)
+        known, keys = self._replica(replica), sparse(prompt.keys)[bisect_right(_SPARSE, depth) :].tolist()
+        self._fade(now)
         self.completed(prompt.id, now)
         known.num_sent += 1
-        tokens = max(1, prompt.num_tokens - sum(depth) * self.block_size)
+        tokens = max(1, prompt.num_tokens - depth * self.block_size)
         made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens)
-        known.reserve(made, now)
+        self._reserve(made, now)
         self._expected.store(replica, keys)
         known.num_noted.update(keys)
         self._by_id[prompt.id] = _Sent(made, now, keys)
@@ -314,7 +326,7 @@ class Router:
     def heard(self, made: Reservation, now: float) -> None:
         """Count a request that another router has sent. It counts once; at an unknown replica it does not count."""
         if made.replica in self._replicas and made.router != self.name:
-            self._replicas[made.replica].reserve(made, now)
+            self._reserve(made, now)
 
     def completed(self, id: str, now: float) -> None:
         """Note that a sent request has ended; do nothing for an unknown one."""
@@ -323,31 +335,55 @@ class Router:
             self._replicas[known.made.replica].settle(self.name, known.made.number)
             self._fading.append((now + self.rules.settle_s, known.made.replica, known.keys))
 
-    def _draw_first(self, ranked: list[tuple[int, float, float, float, str]]) -> None:
-        """Move one of those that differ too little from the first to the front: other routers see the same loads, and are not to choose the same."""
+    def _reserve(self, made: Reservation, now: float) -> None:
+        self._replicas[made.replica].reserve(made, now)
+        self._reserved.append((now, made.replica))
+
+    def _ranked(self, waits: list[tuple[str, _Replica, float, float]]) -> list[_Ranked]:
+        """Order replicas, of which each comes with its record, its wait and what it computes, in seconds."""
+        rules = self.rules
+        spared, crowded, running_s = rules.spared, rules.crowded, rules.running_s
+        starts = [wait + compute for _, known, wait, compute in waits if not known.load.is_full]
+        within = min(starts, default=math.inf) * rules.bound_times + rules.bound_s
+        # Those that are expected too late come after the others, and before those that are full.
+        ranked = [
+            (
+                2 * known.load.is_full + ((expected := wait + compute) > within),
+                expected + (spared + crowded * known.filled) * compute + running_s * known.load.num_running,
+                expected,
+                compute,
+                name,
+            )
+            for name, known, wait, compute in waits
+        ]
+        ranked.sort()
+        # One of those that differ too little from the first is drawn: other routers see the same loads, and are not to choose the same.
         rank, score, _, compute, _ = ranked[0]
-        untold = self.rules.num_untold
-        most = score + compute * untold / (1 + untold)
+        most = score + compute * rules.num_untold / (1 + rules.num_untold)
         num = next((i for i, each in enumerate(ranked) if each[0] != rank or each[1] > most), len(ranked))
         if num > 1:
             ranked.insert(0, ranked.pop(int(self._draw() * num)))
+        return ranked
 
-    def _fade(self, now: float) -> None:
-        """Forget notes of content that is cached by now, or never will be: a few at a time, so that no decision takes long."""
+    def _lapse(self, now: float) -> None:
+        """Take what was sent long ago to be begun, and a request to have ended or never to have been sent."""
         before = now - self.rules.lapse_s
-        # They were chosen and never sent, or run for long.
-        for id, sent in list(islice(self._by_id.items(), _FADING_AT_ONCE)):
-            if sent.since <= before:
-                self.completed(id, now)
-        for _ in range(_FADING_AT_ONCE):
-            if not self._fading or self._fading[0][0] > now:
-                break
+        if self._by_id and (oldest := next(iter(self._by_id.values()))).since <= before:
+            self.completed(oldest.made.id, now)
+        while self._reserved and self._reserved[0][0] <= before:
+            _, replica = self._reserved.popleft()
+            if replica in self._replicas:
+                self._replicas[replica].lapse(before)
+
+    def _fade(self, now: float) -> bool:
+        """Forget notes of content that is cached by now, or never will be: a few at a time, so that nothing takes long. Return whether there were any."""
+        num = 0
+        while num < _FADING_AT_ONCE and self._fading and self._fading[0][0] <= now:
+            num += 1
             _, replica, keys = self._fading.popleft()
             if replica in self._replicas:
                 self._expected.drop(replica, self._replicas[replica].withdraw(keys))
-        for known in self._replicas.values():
-            if known.reserved:
-                known.lapse(before)
+        return num > 0
 
     def _usual_token_s(self) -> float:
         return max([each.load.token_s for each in self._replicas.values()]) or _UNKNOWN_TOKEN_S
@@ -359,7 +395,6 @@ class Router:
             raise UnknownReplica(name, self._replicas) from None
 
 
-def sparse(keys: Keys) -> list[int]:
+def sparse(keys: Keys) -> Keys:
     """Some of a prompt's keys: enough to know how much of it two prompts share, to 64 blocks or half of it."""
-    num = len(keys)
-    return [keys[length - 1] for length in _SPARSE[: bisect_right(_SPARSE, num)]]
+    return keys[_SPARSE_PLACES[: bisect_right(_SPARSE, len(keys))]]

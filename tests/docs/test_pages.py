@@ -41,7 +41,7 @@ def test_every_option_of_a_page_is_one_of_its_commands(page, commands, text_of, 
 
 
 def test_every_router_and_the_rules_that_bound_a_choice_are_on_their_page(text_of):
-    page, rules = text_of("docs/routing.md"), ("bound_s", "bound_times", "spared")
+    page, rules = text_of("docs/routing.md"), ("bound_s", "bound_times", "spared", "crowded", "lately_s")
     assert [name for name in (*ROUTERS, *rules) if f"`{name}`" not in page] == []
     assert set(rules) <= set(RoutingRules.__struct_fields__)
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from paged import BlockManager, LayerGroup, Request, Scheduler
-from paged.engine.replica_index import DEVICE, HOST, RESTART, Depth, ReplicaIndex, key_of, prompt_keys
+from paged import BlockManager, LayerGroup, Request, RestartPoint, Scheduler
+from paged.engine.replica_index import DEVICE, HOST, RESTART, ReplicaIndex, key_of, prompt_keys
 from paged.errors import InvalidConfig, UnknownReplica
 
 FOUR = prompt_keys(range(100, 117), 4)
+SEVEN = np.array([7], np.uint64)
 
 
 def index_of(*replicas):
@@ -29,7 +30,9 @@ def test_keys_are_the_last_64_bits_of_the_hashes_of_memory(salt):
     scheduler = Scheduler(BlockManager(8, 4))
     serve(scheduler, "a", range(9), salt)
     [stored] = scheduler.manager.take_events()
-    assert prompt_keys(range(9), 4, salt and (salt, None, None)) == [key_of(digest) for digest in stored.hashes]
+    assert prompt_keys(range(9), 4, salt and (salt, None, None)).tolist() == [
+        key_of(digest) for digest in stored.hashes
+    ]
 
 
 def test_the_last_token_of_a_prompt_is_never_in_a_key():
@@ -54,28 +57,43 @@ def test_depths_are_those_of_a_look_up_in_each_memory(seed):
             found = index.depths(prompt_keys(asked, 2))
             for each, scheduler in schedulers.items():
                 hit = scheduler.manager.lookup(asked)
-                assert found.get(each, Depth(0, 0)) == (hit.num_tokens // 2, hit.host_tokens // 2)
+                assert found.get(each, 0) == (hit.num_tokens + hit.host_tokens) // 2
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 64, 200])
+def test_depths_of_a_long_prompt_are_exact_for_few_replicas_and_for_many_a_64th_too_low_at_most(num):
+    random = np.random.default_rng(num)
+    keys, names = random.integers(0, 1 << 63, 5000, np.uint64), [str(number) for number in range(num)]
+    index, had = index_of(*names), dict(zip(names, random.integers(1, 5001, num).tolist(), strict=True))
+    for name, depth in had.items():
+        index.store(name, keys[:depth])
+    found = index.depths(keys)
+    missed = [had[name] - found[name] for name in names]
+    assert min(missed) == 0 and max(missed) <= (0 if num <= 5 else 5000 // 64 + 1)
+    assert max(found.values()) == max(had.values())
 
 
 @pytest.mark.parametrize("side", [LayerGroup("window", 6), LayerGroup("state")])
 def test_a_replica_with_layers_of_several_kinds_has_its_deepest_restart_point(side):
     random = np.random.default_rng(0)
     scheduler = Scheduler(BlockManager(60, 4, groups=[LayerGroup("full"), side]), max_tokens_per_step=16)
-    index, deeper = index_of("plain"), 0
+    index, blocks, deeper = index_of("plain"), index_of("a"), 0
     index.add("a", restart_points=True)
     index.store("plain", FOUR)
     head = random.integers(0, 50, 40).tolist()
     for number in range(30):
         prompt = head[: random.integers(4, 40)] + random.integers(0, 50, random.integers(1, 30)).tolist()
         serve(scheduler, str(number), prompt)
-        index.apply("a", scheduler.manager.take_events(restart_points=True))
+        events = scheduler.manager.take_events(restart_points=True)
+        index.apply("a", events)
+        blocks.apply("a", [event for event in events if not isinstance(event, RestartPoint)])
         for asked in (prompt, head, head[:21]):
             keys = prompt_keys(asked, 4)
             expected = scheduler.manager.lookup(asked).num_tokens // 4
-            assert index.depths(keys).get("a", Depth(0, 0)) == (expected, 0)
-            deeper += index._by_depth(keys, index._masks[DEVICE])[:1] != [(1, expected)]
+            assert index.depths(keys).get("a", 0) == expected
+            deeper += blocks.depths(keys).get("a", 0) != expected
     assert deeper, "some restart points were not the deepest blocks"
-    assert index.depths(FOUR)["plain"] == (4, 0)
+    assert index.depths(FOUR)["plain"] == 4
 
 
 def test_a_replica_that_is_cleared_has_nothing_and_others_keep_theirs():
@@ -83,10 +101,10 @@ def test_a_replica_that_is_cleared_has_nothing_and_others_keep_theirs():
     for name in "ab":
         index.store(name, FOUR)
     index.clear("a")
-    assert index.depths(FOUR) == {"b": Depth(4, 0)}
+    assert index.depths(FOUR) == {"b": 4}
     index.store("a", FOUR[:1])
     index.remove("b")
-    assert index.depths(FOUR) == {"a": Depth(1, 0)}
+    assert index.depths(FOUR) == {"a": 1}
 
 
 def test_blocks_of_replicas_that_are_gone_are_swept():
@@ -95,7 +113,7 @@ def test_blocks_of_replicas_that_are_gone_are_swept():
     for _ in range(3):
         index.store("a", range(60_000))
         index.clear("a")
-    assert len(index) < 130_000 and index.depths([7]) == {"b": Depth(1, 0)}
+    assert len(index) < 130_000 and index.depths(SEVEN) == {"b": 1}
 
 
 def test_blocks_that_are_stored_twice_count_once():
@@ -119,9 +137,9 @@ def test_a_host_tier_counts_behind_the_device():
     index = index_of("a")
     index.store("a", FOUR[:1])
     index.store("a", FOUR[:3], HOST)
-    assert index.depths(FOUR) == {"a": Depth(1, 2)}
+    assert index.depths(FOUR) == {"a": 3}
     index.drop("a", FOUR[:1], DEVICE)
-    assert index.depths(FOUR) == {"a": Depth(0, 3)}
+    assert index.depths(FOUR) == {"a": 3}
 
 
 def test_what_was_never_stored_can_be_dropped():
@@ -129,7 +147,7 @@ def test_what_was_never_stored_can_be_dropped():
     index.store("a", FOUR)
     index.drop("b", FOUR)
     index.drop("b", FOUR, RESTART)
-    assert index.depths(FOUR) == {"a": Depth(4, 0)}
+    assert index.depths(FOUR) == {"a": 4}
 
 
 def test_replicas_are_named_once_and_known():
@@ -149,4 +167,13 @@ def test_a_restart_point_behind_blocks_that_are_not_there_is_none():
     index.store("a", FOUR[2:3], RESTART)
     assert index.depths(FOUR) == {}
     index.store("a", FOUR[:1], RESTART)
-    assert index.depths(FOUR) == {"a": Depth(1, 0)}
+    assert index.depths(FOUR) == {"a": 1}
+    index.drop("a", FOUR[:1], RESTART)
+    assert index.depths(FOUR) == {}
+
+
+def test_the_deepest_of_some_blocks_counts_whatever_a_replica_has_before():
+    index = index_of("a", "b", "c")
+    index.store("a", FOUR[1:3])
+    index.store("b", FOUR[:1])
+    assert index.deepest(FOUR) == {"a": 3, "b": 1}

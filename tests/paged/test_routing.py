@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from paged.engine.replica_index import Depth, prompt_keys
+from paged.engine.replica_index import prompt_keys
 from paged.engine.routing import Prompt, ReplicaLoad, Router, RoutingRules
 from paged.errors import InvalidConfig, UnknownReplica
 
@@ -40,7 +40,39 @@ def test_computing_that_is_spared_counts_for_others_up_to_the_bound():
         router.report("b", ReplicaLoad(token_s=0.001, begin_s=wait), 0.0)
         choice = router.choose(prompt(), 0.0)
         assert choice.replicas[0] == best
-    assert choice.expected_s == pytest.approx(1.6) and choice.depth == (0, 0)
+    assert choice.expected_s == pytest.approx(1.6) and choice.depth == 0
+
+
+def test_computing_counts_more_where_much_was_computed_lately_as_it_evicts():
+    router = router_of("a", "b", spared=0.0, crowded=3.0, lately_s=100.0, bound_s=9.0)
+    first = Prompt("first", prompt_keys(range(9000, 9800), 16), 800)
+
+    def chosen(wait, now, tokens):
+        # b would begin so much later, and has computed nothing.
+        for name, begin_s in (("a", 0.0), ("b", wait)):
+            router.report(name, ReplicaLoad(token_s=0.001, begin_s=begin_s, cache_tokens=tokens, received={"": 1}), now)
+        return router.choose(prompt(), now).replicas[0]
+
+    assert chosen(0.1, 0.0, 1600) == "a"
+    router.routed(first, "a", 0.0)
+    # A half of its memory: 1,600 tokens, 1.6 s of computing, count 1.5 times more there.
+    assert [chosen(wait, 0.0, 1600) for wait in (2.3, 2.5)] == ["b", "a"]
+    # A hundred seconds later it is 1 / e of that: 0.88 s.
+    assert [chosen(wait, 100.0, 1600) for wait in (0.86, 0.90)] == ["b", "a"]
+    router.completed("first", 100.0)
+    router.routed(first, "b", 100.0)
+    assert chosen(0.1, 100.0, 1600) == "a"
+
+
+def test_what_was_computed_counts_for_nothing_where_memory_is_not_known_or_nothing_is_lately():
+    for rules, tokens in (({}, 0), ({"lately_s": 0.0}, 800)):
+        router = router_of("a", "b", **rules)
+        for name, wait in (("a", 0.0), ("b", 0.1)):
+            router.report(name, ReplicaLoad(token_s=0.001, begin_s=wait, cache_tokens=tokens), 0.0)
+        router.routed(Prompt("first", prompt_keys(range(9000, 9800), 16), 800), "a", 0.0)
+        for name, wait in (("a", 0.0), ("b", 0.1)):
+            router.report(name, ReplicaLoad(token_s=0.001, begin_s=wait, cache_tokens=tokens), 1.0)
+        assert router.choose(prompt(), 1.0).replicas[0] == "a"
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -170,7 +202,7 @@ def test_a_depth_that_was_chosen_by_is_what_is_not_reserved():
     router.index.store("a", prompt().keys)
     choice = router.choose(prompt(), 0.0)
     assert router.routed(prompt(), "a", 0.0, choice.depth).tokens == 1600 - 99 * 16
-    assert choice.depth == Depth(99, 0)
+    assert choice.depth == 99
 
 
 def test_what_another_router_sent_counts_once_however_often_it_is_told():
@@ -197,3 +229,12 @@ def test_what_is_on_the_host_and_was_sent_counts_once():
     router.routed(prompt("1"), "a", 0.0)
     router.report("a", ReplicaLoad(token_s=0.001, received={"": 1}), 0.0)
     assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(0.001 * (1600 - 98 * 16))
+
+
+def test_what_was_sent_is_noted_from_what_was_cached_on():
+    router = router_of("a")
+    router.index.store("a", prompt().keys[:50])
+    router.routed(prompt("1"), "a", 0.0, router.choose(prompt("1"), 0.0).depth)
+    router.report("a", ReplicaLoad(token_s=0.001, received={"": 1}), 0.0)
+    assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(0.001 * (1600 - 64 * 16))
+    assert router.choose(prompt("3", TOKENS[:1000]), 0.0).expected_s == pytest.approx(0.001 * (1000 - 50 * 16))

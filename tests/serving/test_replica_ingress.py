@@ -198,8 +198,12 @@ def test_a_replica_whose_engine_leaves_requests_waiting_beside_free_places_is_sh
     engine = SimpleNamespace(state="ready", figures=figures, num_begun=begun, num_alive=5, ready=ready)
     gate = SimpleNamespace(all=SimpleNamespace(num=1, has_room=lambda *_, **__: True), queued={})
     front = SimpleNamespace(engine=engine, gate=gate, clock=lambda: 1.0, forecast=lambda _: [0.0, 4.0, 5.0])
-    load = Replica.record_routing_stats(SimpleNamespace(_front=front))["load"]
+    load = Replica.record_routing_stats(SimpleNamespace(_front=front, _came={}))["load"]
     assert (load["begin_s"], load["num_free"]) == found
+    # Of four that came, the router counts two itself.
+    lately = SimpleNamespace(_front=front, _came={"a": 0.2, "b": 0.7, "c": 0.8, "d": 1.0})
+    load = Replica.record_routing_stats(lately)["load"]
+    assert (load["begin_s"], load["num_free"]) == (found[0], found[1] + 2)
 
 
 def test_where_replicas_cannot_be_ranked_ray_gets_all_of_them():

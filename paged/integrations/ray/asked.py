@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paged.engine.replica_index import prompt_keys
+from paged.engine.replica_index import NO_KEYS, Keys, prompt_keys
 from paged.errors import InvalidNamespace, InvalidTokens
 from paged.serving.front import Call
 
@@ -26,15 +26,15 @@ class Prompt:
     def __init__(self, tokens: np.ndarray, namespace: tuple[str | None, None, None] | None) -> None:
         self.tokens = tokens
         self._namespace = namespace
-        self._keys: list[int] | None = None
+        self._keys: Keys | None = None
 
-    def keys(self, block_size: int) -> list[int]:
+    def keys(self, block_size: int) -> Keys:
         """Of its full blocks, made once. A prompt that no replica will take has none."""
         if self._keys is None:
             try:
                 self._keys = prompt_keys(self.tokens, block_size, self._namespace)
             except (InvalidTokens, InvalidNamespace):
-                self._keys = []
+                self._keys = NO_KEYS
         return self._keys
 
 

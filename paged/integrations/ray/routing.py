@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from paged.engine.replica_index import DEVICE, HOST, RESTART
+from paged.engine.replica_index import DEVICE, HOST, NO_KEYS, RESTART
 from paged.engine.routing import Prompt, ReplicaLoad, Router, RoutingRules
 from paged.errors import EventsLost
 from paged.integrations.ray.asked import Asked
@@ -232,6 +232,6 @@ class _Reader:
 def _prompt(request_id: str, asked: Any, block_size: int) -> Prompt:
     """A request as the router knows it; one that computes nothing has no tokens."""
     if not isinstance(asked, Asked) or asked.prompt is None:
-        return Prompt(request_id, [], 0)
+        return Prompt(request_id, NO_KEYS, 0)
     prompt = asked.prompt
     return Prompt(request_id, prompt.keys(block_size), len(prompt.tokens), asked.call.tenant or "")

@@ -133,7 +133,7 @@ class Sent:
 
     def longest(self, keys: Keys) -> tuple[int, list[int]]:
         """The most blocks of a prompt that were sent anywhere, and the places where they were."""
-        depths = {int(name): depth.device for name, depth in self._index.depths(keys).items()}
+        depths = {int(name): depth for name, depth in self._index.depths(keys).items()}
         most = max(depths.values(), default=0)
         return most, sorted(place for place, depth in depths.items() if depth == most)
 
@@ -144,8 +144,7 @@ class Sent:
 
     def note(self, place: int, keys: Keys) -> None:
         """Note that a prompt was sent to a place."""
-        depth = self._index.depths(keys).get(str(place))
-        new = keys[depth.device if depth else 0 :]
+        new = keys[self._index.depths(keys).get(str(place), 0) :]
         self._index.store(str(place), new)
         self._num[place] += len(new)
 
