@@ -317,9 +317,8 @@ def end_sequences(
     own, way = request.request, None
     leaves = own.session_id is not None or own.retention is not None or request.hints or state.quotas is not None
     for sequence in sequences:
-        num_output = state.books.num_output(request, sequence)
+        num_output, is_turn = state.books.num_output(request, sequence), is_last and sequence == sequences[-1]
         if leaves:
-            is_turn = is_last and sequence == sequences[-1]
             way = _retain(state, request, -1 if sentence else request.rows[sequence], num_output, is_turn=is_turn)
         if sentence is None:
             state.lengths.note(num_output)
@@ -329,7 +328,8 @@ def end_sequences(
         if (row := state.unseat(request, sequence, None)) >= 0:
             state.manager.release(row)
         if way:
-            state.hints.finish(request, way)
+            if is_turn:
+                state.hints.finish(request, way)
             if state.quotas is not None:
                 state.quotas.note(own.tenant, way, request.hit_tokens if request.request.num_sequences == 1 else 0)
     if not is_last:
