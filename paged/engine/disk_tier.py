@@ -33,8 +33,6 @@ from paged.storage import BlockStore
 
 PIECE_BYTES = 32 * 2**20
 """Of blocks that are read at a time, and copied between two steps."""
-_AHEAD = 2
-"""Pieces of a load that are read, or wait to be copied, at once."""
 PATIENCE_S = 10.0
 """For what was asked for, or twice as long as to compute it, if that is more. Then the rest is computed."""
 _WAIT_S = 0.01
@@ -68,12 +66,11 @@ class _Chain:
 
 
 class _Load:
-    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row, of which `done` have been copied, and those before
-    column `asked` asked for."""
+    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row, of which `done` have been copied."""
 
     def __init__(self, request_id: str, row: int, first: int, stop: int, ends: float) -> None:
         self.request_id, self.row, self.first, self.stop, self.ends = request_id, row, first, stop, ends
-        self.done, self.asked = 0, first
+        self.done = 0
         self.is_over = False
 
 
@@ -225,8 +222,7 @@ class DiskTier:
                 patience = max(PATIENCE_S, 2 * (stop - first) * self._size * (self._token_s or 0.0))
                 load = self._loads[request_id] = _Load(request_id, row, first, stop, self._clock() + patience)
                 self._asked += stop - first
-                for _ in range(_AHEAD):
-                    self._read_on(load)
+                self._read_on(load)
 
     def take_arrived(self) -> None:
         """Copy in the blocks that were read, between two steps, and let requests go on whose loads are complete."""
@@ -236,8 +232,7 @@ class DiskTier:
         self._has_arrived.clear()
         while self._arrived:
             piece = self._arrived.popleft()
-            load = piece.load
-            if self._loads.get(load.request_id) is load and not load.is_over and self._is_waiting(load):
+            if self._loads.get(piece.load.request_id) is piece.load and self._is_waiting(piece.load):
                 self._copy_in(piece)
         now = self._clock()
         for load in list(self._loads.values()):
@@ -293,12 +288,12 @@ class DiskTier:
         return row == load.row and int(self._manager.rows.num_launched[row]) == load.first * self._size
 
     def _read_on(self, load: _Load) -> None:
-        start, load.asked = load.asked, min(load.stop, load.asked + self._most_in_piece)
-        if start < load.stop:
-            self._reader.submit(self._read, load, self._chains[load.request_id][0].keys[start : load.asked])
+        start = load.first + load.done
+        keys = self._chains[load.request_id][0].keys[start : min(load.stop, start + self._most_in_piece)]
+        self._reader.submit(self._read, load, keys)
 
     def _read(self, load: _Load, keys: list[bytes]) -> None:
-        """Read a piece, in the reader's thread."""
+        """Read pieces, in the reader's thread."""
         began = time.perf_counter()
         try:
             blocks = np.empty((len(keys), self._pages.page_bytes), np.uint8)
@@ -311,17 +306,16 @@ class DiskTier:
 
     def _copy_in(self, piece: _Piece) -> None:
         load, start = piece.load, piece.load.first + piece.load.done
-        is_whole = 0 < piece.num_whole == len(piece.blocks)
-        if is_whole:
-            # While this one is copied.
-            self._read_on(load)
         if piece.num_whole:
             # As the table is now: a load that was listed again has other blocks.
             table = self._manager.rows.table(load.row)[start : start + piece.num_whole].astype(np.int64)
             self._pages.write(torch.from_numpy(table), torch.from_numpy(piece.blocks[: piece.num_whole]))
             load.done += piece.num_whole
             self._block_s = _mean(self._block_s, piece.seconds / piece.num_whole)
-        load.is_over = not is_whole or load.first + load.done == load.stop
+        if piece.num_whole < len(piece.blocks) or not len(piece.blocks) or load.first + load.done == load.stop:
+            load.is_over = True
+        else:
+            self._read_on(load)
 
     def _let_go_on(self, load: _Load) -> None:
         try:
