@@ -127,8 +127,8 @@ class StudyRouter(RequestRouter):
 class Cell(msgspec.Struct, frozen=True):
     """One run: seconds, shares from 0 to 1, and requests a second that met the target.
 
-    idle_s  to the first token of a prompt of one block on idle replicas, before the run; 0 of a simulation
-    cold_s  to that of one of `COLD` tokens, while the other replica has one, too
+    idle_s  to the first token of a prompt of one block on idle replicas, before the run; of a simulation, what was added for Ray
+    cold_s  to that of one of `COLD` tokens, while the other replica has one, too; of a simulation, by its profile
     others  share of the cores' time that went meanwhile to programs that gave way to these, and to other machines
     """
 

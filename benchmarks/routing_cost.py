@@ -19,6 +19,7 @@ import numpy as np
 
 from paged.engine.replica_index import RESTART, Keys, prompt_keys
 from paged.engine.routing import Prompt, ReplicaLoad, Router, RoutingRules
+from paged.model.machine import machine
 
 REPLICAS, INDEXED, BLOCKS, BLOCK_SIZE, PASSES = 64, 10_000_000, 6_250, 16, 3
 GOAL_US, GOAL_KEYS_MS = 200, 12
@@ -103,17 +104,13 @@ def main() -> None:
         prompt_keys(tokens, BLOCK_SIZE)
         keys_ms.append((time.thread_time_ns() - began) / 1e6)
     others = (busy_s() - busy - (time.process_time() - own)) / (time.monotonic() - start)
-    model = [
-        line.split(":")[1].strip()
-        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        if "model name" in line
-    ]
+    here = machine()
     text = "\n".join(
         [
             "# What a routing decision costs",
             "",
             f"{REPLICAS} replicas, {arguments.indexed:,} blocks indexed, prompts of {BLOCKS:,} blocks that are asked for in turn, so that their blocks are in few caches; CPU time "
-            f"of one thread; {model[0]}, {len(model)} processors, Python {platform.python_version()}; other programs used {others:.1f} processors meanwhile. By `python "
+            f"of one thread; {here['processor']}, {here['cores']} processors, Python {platform.python_version()}; other programs used {others:.1f} processors meanwhile. By `python "
             "benchmarks/routing_cost.py`.",
             "",
             *lines,

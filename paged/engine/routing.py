@@ -283,9 +283,10 @@ class Router:
         if not names:
             raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
         self._lapse(now)
-        depths, noted = self.index.depths(prompt.keys), self._expected.deepest(sparse(prompt.keys))
+        depths, some = self.index.depths(prompt.keys), sparse(prompt.keys)
+        noted = self._expected.deepest(some)
         if noted and self._fade(now):
-            noted = self._expected.deepest(sparse(prompt.keys))
+            noted = self._expected.deepest(some)
         waits, usual = [], 0.0
         for name, known in zip(names, map(self._replica, names), strict=True):
             load = known.load
