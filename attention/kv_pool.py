@@ -38,12 +38,14 @@ class EntryPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVPlace:
-    """K and V of a layer: its group, by whose tables it attends, where they lie, and whether an earlier layer writes them."""
+    """K and V of a layer: its group, by whose tables it attends, where they lie, and whether an earlier layer writes them; and its index keys, by
+    which a token chooses what it attends to, where it has any."""
 
     group: int
     keys: EntryPlace
     values: EntryPlace
     is_shared: bool = False
+    index: EntryPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class LayerKV:
     keys: AnyEntries
     values: AnyEntries
     is_shared: bool = False
+    index: AnyEntries | None = None
 
 
 class LayeredPool:
@@ -91,7 +94,13 @@ class LayeredPool:
         self._mapped: tuple[Tensor | None, dict[tuple[int, Steps], tuple[Tensor, Tensor | None]]] = (None, {})
         self._places = dict(layers)
         self._layers = {
-            layer: LayerKV(place.group, self._entries(place.keys), self._entries(place.values), place.is_shared)
+            layer: LayerKV(
+                place.group,
+                self._entries(place.keys),
+                self._entries(place.values),
+                place.is_shared,
+                None if place.index is None else self._entries(place.index),
+            )
             for layer, place in layers.items()
         }
         self.state_group = state_group
@@ -155,10 +164,14 @@ class LayeredPool:
     def write_kv(self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor) -> None:
         """Put K and V, each [T, kv heads, size], into these distinct slots, int64 [T], or [T, k] where a block has k pages; -1: nowhere."""
         own = self._layers[layer]
-        for entries, new in ((own.keys, keys), (own.values, values)):
-            for piece, its in zip(entries.stored, entries.encoded(new), strict=True):
-                rows, kept = self._rows_of(slot_mapping, piece)
-                piece.tokens.index_copy_(0, rows, its if kept is None else its[kept])
+        self.write(own.keys, slot_mapping, keys)
+        self.write(own.values, slot_mapping, values)
+
+    def write(self, entries: AnyEntries, slot_mapping: Tensor, new: Tensor) -> None:
+        """Put one piece of a layer's entries, [T, heads, size], into these slots, as `write_kv`."""
+        for piece, its in zip(entries.stored, entries.encoded(new), strict=True):
+            rows, kept = self._rows_of(slot_mapping, piece)
+            piece.tokens.index_copy_(0, rows, its if kept is None else its[kept])
 
     def _rows_of(self, slot_mapping: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
         """Rows of `entries.tokens` to which tokens go, and which tokens; None: all. Kept for the layers that come with the same slots."""

@@ -2,6 +2,8 @@
 
 What a pass sees is expanded by the model's own function into memory of the pass, in pieces of PIECE positions, each from a multiple of PIECE on, and a
 backend attends there as it does anywhere. In the invariant mode each piece is a call of its own, so that the product behind it has one shape always.
+
+Where each token chooses what it attends to (DeepSeek-V3.2's sparse attention, arXiv:2512.02556), it is a sequence of its own: of what it chose, in order of positions.
 """
 
 from __future__ import annotations
@@ -12,17 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .backend import AttentionBackend, LayerOptions
 from .kv_pool import EntryPlace, KVPlace, LayeredPool, LayerKV
 from .layouts.entries import Entries
 from .layouts.quantised import AnyEntries
-from .step_tokens import Ints, StepTokens
+from .step_tokens import Bools, Ints, StepTokens
 
 PIECE = 64
 _TOGETHER = 16
 """Pieces of one call where bits may depend on them."""
+_MOST_CHOSEN = 1 << 14
+"""Tokens that those of one call have chosen, at most, if one has not chosen more; in the invariant mode all of a tile are one call."""
 
 Expand = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Two latents of tokens, [1, 1, tokens, size] each, to K and V, [1, heads, tokens, size]."""
@@ -52,11 +57,38 @@ class Latents:
         self._step, self._pool, self._backend, self._room = step, pool, backend, room
         self._seen: dict[Any, _Seen] = {}
 
-    def attend(self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand) -> Tensor:
-        """As a backend's `attend`; what the layer keeps of the pass is in the pool already."""
+    def attend(
+        self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, chosen: Tensor | None = None
+    ) -> Tensor:
+        """As a backend's `attend`; what the layer keeps of the pass is in the pool already. `chosen`, integers [T or more, k]: positions that each token
+        attends to, in any order; those behind it, and -1, do not count. None: all that `options` let it see."""
+        parts = {own.keys.part, own.values.part}
+        if chosen is not None:
+            step, none = self._step, np.iinfo(np.int64).max
+            theirs = chosen[: step.num_tokens].cpu().numpy().astype(np.int64)
+            counts = np.count_nonzero(counted := (theirs >= 0) & (theirs <= step.positions[:, None]), axis=1)
+            if (counts <= step.positions).any():
+                theirs = np.sort(np.where(counted, theirs, none), axis=1)
+                return self._attend_chosen(queries, own, replace(options, window=None, chunk=None), expand, theirs, counts)
         if options.reach not in self._seen:
-            self._seen[options.reach] = self._made(options, {own.keys.part, own.values.part})
-        seen = self._seen[options.reach]
+            self._seen[options.reach] = self._made(options, parts)
+        return self._attend(queries, own, options, expand, self._seen[options.reach])
+
+    def _attend_chosen(
+        self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, chosen: Ints, counts: Ints
+    ) -> Tensor:
+        """`chosen`, int64 [T, k]: in row i `counts[i]` positions, rising, and anything behind them."""
+        num_tokens = len(chosen)
+        at_once = num_tokens if self._backend.is_invariant else max(1, _MOST_CHOSEN // chosen.shape[1])
+        found = []
+        for first in range(0, num_tokens, at_once):
+            tokens = np.arange(first, min(first + at_once, num_tokens))
+            stop = len(queries) if tokens[-1] == num_tokens - 1 else first + at_once
+            seen = self._made_of(tokens, chosen[tokens], counts[tokens], stop - first - len(tokens), {own.keys.part, own.values.part})
+            found.append(self._attend(queries[first:stop], own, options, expand, seen))
+        return torch.cat(found)
+
+    def _attend(self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, seen: _Seen) -> Tensor:
         together = 1 if self._backend.is_invariant else _TOGETHER
         room: LayeredPool | None = None
         for first in range(0, seen.num_pieces, together):
@@ -82,25 +114,35 @@ class Latents:
         step = self._step
         first_tokens = step.query_start_loc[:-1]
         firsts = options.first_seen(step.positions[first_tokens]) // PIECE
-        counts = -(-step.seq_lens // PIECE) - firsts
-        total = int(counts.sum())
-        sequences = np.arange(step.num_sequences).repeat(counts)
-        columns = np.arange(total) - (counts.cumsum() - counts - firsts).repeat(counts)
-        tables = np.full((step.num_sequences, int(columns.max(initial=0)) + 1), -1, np.int32)
-        tables[sequences, columns] = np.arange(total)
+        sequences, columns, tables = _pieces(firsts, step.seq_lens)
         positions = columns[:, None] * PIECE + np.arange(PIECE)
         is_there = (positions < step.seq_lens[sequences, None]) & (
             positions >= options.first_seen(step.positions[first_tokens])[sequences, None]
         )
-        size = self._pool.block_size
-        slots = {}
-        for part in parts:
-            table = step.table(part)
-            within = np.minimum(positions // size, table.shape[1] - 1)
-            of_tables = table[sequences[:, None], within].astype(np.int64) * size + positions % size
-            slots[part] = np.where(is_there, of_tables, self._pool.scratch_slot).reshape(-1)
-        expanded = replace(step, block_tables=tables, block_size=PIECE)
-        return _Seen(total, slots, expanded, {})
+        slots = {part: self._slots(sequences, positions, is_there, part) for part in parts}
+        return _Seen(len(columns), slots, replace(step, block_tables=tables, block_size=PIECE), {})
+
+    def _made_of(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, parts: set[int]) -> _Seen:
+        """What these tokens of the pass see, each as a sequence of the `counts[i]` positions that it has chosen."""
+        step = self._step
+        owners, columns, tables = _pieces(np.zeros_like(counts), counts)
+        places = columns[:, None] * PIECE + np.arange(PIECE)
+        is_there = places < counts[owners, None]
+        positions = np.where(is_there, chosen[owners[:, None], np.minimum(places, chosen.shape[1] - 1)], 0)
+        sequences = np.searchsorted(step.query_start_loc, tokens, "right") - 1
+        slots = {part: self._slots(sequences[owners], positions, is_there, part) for part in parts}
+        nowhere = np.full_like(tokens, -1)
+        starts = np.arange(len(tokens) + 1)
+        its = StepTokens(counts - 1, nowhere, starts, counts, tables, PIECE, num_padded)
+        return _Seen(len(columns), slots, its, {})
+
+    def _slots(self, sequences: Ints, positions: Ints, is_there: Bools, part: int) -> Ints:
+        """int64 [pieces * PIECE]: by the tables of a sequence a piece, where the latents of these positions are, [pieces, PIECE] both."""
+        size, table = self._pool.block_size, self._step.table(part)
+        within = np.minimum(positions // size, table.shape[1] - 1)
+        of_tables = table[sequences[:, None], within].astype(np.int64) * size + positions % size
+        slots: Ints = np.where(is_there, of_tables, self._pool.scratch_slot).reshape(-1)
+        return slots
 
     def _room_for(self, num_pieces: int, keys: Tensor, values: Tensor) -> LayeredPool:
         """Memory for so many pieces of K and V, [tokens, heads, size] each."""
@@ -121,3 +163,15 @@ class Latents:
                 device=keys.device,
             )
         return room
+
+
+def _pieces(firsts: Ints, lengths: Ints) -> tuple[Ints, Ints, NDArray[np.int32]]:
+    """Of sequences of so many tokens, seen from piece `firsts[i]` on: the sequence and the column of each piece, one sequence after the other, and block
+    tables that name them so."""
+    counts = -(-lengths // PIECE) - firsts
+    total = int(counts.sum())
+    sequences = np.arange(len(lengths)).repeat(counts)
+    columns = np.arange(total) - (counts.cumsum() - counts - firsts).repeat(counts)
+    tables = np.full((len(lengths), int(columns.max(initial=0)) + 1), -1, np.int32)
+    tables[sequences, columns] = np.arange(total)
+    return sequences, columns, tables

@@ -21,6 +21,7 @@ class AttentionLayer(NamedTuple):
     attended    heads, key size and value size of what it attends to: what it keeps, or what that expands to (MLA)
     source      the earlier layer whose K and V it attends to, and keeps none of its own; None: it has its own
     in_floats   its K and V stay in the model's dtype whatever those of others are stored as
+    index_size  elements of a token's index key, by which later tokens choose what they attend to; 0: it keeps none
     """
 
     layer: int
@@ -33,6 +34,7 @@ class AttentionLayer(NamedTuple):
     attended: tuple[int, int, int]
     source: int | None = None
     in_floats: bool = False
+    index_size: int = 0
 
     @property
     def expands(self) -> bool:
@@ -49,10 +51,13 @@ class AttentionLayer(NamedTuple):
         entry = tuple(
             self.heads * head_bytes(stored, size, dtype.itemsize) for size in (self.key_size, self.value_size)
         )
+        if self.index_size:
+            entry += (self.index_size * dtype.itemsize,)
         return Layers(kind=self.kind, count=1, entry=entry, reach=self.reach)
 
 
 def are_alike(layers: Sequence[AttentionLayer]) -> bool:
-    """Whether all layers keep K and V of one shape, stored alike, and each its own: then they can lie side by side in blocks of all layers."""
+    """Whether all layers keep K and V of one shape, stored alike, each its own, and nothing else: then they can lie side by side in blocks of all
+    layers."""
     shapes = {(each.heads, each.key_size, each.value_size, each.in_floats) for each in layers}
-    return len(shapes) == 1 and all(each.source is None for each in layers)
+    return len(shapes) == 1 and all(each.source is None and not each.index_size for each in layers)

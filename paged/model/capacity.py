@@ -156,12 +156,13 @@ def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]], kv_dtype
             owner = places[each.source]
             places[each.layer] = KVPlace(owner.group, owner.keys, owner.values, is_shared=True)
             continue
-        group, ((keys,), (values,)) = next(at)
+        group, ((keys,), (values,), *index) = next(at)
         stored = each.stored_as(kv_dtype)
         places[each.layer] = KVPlace(
             group,
             EntryPlace(*keys, each.heads, each.key_size, stored),
             EntryPlace(*values, each.heads, each.value_size, stored),
+            index=EntryPlace(*index[0][0], 1, each.index_size) if index else None,
         )
     return places
 

@@ -11,9 +11,11 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from paged.attention import Expand, LayerOptions
@@ -31,12 +33,16 @@ _OTHERS = ("position_bias", "block_indices", "sinks")
 _EXPAND = "paged_expand"
 
 
-class Mask(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Mask:
     """What stands in for a mask of causal attention: a token sees `window` tokens, itself included, or those since the last multiple of
-    `chunk`; None: all before it."""
+    `chunk`; None: all before it. A part of it, as modules cut it out for a head, is itself."""
 
     window: int | None
     chunk: int | None = None
+
+    def __getitem__(self, part: Any) -> Mask:
+        return self
 
 
 class ForwardPass(Protocol):
@@ -55,9 +61,18 @@ class ForwardPass(Protocol):
         values: Tensor,
         options: LayerOptions,
         expand: Expand | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """Attention of T tokens: queries [T, heads, size of K], keys and values [T, kv heads, size] → [T, heads, size of V]. With
-        `expand` keys and values are latents, from which it makes what is attended to."""
+        `expand` keys and values are latents, from which it makes what is attended to; `chosen`: as of `Latents.attend`."""
+        ...
+
+    def index_shares(self) -> list[tuple[int, int]]:
+        """The tokens that choose in one call what they attend to, as (first, stop): those of one sequence."""
+        ...
+
+    def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
+        """Keep the index keys of one such share, [tokens, size], which begins at token `first`. Returns those of its sequence up to there, [n, size]."""
         ...
 
     def refuse(self, what: str) -> None:
@@ -94,9 +109,10 @@ def _paged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, heads, T, size], key and value [1, kv heads, T, size] → [1, T, heads, size of V]."""
+    """query [1, heads, T, size], key and value [1, kv heads, T, size] → [1, T, heads, size of V]; `indices`, [1, T, k]: what each token attends to."""
     forward_pass = now_under_way()
     if getattr(module, "is_causal", True) is False:
         forward_pass.refuse("attention to what comes later, as an encoder's do")
@@ -109,13 +125,17 @@ def _paged_attention(
     chunk = None
     if isinstance(attention_mask, Mask):
         # The mask decides, as it does where transformers itself computes attention: many modules say their window nowhere else.
-        sliding_window, chunk = attention_mask
+        sliding_window, chunk = attention_mask.window, attention_mask.chunk
     elif attention_mask is not None:
         forward_pass.refuse("a mask that they compute themselves")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = LayerOptions(scale, sliding_window, softcap, s_aux, chunk)
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]
-    more = {"expand": getattr(module, _EXPAND)} if hasattr(module, _EXPAND) else {}
+    more: dict[str, Any] = {"expand": getattr(module, _EXPAND)} if hasattr(module, _EXPAND) else {}
+    if indices is not None:
+        if not more:
+            forward_pass.refuse("to choose tokens whose K and V are no latents")
+        more["chosen"] = indices[0]
     out = forward_pass.attend(int(module.layer_idx), packed[0], packed[1], packed[2], options, **more)
     return out.unsqueeze(0), None
 
@@ -142,6 +162,48 @@ def follow_latents(module: nn.Module) -> None:
 
 def _both(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
+
+
+def follow_indexers(module: nn.Module) -> None:
+    """Make modules that choose, by keys in transformers' cache, which tokens each one attends to find them in the forward pass under way."""
+    for each in module.modules():
+        forward: Any = getattr(inspect.unwrap(type(each).forward), "__code__", None)
+        if forward is not None and "update_indexer" in forward.co_names:
+            each.forward = partial(_chosen, each.forward, inspect.signature(each.forward))
+
+
+class _IndexCache:
+    """transformers' cache, as a module sees it that chooses for one share of a pass."""
+
+    def __init__(self, forward_pass: ForwardPass, first: int) -> None:
+        self._forward_pass, self._first = forward_pass, first
+
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
+        """[1, tokens, size] → [1, n, size]."""
+        return self._forward_pass.index(layer, self._first, keys[0])[None]
+
+
+def _chosen(forward: Callable[..., Tensor], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Tensor:
+    """int64 [1, T, k]: what each token chose, by one call a share; -1 behind it, and for places that are no tokens."""
+    forward_pass, given = now_under_way(), signature.bind(*args, **kwargs).arguments
+    places, found = given["hidden_states"].shape[1], list[Tensor]()
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(cut, value))
+        return value[:, first:stop] if isinstance(value, Tensor) and value.shape[1] == places else value
+
+    for first, stop in forward_pass.index_shares():
+        positions = forward_pass.positions[first:stop]
+        its = {name: cut(value) for name, value in given.items()}
+        its["attention_mask"] = torch.arange(int(positions[-1]) + 1, device=positions.device) <= positions[:, None]
+        its["attention_mask"] = its["attention_mask"][None]
+        its["past_key_values"] = _IndexCache(forward_pass, first)
+        found.append(forward(**its)[0])
+    chosen = found[0].new_full((1, places, max(each.shape[1] for each in found)), -1, dtype=torch.int64)
+    for (first, stop), each in zip(forward_pass.index_shares(), found, strict=True):
+        chosen[0, first:stop, : each.shape[1]] = each
+    return chosen
 
 
 def follow_layers(module: nn.Module) -> None:

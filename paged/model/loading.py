@@ -21,7 +21,7 @@ from paged.base.words import short_cause
 from paged.errors import BrokenCheckpoint, ModelError, UnknownLayers, UnsupportedModel
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import check_folder, named_or_shipped
-from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
+from paged.model.hook import ATTENTION, follow_indexers, follow_latents, follow_layers, register, under_way
 from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
 from paged.model.quantised.at_load import AtLoad, check_layers, check_quantization
@@ -185,6 +185,7 @@ def as_loaded(
     _let_go_of_files(module, name)
     rotary_limit = follow_rows(module)
     follow_latents(module)
+    follow_indexers(module)
     follow_positions(module)
     trial = _trial(module, state_layers, name, where)
     text = module.config.get_text_config()
@@ -362,6 +363,7 @@ class _Trial:
         self._layers: dict[int, AttentionLayer] = {}
         # By where they are in memory, which is theirs as long as the trial lives.
         self._keys: dict[int, tuple[int, Tensor]] = {}
+        self._index_sizes: dict[int, int] = {}
 
     def attend(
         self,
@@ -371,6 +373,7 @@ class _Trial:
         values: Tensor,
         options: LayerOptions,
         expand: Expand | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         if layer in self._layers:
             raise Unwanted("to attend twice in a pass")
@@ -394,8 +397,16 @@ class _Trial:
             value_size=values.shape[2],
             attended=attended,
             source=None if source == layer else source,
+            index_size=self._index_sizes.get(layer, 0),
         )
         return values_of_all.repeat_interleave(num_heads // attended[0], 1)
+
+    def index_shares(self) -> list[tuple[int, int]]:
+        return [(0, 1)]
+
+    def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
+        self._index_sizes[layer] = keys.shape[1]
+        return keys
 
     def refuse(self, what: str) -> None:
         raise Unwanted(what)

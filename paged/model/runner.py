@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from paged.attention import (
     run_moves,
 )
 from paged.attention.latents import PIECE as LATENT_PIECE
+from paged.attention.layouts.entries import Entries
 from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
 from paged.model.capacity import trial_memory, trial_step
@@ -82,6 +84,7 @@ class _Pass:
         values: Tensor,
         options: LayerOptions,
         expand: Expand | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         pool, backend = self._runner.pool, self._runner.backend
         own = pool.layer(layer)
@@ -93,7 +96,25 @@ class _Pass:
             return backend.attend(queries, pool, layer, plan, options)
         if own.group not in self._latents:
             self._latents[own.group] = Latents(step, pool, backend, self._runner.expanded)
-        return self._latents[own.group].attend(queries, own, options, expand)
+        return self._latents[own.group].attend(queries, own, options, expand, chosen)
+
+    def index_shares(self) -> list[tuple[int, int]]:
+        # One by one where bits must not depend on a share: what a product gives depends on how many tokens there are.
+        starts = self._step.query_start_loc.tolist()
+        stops = starts if self._runner.tile is None else range(self._step.num_tokens + 1)
+        return list(pairwise(stops))
+
+    def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
+        pool = self._runner.pool
+        own = pool.layer(layer)
+        step, slots, _ = self._of_group(own.group)
+        assert isinstance(own.index, Entries), "index keys are not quantised, and a layer that chooses has some"
+        stop = first + len(keys)
+        pool.write(own.index, slots[first:stop], keys[:, None])
+        sequence = int(np.searchsorted(step.query_start_loc, first, "right")) - 1
+        its = step.slots_of(sequence, int(step.positions[stop - 1]) + 1, own.index.part)
+        rows = torch.from_numpy(own.index.token_steps.of(its, pool.block_size)).to(pool.device)
+        return own.index.tokens.index_select(0, rows)[:, 0]
 
     def _of_group(self, group: int) -> tuple[StepTokens, Tensor, Any]:
         """What the tokens are to a group, the slots that they go to, and the backend's plan."""

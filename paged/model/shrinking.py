@@ -35,7 +35,7 @@ _PERIOD = r".*(_interval|_step|_freq|_pattern|_period)"
 # Numbers of the layers that are of another kind.
 _NUMBERS = r".*layer_(ids|indices)|.*attn_idxs|moe_layers|mlp_only_layers"
 _MAX_LENGTH = r"max_position_embeddings|model_max_length|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length"
-_LENGTH = rf"{_MAX_LENGTH}|.*sliding_window|.*window_size|attention_window|.*chunk_size|original_max_position_embeddings|floor_scale"
+_LENGTH = rf"{_MAX_LENGTH}|.*sliding_window|.*window_size|attention_window|.*chunk_size|original_max_position_embeddings|floor_scale|index_topk"
 # A limit on length, in the order of what they were: prompts of up to LONGEST lie on both sides of each.
 _FIRST_LIMIT, _NEXT_LIMIT = 9, 6
 _LONGEST_PERIOD = 8
