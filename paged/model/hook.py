@@ -44,6 +44,11 @@ class Mask:
     def __getitem__(self, part: Any) -> Mask:
         return self
 
+    @property
+    def dtype(self) -> Any:
+        """Which a module asks for that computes with a mask."""
+        return now_under_way().refuse("to compute with a mask")
+
 
 class ForwardPass(Protocol):
     """What takes the attention of one forward pass. `is_long`: bool [1, T], tokens whose rotary embedding is that of a long sequence

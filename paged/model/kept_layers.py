@@ -110,7 +110,9 @@ def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
     if kind.layer_type is not None:
         types = [kind.layer_type] * len(types)
     size = _state_size(kind, config) if sizes.state is None else sizes.state
-    for layer_type, more, of_layer in zip(types, options, config.per_layer_config, strict=True):
+    # Some choose what the layer before them chose.
+    indexers = getattr(config, "indexer_types", None) or ["full"] * len(types)
+    for layer_type, more, of_layer, indexer in zip(types, options, config.per_layer_config, indexers, strict=True):
         if layer_type not in _KEPT_BY:
             raise InvalidConfig(
                 f"layer_types: what {layer_type} keeps is not known; known are {', '.join(sorted(_KEPT_BY))}"
@@ -121,7 +123,8 @@ def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
                     raise InvalidConfig(f"layer_types: {config.model_type} is known without layers that keep a state")
                 found.append((name, (), 0, kind.parts(of_layer, size, sizes.element)))
             else:
-                entry = tuple(piece // _SIZE * sizes.element for piece in kind.entry(of_layer, name))
+                pieces = kind.entry(of_layer, name)
+                entry = tuple(piece // _SIZE * sizes.element for piece in pieces[: 1 if indexer == "shared" else None])
                 found.append((name, entry, more.get("sliding_window", 0), ()))
     return found
 
@@ -177,7 +180,9 @@ def _latent(config: Any, name: str) -> tuple[int, ...]:
 
 
 def _indexed_latent(config: Any, name: str) -> tuple[int, ...]:
-    return (*_latent(config, name), _count(config, "index_head_dim") * _SIZE)
+    """With an index key where a token chooses what it attends to, which it does in no window."""
+    index = () if name == "window" else (_count(config, "index_head_dim") * _SIZE,)
+    return (*_latent(config, name), *index)
 
 
 # What a layer's state is.
@@ -313,7 +318,7 @@ _KINDS: dict[str, _Kind] = {
     "falcon": _Kind(_falcon),
     "mimo_v2_flash": _Kind(_mimo),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _Kind(_latent)),
-    "deepseek_v32": _Kind(_indexed_latent),
+    **dict.fromkeys(("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"), _Kind(_indexed_latent)),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _Kind(_kv, _delta)),
     "olmo_hybrid": _Kind(_kv, _delta, state_size=4),
     **dict.fromkeys(("bailing_hybrid", "kimi_linear"), _Kind(_latent, _kimi_delta, state_size=4)),

@@ -13,15 +13,15 @@ import torch
 from paged.attention import StepTokens
 from paged.errors import UnsupportedModel
 from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
-from paged.model.hook import _mask, under_way
+from paged.model.hook import Mask, _mask, under_way
 from paged.model.kept_layers import Sizes, kept_layers
 from paged.model.layer_plan import front
 from paged.model.runner import runner_for
 from paged.model.states.plan import check_plan
 
 ARCHITECTURES = [
-    "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text",
-    "mimo_v2_flash", "mistral",
+    "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm_moe_dsa", "gpt_oss",
+    "llama4_text", "mimo_v2_flash", "mistral",
 ]  # fmt: skip
 WITH_STATES = [
     "falcon_h1", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "minimax", "qwen3_5_text", "qwen3_next",
@@ -155,14 +155,17 @@ def generated(checkpoint, generate):
 
 # All of them: `make architectures`.
 ALL = bool(os.environ.get("PAGED_ALL_FAMILIES"))
-IN_CI = ("deepseek_v3", "gemma3_text", "gemma3n_text", "llama4_text", "mimo_v2_flash")
+IN_CI = ("deepseek_v3", "gemma3_text", "gemma3n_text", "glm_moe_dsa", "llama4_text", "mimo_v2_flash")
 CHOSEN = ARCHITECTURES if ALL else IN_CI
 CASES = [
     *((each, backend) for each in CHOSEN for backend in ("torch_gather", "native")),
     # Their states are read and written by one code.
     *((each, "torch_gather") for each in (WITH_STATES if ALL else STATES_IN_CI)),
 ]
-PACKED = CASES if ALL else [("gemma3_text", "native"), ("llama4_text", "torch_gather"), ("jamba", "torch_gather")]
+PACKED = [
+    ("gemma3_text", "native"), ("glm_moe_dsa", "native"), ("llama4_text", "torch_gather"), ("jamba", "torch_gather"),
+]  # fmt: skip
+PACKED = CASES if ALL else PACKED
 REFERENCE = [("gemma3_text", "reference"), ("llama4_text", "reference")]
 
 
@@ -234,9 +237,9 @@ def refused(what):
 
 def test_a_mask_says_chunks_by_the_configuration_and_what_may_be_either_is_refused():
     chunks, both = SimpleNamespace(attention_chunk_size=8), SimpleNamespace(attention_chunk_size=8, sliding_window=8)
-    assert _mask(config=chunks, local_size=8) == (None, 8)
-    assert _mask(config=chunks, local_size=5) == (5, None)
-    assert _mask(config=SimpleNamespace(), local_size=8) == (8, None)
+    assert _mask(config=chunks, local_size=8) == Mask(None, 8)
+    assert _mask(config=chunks, local_size=5) == Mask(5)
+    assert _mask(config=SimpleNamespace(), local_size=8) == Mask(8)
     with under_way(SimpleNamespace(refuse=refused)), pytest.raises(Refused, match="a window and chunks of one size"):
         _mask(config=both, local_size=8)
 
