@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from .backend import AttentionBackend, LayerOptions
 from .kv_pool import EntryPlace, KVPlace, LayeredPool, LayerKV
-from .layouts.entries import Entries
 from .layouts.quantised import AnyEntries
 from .step_tokens import Bools, Ints, StepTokens
 
@@ -58,35 +58,55 @@ class Latents:
         self._seen: dict[Any, _Seen] = {}
 
     def attend(
-        self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, chosen: Tensor | None = None
+        self,
+        queries: Tensor,
+        own: LayerKV,
+        options: LayerOptions,
+        expand: Expand | None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
-        """As a backend's `attend`; what the layer keeps of the pass is in the pool already. `chosen`, integers [T or more, k]: positions that each token
-        attends to, in any order; those behind it, and -1, do not count. None: all that `options` let it see."""
+        """As a backend's `attend`; what the layer keeps of the pass is in the pool already. `chosen`, integers [groups, T or more, k]: positions that each
+        token attends to, by group of its heads, in any order; those behind it, and -1, do not count. None: all that `options` let it see. Without
+        `expand` the layer keeps K and V, of which tokens choose."""
         parts = {own.keys.part, own.values.part}
         if chosen is not None:
-            step, none = self._step, np.iinfo(np.int64).max
-            theirs = chosen[: step.num_tokens].cpu().numpy().astype(np.int64)
-            counts = np.count_nonzero(counted := (theirs >= 0) & (theirs <= step.positions[:, None]), axis=1)
-            if (counts <= step.positions).any():
-                theirs = np.sort(np.where(counted, theirs, none), axis=1)
-                return self._attend_chosen(queries, own, replace(options, window=None, chunk=None), expand, theirs, counts)
+            positions = self._step.positions
+            theirs = chosen[:, : len(positions)].cpu().numpy().astype(np.int64)
+            is_seen = (theirs >= 0) & (theirs <= positions[:, None])
+            counts = np.count_nonzero(is_seen, axis=2)
+            # Latents of which each token sees all are expanded once for all tokens.
+            if expand is None or (counts <= positions).any():
+                theirs = np.sort(np.where(is_seen, theirs, np.iinfo(np.int64).max), axis=2)
+                return self._attend_chosen(
+                    queries, own, replace(options, window=None, chunk=None), expand, theirs, counts
+                )
+        assert expand is not None, "a layer that keeps K and V of all is a backend's alone"
         if options.reach not in self._seen:
             self._seen[options.reach] = self._made(options, parts)
         return self._attend(queries, own, options, expand, self._seen[options.reach])
 
     def _attend_chosen(
-        self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, chosen: Ints, counts: Ints
+        self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand | None, chosen: Ints, counts: Ints
     ) -> Tensor:
-        """`chosen`, int64 [T, k]: in row i `counts[i]` positions, rising, and anything behind them."""
-        num_tokens = len(chosen)
-        at_once = num_tokens if self._backend.is_invariant else max(1, _MOST_CHOSEN // chosen.shape[1])
-        found = []
-        for first in range(0, num_tokens, at_once):
-            tokens = np.arange(first, min(first + at_once, num_tokens))
-            stop = len(queries) if tokens[-1] == num_tokens - 1 else first + at_once
-            seen = self._made_of(tokens, chosen[tokens], counts[tokens], stop - first - len(tokens), {own.keys.part, own.values.part})
-            found.append(self._attend(queries[first:stop], own, options, expand, seen))
-        return torch.cat(found)
+        """`chosen`, int64 [groups, T, k]: of token i and group g `counts[g, i]` positions, rising, and anything behind them."""
+        groups, num_tokens, most = chosen.shape
+        at_once = num_tokens if self._backend.is_invariant else max(1, _MOST_CHOSEN // most)
+        size, found = queries.shape[1] // groups, list[Tensor]()
+        for group in range(groups):
+            heads = slice(group * size, (group + 1) * size)
+            sinks = None if options.sinks is None else options.sinks[heads]
+            first_kept = own.keys.heads * group // groups
+            kept = slice(first_kept, first_kept + max(1, own.keys.heads // groups))
+            its, parts = expand or partial(_heads, kept), list[Tensor]()
+            for first in range(0, num_tokens, at_once):
+                tokens = np.arange(first, min(first + at_once, num_tokens))
+                stop = len(queries) if tokens[-1] == num_tokens - 1 else first + at_once
+                seen = self._made_of(
+                    tokens, chosen[group, tokens], counts[group, tokens], stop - first - len(tokens), own
+                )
+                parts.append(self._attend(queries[first:stop, heads], own, replace(options, sinks=sinks), its, seen))
+            found.append(torch.cat(parts))
+        return torch.cat(found, dim=1)
 
     def _attend(self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, seen: _Seen) -> Tensor:
         together = 1 if self._backend.is_invariant else _TOGETHER
@@ -105,10 +125,13 @@ class Latents:
         return self._backend.attend(queries, room, 0, seen.plans[id(room)], options)
 
     def _latents(self, entries: AnyEntries, slots: Ints) -> Tensor:
-        """[1, heads, tokens, size]."""
-        assert isinstance(entries, Entries), "latents are not quantised"
-        rows = torch.from_numpy(entries.token_steps.of(slots, self._pool.block_size)).to(self._pool.device)
-        return entries.tokens.index_select(0, rows).transpose(0, 1)[None]
+        """[1, heads, tokens, size], in the pool's dtype."""
+        size, device = self._pool.block_size, self._pool.device
+        stored = [
+            each.tokens.index_select(0, torch.from_numpy(each.token_steps.of(slots, size)).to(device))
+            for each in entries.stored
+        ]
+        return entries.transformed(entries.decoded(*stored)).to(self._pool.dtype).transpose(0, 1)[None]
 
     def _made(self, options: LayerOptions, parts: set[int]) -> _Seen:
         step = self._step
@@ -122,7 +145,7 @@ class Latents:
         slots = {part: self._slots(sequences, positions, is_there, part) for part in parts}
         return _Seen(len(columns), slots, replace(step, block_tables=tables, block_size=PIECE), {})
 
-    def _made_of(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, parts: set[int]) -> _Seen:
+    def _made_of(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
         """What these tokens of the pass see, each as a sequence of the `counts[i]` positions that it has chosen."""
         step = self._step
         owners, columns, tables = _pieces(np.zeros_like(counts), counts)
@@ -130,6 +153,7 @@ class Latents:
         is_there = places < counts[owners, None]
         positions = np.where(is_there, chosen[owners[:, None], np.minimum(places, chosen.shape[1] - 1)], 0)
         sequences = np.searchsorted(step.query_start_loc, tokens, "right") - 1
+        parts = {own.keys.part, own.values.part}
         slots = {part: self._slots(sequences[owners], positions, is_there, part) for part in parts}
         nowhere = np.full_like(tokens, -1)
         starts = np.arange(len(tokens) + 1)
@@ -163,6 +187,11 @@ class Latents:
                 device=keys.device,
             )
         return room
+
+
+def _heads(kept: slice, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """These heads alone of K and V, [1, heads, tokens, size] each."""
+    return keys[:, kept], values[:, kept]
 
 
 def _pieces(firsts: Ints, lengths: Ints) -> tuple[Ints, Ints, NDArray[np.int32]]:

@@ -22,6 +22,7 @@ class AttentionLayer(NamedTuple):
     source      the earlier layer whose K and V it attends to, and keeps none of its own; None: it has its own
     in_floats   its K and V stay in the model's dtype whatever those of others are stored as
     index_size  elements of a token's index key, by which later tokens choose what they attend to; 0: it keeps none
+    choosers    groups of its heads, each of which chooses for itself; 0: a token attends to all that it can
     """
 
     layer: int
@@ -35,6 +36,7 @@ class AttentionLayer(NamedTuple):
     source: int | None = None
     in_floats: bool = False
     index_size: int = 0
+    choosers: int = 0
 
     @property
     def expands(self) -> bool:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # The name under which transformers knows our function.
 ATTENTION = "paged"
 # What some modules hand to attention beside this, and what changes an answer.
-_OTHERS = ("position_bias", "block_indices", "sinks")
+_OTHERS = ("position_bias", "sinks")
 
 
 # An attribute of ours of modules that expand latents.
@@ -115,9 +115,11 @@ def _paged_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     indices: Tensor | None = None,
+    block_indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, heads, T, size], key and value [1, kv heads, T, size] → [1, T, heads, size of V]; `indices`, [1, T, k]: what each token attends to."""
+    """query [1, heads, T, size], key and value [1, kv heads, T, size] → [1, T, heads, size of V]; `indices`, [1, T, k]: tokens that each one
+    attends to; `block_indices`, [1, groups of heads, T, k]: blocks of them, as the module's indexer has blocks."""
     forward_pass = now_under_way()
     if getattr(module, "is_causal", True) is False:
         forward_pass.refuse("attention to what comes later, as an encoder's do")
@@ -138,9 +140,11 @@ def _paged_attention(
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]
     more: dict[str, Any] = {"expand": getattr(module, _EXPAND)} if hasattr(module, _EXPAND) else {}
     if indices is not None:
-        if not more:
-            forward_pass.refuse("to choose tokens whose K and V are no latents")
-        more["chosen"] = indices[0]
+        more["chosen"] = indices
+    if block_indices is not None:
+        blocks, size = block_indices[0, ..., None], module.indexer.block_size
+        positions = blocks * size + torch.arange(size, device=blocks.device)
+        more["chosen"] = positions.where(blocks >= 0, -1).flatten(2)
     out = forward_pass.attend(int(module.layer_idx), packed[0], packed[1], packed[2], options, **more)
     return out.unsqueeze(0), None
 
@@ -173,15 +177,26 @@ def follow_indexers(module: nn.Module) -> None:
     """Make modules that choose, by keys in transformers' cache, which tokens each one attends to find them in the forward pass under way."""
     for each in module.modules():
         forward: Any = getattr(inspect.unwrap(type(each).forward), "__code__", None)
-        if forward is not None and "update_indexer" in forward.co_names:
+        if forward is not None and not {"update_indexer", "update_index"}.isdisjoint(forward.co_names):
             each.forward = partial(_chosen, each.forward, inspect.signature(each.forward))
 
 
 class _IndexCache:
-    """transformers' cache, as a module sees it that chooses for one share of a pass."""
+    """transformers' cache, or with `layer` that of one layer, as a module sees it that chooses for one share of a pass."""
 
-    def __init__(self, forward_pass: ForwardPass, first: int) -> None:
-        self._forward_pass, self._first = forward_pass, first
+    def __init__(self, forward_pass: ForwardPass, first: int, layer: int = -1) -> None:
+        self._forward_pass, self._first, self._layer = forward_pass, first, layer
+
+    @property
+    def layers(self) -> _IndexCache:
+        return self
+
+    def __getitem__(self, layer: int) -> _IndexCache:
+        return _IndexCache(self._forward_pass, self._first, layer)
+
+    def update_index(self, keys: Tensor) -> Tensor:
+        """[1, 1, tokens, size] → [1, 1, n, size]."""
+        return self.update_indexer(keys[0], self._layer)[None]
 
     def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
         """[1, tokens, size] → [1, n, size]."""
@@ -189,7 +204,7 @@ class _IndexCache:
 
 
 def _chosen(forward: Callable[..., Tensor], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Tensor:
-    """int64 [1, T, k]: what each token chose, by one call a share; -1 behind it, and for places that are no tokens."""
+    """int64 [1, T, k], or [1, groups of heads, T, k]: what each token chose, by one call a share; -1 behind it, and for places that are no tokens."""
     forward_pass, given = now_under_way(), signature.bind(*args, **kwargs).arguments
     places, found = given["hidden_states"].shape[1], list[Tensor]()
 
@@ -200,14 +215,15 @@ def _chosen(forward: Callable[..., Tensor], signature: inspect.Signature, *args:
 
     for first, stop in forward_pass.index_shares():
         positions = forward_pass.positions[first:stop]
-        its = {name: cut(value) for name, value in given.items()}
-        its["attention_mask"] = torch.arange(int(positions[-1]) + 1, device=positions.device) <= positions[:, None]
-        its["attention_mask"] = its["attention_mask"][None]
-        its["past_key_values"] = _IndexCache(forward_pass, first)
-        found.append(forward(**its)[0])
-    chosen = found[0].new_full((1, places, max(each.shape[1] for each in found)), -1, dtype=torch.int64)
+        is_seen = torch.arange(int(positions[-1]) + 1, device=positions.device) <= positions[:, None]
+        its = {name: cut(value) for name, value in given.items()} | {
+            "past_key_values": _IndexCache(forward_pass, first)
+        }
+        found.append(forward(**its | ({"attention_mask": is_seen[None]} if "attention_mask" in its else {})))
+    groups, most = found[0].shape[1:-2], max(each.shape[-1] for each in found)
+    chosen = found[0].new_full((1, *groups, places, most), -1, dtype=torch.int64)
     for (first, stop), each in zip(forward_pass.index_shares(), found, strict=True):
-        chosen[0, first:stop, : each.shape[1]] = each
+        chosen[..., first:stop, : each.shape[-1]] = each
     return chosen
 
 

@@ -24,6 +24,7 @@ _NEEDED_BY = "model.kept_layers"
 _KEPT_BY = {
     "full_attention": ("full",),
     "indexed_attention": ("full",),
+    "minimax_m3_sparse": ("full",),
     "sliding_attention": ("window",),
     "chunked_attention": ("chunk",),
     "linear_attention": ("state",),
@@ -33,6 +34,8 @@ _KEPT_BY = {
     "dummy": (),
 }
 """By transformers' name of a layer's cache, what it keeps."""
+_CHOOSING = ("indexed_attention", "minimax_m3_sparse")
+"""Those with an index key of each token, by which later ones choose what they attend to."""
 CONV_PIECES = 4
 """A convolution's tail lies in four pieces, each of a quarter of its channels."""
 
@@ -123,8 +126,10 @@ def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
                     raise InvalidConfig(f"layer_types: {config.model_type} is known without layers that keep a state")
                 found.append((name, (), 0, kind.parts(of_layer, size, sizes.element)))
             else:
-                pieces = kind.entry(of_layer, name)
-                entry = tuple(piece // _SIZE * sizes.element for piece in pieces[: 1 if indexer == "shared" else None])
+                entry = kind.entry(of_layer, name)
+                if layer_type in _CHOOSING and indexer != "shared":
+                    entry += (_count(of_layer, "index_head_dim") * _SIZE,)
+                entry = tuple(piece // _SIZE * sizes.element for piece in entry)
                 found.append((name, entry, more.get("sliding_window", 0), ()))
     return found
 
@@ -177,12 +182,6 @@ def _mimo(config: Any, name: str) -> tuple[int, ...]:
 
 def _latent(config: Any, name: str) -> tuple[int, ...]:
     return ((_count(config, "kv_lora_rank") + _count(config, "qk_rope_head_dim")) * _SIZE,)
-
-
-def _indexed_latent(config: Any, name: str) -> tuple[int, ...]:
-    """With an index key where a token chooses what it attends to, which it does in no window."""
-    index = () if name == "window" else (_count(config, "index_head_dim") * _SIZE,)
-    return (*_latent(config, name), *index)
 
 
 # What a layer's state is.
@@ -309,16 +308,16 @@ _ZAMBA_2 = _mamba2("n_mamba_heads", "mamba_headdim", "mamba_d_state", "mamba_ngr
 _PURE_MAMBA_2 = _mamba2("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel")
 _PLAIN = """
     cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text gemma3n_text gemma4_text glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_oss granite
-    granitemoe llama llama4_text ministral mistral mixtral olmo olmo2 olmo3 olmoe opt phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe
+    granitemoe llama llama4_text minimax_m3_vl_text ministral mistral mixtral olmo olmo2 olmo3 olmoe opt phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe
     qwen2_vl_text qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2
 """
 """Kinds of model whose layers all keep K and V of as many heads as their configuration says."""
+_LATENTS = "axk2 deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4"
 _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(_PLAIN.split(), _Kind(_kv)),
     "falcon": _Kind(_falcon),
     "mimo_v2_flash": _Kind(_mimo),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _Kind(_latent)),
-    **dict.fromkeys(("axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"), _Kind(_indexed_latent)),
+    **dict.fromkeys(_LATENTS.split(), _Kind(_latent)),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _Kind(_kv, _delta)),
     "olmo_hybrid": _Kind(_kv, _delta, state_size=4),
     **dict.fromkeys(("bailing_hybrid", "kimi_linear"), _Kind(_latent, _kimi_delta, state_size=4)),

@@ -398,6 +398,7 @@ class _Trial:
             attended=attended,
             source=None if source == layer else source,
             index_size=self._index_sizes.get(layer, 0),
+            choosers=0 if chosen is None else len(chosen),
         )
         return values_of_all.repeat_interleave(num_heads // attended[0], 1)
 

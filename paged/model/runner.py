@@ -32,6 +32,7 @@ from paged.attention import (
     get_backend,
     run_moves,
 )
+from paged.attention.kv_dtypes import AUTO
 from paged.attention.latents import PIECE as LATENT_PIECE
 from paged.attention.layouts.entries import Entries
 from paged.block_manager import Moves
@@ -92,7 +93,7 @@ class _Pass:
         if not own.is_shared:
             # Padded places write nothing: the scratch block stays zero.
             pool.write_kv(layer, slots, keys[: step.num_tokens], values[: step.num_tokens])
-        if expand is None:
+        if expand is None and chosen is None:
             return backend.attend(queries, pool, layer, plan, options)
         if own.group not in self._latents:
             self._latents[own.group] = Latents(step, pool, backend, self._runner.expanded)
@@ -319,19 +320,21 @@ def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
     for each in model.layers:
         own, (heads, key_size, value_size) = pool.layer(each.layer), each.attended
         is_even = own.keys.part == own.values.part and own.keys.is_even(pool.block_size)
+        # Those attend in memory of the pass.
+        is_gathered, groups = each.expands or each.choosers, max(1, each.choosers)
         shape = LayerShape(
-            num_heads=each.num_heads,
-            num_kv_heads=heads,
+            num_heads=each.num_heads // groups,
+            num_kv_heads=max(1, heads // groups),
             head_dim=key_size,
-            block_size=LATENT_PIECE if each.expands else pool.block_size,
+            block_size=LATENT_PIECE if is_gathered else pool.block_size,
             dtype=model.dtype,
             device=model.device,
             has_soft_cap=model.has_soft_cap,
             has_sinks=model.has_sinks,
             has_chunks=has_chunks,
             value_dim=value_size,
-            is_even=each.expands or is_even,
-            kv_dtype=own.keys.kv_dtype,
+            is_even=bool(is_gathered) or is_even,
+            kv_dtype=AUTO if is_gathered else own.keys.kv_dtype,
         )
         found[shape] = None
     return list(found)

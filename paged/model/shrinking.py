@@ -24,7 +24,8 @@ _COUNTS = {
     r"vocab_size(_per_layer_input)?": VOCABULARY,
     r".*num_.*experts|n_routed_experts|moe_num_experts|expert_num": 8,
     r"(moe_)?num_experts_per_tok(en)?|moe_k|moe_topk|num_selected_experts|experts_per_token|n_shared_experts": 2,
-    r"n_group|num_expert_group": 2,
+    r"n_group|num_expert_group|index_topk_blocks": 2,
+    r"index_block_size": 4,
     r"zero_expert_num|first_k_dense_replace|moe_layer_start_index": 2,
 }
 _HEAD_SIZE = r".*head_dim|kv_channels|attention_head_size|rotary_dim"
