@@ -228,20 +228,30 @@ def _chosen(forward: Callable[..., Tensor], signature: inspect.Signature, *args:
 
 
 def follow_layers(module: nn.Module) -> None:
-    """Make attention modules that serve several layers, and get its number with each call, give it by `layer_idx` as all others do."""
+    """Make attention modules that serve several layers, and get its number with each call, or what to add to their own, give it by `layer_idx` as all
+    others do."""
     for each in module.modules():
         forward: Any = getattr(inspect.unwrap(type(each).forward), "__code__", None)
-        if (
-            forward is None
-            or "layer_idx" not in forward.co_varnames
-            or "ALL_ATTENTION_FUNCTIONS" not in forward.co_names
-        ):
+        if forward is None or "ALL_ATTENTION_FUNCTIONS" not in forward.co_names:
             continue
-        each.forward = partial(_of_layer, each, each.forward, inspect.signature(each.forward))
+        signature = inspect.signature(each.forward)
+        if "layer_idx" in signature.parameters:
+            each.forward = partial(_of_layer, each, each.forward, signature, "layer_idx", 0)
+        elif "cycle_offset" in signature.parameters:
+            own: Any = each.layer_idx
+            each.forward = partial(_of_layer, each, each.forward, signature, "cycle_offset", own)
 
 
-def _of_layer(module: Any, forward: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Any:
-    module.layer_idx = signature.bind(*args, **kwargs).arguments["layer_idx"]
+def _of_layer(
+    module: Any,
+    forward: Callable[..., Any],
+    signature: inspect.Signature,
+    name: str,
+    own: int,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    module.layer_idx = own + signature.bind(*args, **kwargs).arguments.get(name, 0)
     return forward(*args, **kwargs)
 
 

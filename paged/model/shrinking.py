@@ -24,7 +24,7 @@ _COUNTS = {
     r"vocab_size(_per_layer_input)?": VOCABULARY,
     r".*num_.*experts|n_routed_experts|moe_num_experts|expert_num": 8,
     r"(moe_)?num_experts_per_tok(en)?|moe_k|moe_topk|num_selected_experts|experts_per_token|n_shared_experts": 2,
-    r"n_group|num_expert_group|index_topk_blocks": 2,
+    r"n_group|num_expert_group|index_topk_blocks|num_layers_per_stack": 2,
     r"index_block_size": 4,
     r"zero_expert_num|first_k_dense_replace|moe_layer_start_index": 2,
 }
@@ -76,6 +76,9 @@ class Shrunk:
         if _is_number(small.get("topk_group")):
             groups = "n_group" if "n_group" in values else "num_expert_group"
             small["topk_group"] = 1 if values["topk_group"] < values[groups] else small[groups]
+        if _is_number(small.get("num_layers_per_stack")):
+            # Two stacks, of which a pass goes through one so many times, and then through the other.
+            small["num_hidden_layers"] = small["num_layers_per_stack"] * small["H_cycles"] * (small["L_cycles"] + 1)
         if self._is_narrow:
             _match_sizes(small, values)
         return small
