@@ -21,7 +21,7 @@ from paged.model.states.plan import check_plan
 
 ARCHITECTURES = [
     "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm_moe_dsa", "gpt_oss",
-    "llama4_text", "mimo_v2_flash", "mistral",
+    "llama4_text", "mimo_v2_flash", "minimax_m3_vl_text", "mistral",
 ]  # fmt: skip
 WITH_STATES = [
     "falcon_h1", "jamba", "kimi_linear", "lfm2", "mamba", "mamba2", "minimax", "qwen3_5_text", "qwen3_next",
@@ -155,7 +155,9 @@ def generated(checkpoint, generate):
 
 # All of them: `make architectures`.
 ALL = bool(os.environ.get("PAGED_ALL_FAMILIES"))
-IN_CI = ("deepseek_v3", "gemma3_text", "gemma3n_text", "glm_moe_dsa", "llama4_text", "mimo_v2_flash")
+IN_CI = (
+    "deepseek_v3", "gemma3_text", "gemma3n_text", "glm_moe_dsa", "llama4_text", "mimo_v2_flash", "minimax_m3_vl_text",
+)  # fmt: skip
 CHOSEN = ARCHITECTURES if ALL else IN_CI
 CASES = [
     *((each, backend) for each in CHOSEN for backend in ("torch_gather", "native")),
