@@ -37,6 +37,7 @@ _KINDS = {
     "sliding_attention": "window",
     "chunked_attention": "chunk",
     "indexed_attention": "indexed",
+    "minimax_m3_sparse": "indexed",
     "linear_attention": "state",
     "hybrid": "full and state",
     "hybrid_sliding": "window and state",

@@ -21,7 +21,8 @@ from paged.base.words import short_cause
 from paged.errors import BrokenCheckpoint, ModelError, UnknownLayers, UnsupportedModel
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import check_folder, named_or_shipped
-from paged.model.hook import ATTENTION, follow_indexers, follow_latents, follow_layers, register, under_way
+from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
+from paged.model.indexers import follow_indexers
 from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
 from paged.model.quantised.at_load import AtLoad, check_layers, check_quantization
