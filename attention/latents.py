@@ -28,6 +28,8 @@ _TOGETHER = 16
 """Pieces of one call where bits may depend on them."""
 _MOST_CHOSEN = 1 << 14
 """Tokens that those of one call have chosen, at most, if one has not chosen more; in the invariant mode all of a tile are one call."""
+_APART = 8
+"""Where a token can see so many times what it chooses, what it has chosen is expanded for it alone: 32 tokens of a tile would else be cheaper together."""
 
 Expand = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Two latents of tokens, [1, 1, tokens, size] each, to K and V, [1, heads, tokens, size]."""
@@ -89,24 +91,46 @@ class Latents:
         self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand | None, chosen: Ints, counts: Ints
     ) -> Tensor:
         """`chosen`, int64 [groups, T, k]: of token i and group g `counts[g, i]` positions, rising, and anything behind them."""
-        groups, num_tokens, most = chosen.shape
-        at_once = num_tokens if self._backend.is_invariant else max(1, _MOST_CHOSEN // most)
+        groups = len(chosen)
         size, found = queries.shape[1] // groups, list[Tensor]()
-        for group in range(groups):
+        for group, its, num in zip(range(groups), chosen, counts, strict=True):
             heads = slice(group * size, (group + 1) * size)
             sinks = None if options.sinks is None else options.sinks[heads]
-            first_kept = own.keys.heads * group // groups
-            kept = slice(first_kept, first_kept + max(1, own.keys.heads // groups))
-            its, parts = expand or partial(_heads, kept), list[Tensor]()
+            first = own.keys.heads * group // groups
+            both = expand or partial(_heads, slice(first, first + max(1, own.keys.heads // groups)))
+            given = queries[:, heads], own, replace(options, sinks=sinks), both
+            found.append(self._attend_as_sequences(*given, its, num))
+        return torch.cat(found, dim=1)
+
+    def _attend_as_sequences(
+        self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, chosen: Ints, counts: Ints
+    ) -> Tensor:
+        """Each token is a sequence of what it chose, int64 [T, k] and [T]. All that tokens see is expanded once, or what each has chosen for itself."""
+        num_tokens, most = chosen.shape
+        if self._backend.is_invariant:
+            # A rule of the token alone, so that bits are. Every call has all places; those of the other rule see one token.
+            is_apart = self._step.positions >= _APART * most
+        else:
+            is_apart = np.full(num_tokens, int(counts.sum()) < int(self._step.seq_lens.sum()))
+        out: Tensor | None = None
+        for its, made in ((~is_apart, self._made_together), (is_apart, self._made_apart)):
+            if not its.any():
+                continue
+            numbers, parts = np.where(its, counts, 1), list[Tensor]()
+            at_once = num_tokens if self._backend.is_invariant else max(1, _MOST_CHOSEN // most)
             for first in range(0, num_tokens, at_once):
                 tokens = np.arange(first, min(first + at_once, num_tokens))
                 stop = len(queries) if tokens[-1] == num_tokens - 1 else first + at_once
-                seen = self._made_of(
-                    tokens, chosen[group, tokens], counts[group, tokens], stop - first - len(tokens), own
-                )
-                parts.append(self._attend(queries[first:stop, heads], own, replace(options, sinks=sinks), its, seen))
-            found.append(torch.cat(parts))
-        return torch.cat(found, dim=1)
+                seen = made(tokens, chosen[tokens], numbers[tokens], stop - first - len(tokens), own)
+                parts.append(self._attend(queries[first:stop], own, options, expand, seen))
+            found, is_its = torch.cat(parts), torch.from_numpy(its).to(queries.device)[:, None, None]
+            out = (
+                found
+                if out is None
+                else torch.cat([found[:num_tokens].where(is_its, out[:num_tokens]), out[num_tokens:]])
+            )
+        assert out is not None, "a pass has tokens"
+        return out
 
     def _attend(self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, seen: _Seen) -> Tensor:
         together = 1 if self._backend.is_invariant else _TOGETHER
@@ -116,9 +140,10 @@ class Latents:
             its = slice(first * PIECE, stop * PIECE)
             latents = [self._latents(each, seen.slots[each.part][its]) for each in (own.keys, own.values)]
             keys, values = (each[0].transpose(0, 1) for each in expand(*latents))
-            room = room or self._room_for(seen.num_pieces, keys, values)
+            size = seen.step.block_size
+            room = room or self._room_for(seen.num_pieces * PIECE, size, keys, values)
             for blocks, new in ((room.keys(0), keys), (room.values(0), values)):
-                blocks[first:stop] = new.reshape(-1, PIECE, *new.shape[1:])
+                blocks[first * PIECE // size : stop * PIECE // size] = new.reshape(-1, size, *new.shape[1:])
         assert room is not None, "a pass has tokens, and they see themselves"
         if id(room) not in seen.plans:
             seen.plans[id(room)] = self._backend.prepare(seen.step, room)
@@ -145,8 +170,20 @@ class Latents:
         slots = {part: self._slots(sequences, positions, is_there, part) for part in parts}
         return _Seen(len(columns), slots, replace(step, block_tables=tables, block_size=PIECE), {})
 
-    def _made_of(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
-        """What these tokens of the pass see, each as a sequence of the `counts[i]` positions that it has chosen."""
+    def _made_together(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
+        """All that the pass sees, and of it what these tokens see, each as a sequence of the `counts[i]` positions that it has chosen, a block each."""
+        everything = LayerOptions(1.0)
+        if everything.reach not in self._seen:
+            self._seen[everything.reach] = self._made(everything, {own.keys.part, own.values.part})
+        whole = self._seen[everything.reach]
+        sequences = np.searchsorted(self._step.query_start_loc, tokens, "right") - 1
+        positions = np.where(np.arange(chosen.shape[1]) < counts[:, None], chosen, chosen[:, :1])
+        pieces = whole.step.block_tables[sequences[:, None], positions // PIECE]
+        tables = (pieces * PIECE + positions % PIECE).astype(np.int32)
+        return _Seen(whole.num_pieces, whole.slots, _as_sequences(counts, tables, 1, num_padded), {})
+
+    def _made_apart(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
+        """What these tokens see, as `_made_together`, in pieces of their own."""
         step = self._step
         owners, columns, tables = _pieces(np.zeros_like(counts), counts)
         places = columns[:, None] * PIECE + np.arange(PIECE)
@@ -155,10 +192,7 @@ class Latents:
         sequences = np.searchsorted(step.query_start_loc, tokens, "right") - 1
         parts = {own.keys.part, own.values.part}
         slots = {part: self._slots(sequences[owners], positions, is_there, part) for part in parts}
-        nowhere = np.full_like(tokens, -1)
-        starts = np.arange(len(tokens) + 1)
-        its = StepTokens(counts - 1, nowhere, starts, counts, tables, PIECE, num_padded)
-        return _Seen(len(columns), slots, its, {})
+        return _Seen(len(columns), slots, _as_sequences(counts, tables, PIECE, num_padded), {})
 
     def _slots(self, sequences: Ints, positions: Ints, is_there: Bools, part: int) -> Ints:
         """int64 [pieces * PIECE]: by the tables of a sequence a piece, where the latents of these positions are, [pieces, PIECE] both."""
@@ -168,21 +202,20 @@ class Latents:
         slots: Ints = np.where(is_there, of_tables, self._pool.scratch_slot).reshape(-1)
         return slots
 
-    def _room_for(self, num_pieces: int, keys: Tensor, values: Tensor) -> LayeredPool:
-        """Memory for so many pieces of K and V, [tokens, heads, size] each."""
-        key = (keys.shape[1:], values.shape[1:], keys.dtype)
-        room = self._room.get(key)
-        if room is None or room.num_blocks < num_pieces:
-            unit = PIECE * keys.shape[1] * keys.shape[2] * keys.dtype.itemsize
+    def _room_for(self, num_tokens: int, block_size: int, keys: Tensor, values: Tensor) -> LayeredPool:
+        """Memory for K and V of so many tokens, [tokens, heads, size] each, in blocks of so many."""
+        key = (keys.shape[1:], values.shape[1:], keys.dtype, block_size)
+        room, num_blocks = self._room.get(key), num_tokens // block_size
+        if room is None or room.num_blocks < num_blocks:
+            unit, more = (block_size * each[0].numel() * each.dtype.itemsize for each in (keys, values))
             places = KVPlace(0, EntryPlace(0, 0, *keys.shape[1:]), EntryPlace(0, unit, *values.shape[1:]))
-            more = PIECE * values.shape[1] * values.shape[2] * values.dtype.itemsize
             # Not two of them at once.
             self._room.pop(key, None)
             room = self._room[key] = LayeredPool(
                 {0: places},
-                num_blocks=num_pieces * 3 // 2 + 1,
+                num_blocks=num_blocks * 3 // 2 + 1,
                 page_bytes=unit + more,
-                block_size=PIECE,
+                block_size=block_size,
                 dtype=keys.dtype,
                 device=keys.device,
             )
@@ -192,6 +225,12 @@ class Latents:
 def _heads(kept: slice, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """These heads alone of K and V, [1, heads, tokens, size] each."""
     return keys[:, kept], values[:, kept]
+
+
+def _as_sequences(counts: Ints, tables: NDArray[np.int32], block_size: int, num_padded: int) -> StepTokens:
+    """The last token of each of so many sequences of `counts[i]` tokens."""
+    nowhere, starts = np.full_like(counts, -1), np.arange(len(counts) + 1)
+    return StepTokens(counts - 1, nowhere, starts, counts, tables, block_size, num_padded)
 
 
 def _pieces(firsts: Ints, lengths: Ints) -> tuple[Ints, Ints, NDArray[np.int32]]:
