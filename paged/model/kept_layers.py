@@ -307,12 +307,18 @@ _NEMOTRON = _mamba2("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_gr
 _ZAMBA_2 = _mamba2("n_mamba_heads", "mamba_headdim", "mamba_d_state", "mamba_ngroups", "mamba_d_conv")
 _PURE_MAMBA_2 = _mamba2("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel")
 _PLAIN = """
-    cohere cohere2 ernie4_5 exaone4 gemma gemma2 gemma3_text gemma3n_text gemma4_text glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_oss granite
-    granitemoe llama llama4_text minimax_m3_vl_text ministral mistral mixtral olmo olmo2 olmo3 olmoe opt phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe
-    qwen2_vl_text qwen3 qwen3_moe seed_oss smollm3 stablelm starcoder2
+    afmoe apertus arcee aria_text beam biogpt bitnet bloom codegen cohere cohere2 cohere2_moe cohere_compass_text ctrl cwm dbrx
+    diffllama doge dots1 ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint gemma gemma2 gemma3_text gemma3n_text gemma4_text
+    gemma4_unified_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj granite granite_swa
+    granitemoe granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax internlm3 iquestcoder
+    jais2 jetmoe kolibri1 laguna llama llama4_text mellum minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral
+    modernbert-decoder moshi mpt nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe
+    qwen2_vl_text qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm
 """
 """Kinds of model whose layers all keep K and V of as many heads as their configuration says."""
-_LATENTS = "axk2 deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4"
+_LATENTS = """
+    axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 longcat_flash minicpm3 youtu
+"""
 _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(_PLAIN.split(), _Kind(_kv)),
     "falcon": _Kind(_falcon),

@@ -105,7 +105,7 @@ def test_layers_that_reuse_the_kv_of_earlier_ones_keep_nothing():
     ids=["text", "mm", "v4", "none", "list"],
 )
 def test_a_kind_that_no_test_holds_is_refused_by_name(model_type):
-    with pytest.raises(UnknownLayers, match="keep is not known; known are bailing_hybrid"):
+    with pytest.raises(UnknownLayers, match="keep is not known; known are afmoe, apertus"):
         kept_layers(config_of({**PLAIN, "model_type": model_type}))
 
 
