@@ -70,7 +70,6 @@ class Latents:
         """As a backend's `attend`; what the layer keeps of the pass is in the pool already. `chosen`, integers [groups, T or more, k]: positions that each
         token attends to, by group of its heads, in any order; those behind it, and -1, do not count. None: all that `options` let it see. Without
         `expand` the layer keeps K and V, of which tokens choose."""
-        parts = {own.keys.part, own.values.part}
         if chosen is not None:
             positions = self._step.positions
             theirs = chosen[:, : len(positions)].cpu().numpy().astype(np.int64)
@@ -83,9 +82,7 @@ class Latents:
                     queries, own, replace(options, window=None, chunk=None), expand, theirs, counts
                 )
         assert expand is not None, "a layer that keeps K and V of all is a backend's alone"
-        if options.reach not in self._seen:
-            self._seen[options.reach] = self._made(options, parts)
-        return self._attend(queries, own, options, expand, self._seen[options.reach])
+        return self._attend(queries, own, options, expand, self._all_of(options, own))
 
     def _attend_chosen(
         self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand | None, chosen: Ints, counts: Ints
@@ -112,25 +109,21 @@ class Latents:
             is_apart = self._step.positions >= _APART * most
         else:
             is_apart = np.full(num_tokens, int(counts.sum()) < int(self._step.seq_lens.sum()))
-        out: Tensor | None = None
-        for its, made in ((~is_apart, self._made_together), (is_apart, self._made_apart)):
-            if not its.any():
-                continue
-            numbers, parts = np.where(its, counts, 1), list[Tensor]()
+        found = queries.new_zeros(())
+        if not is_apart.all():
+            seen = self._together(chosen, np.where(is_apart, 1, counts), len(queries) - num_tokens, own)
+            found = self._attend(queries, own, options, expand, seen)
+        if is_apart.any():
+            numbers, parts = np.where(is_apart, counts, 1), list[Tensor]()
             at_once = num_tokens if self._backend.is_invariant else max(1, _MOST_CHOSEN // most)
             for first in range(0, num_tokens, at_once):
                 tokens = np.arange(first, min(first + at_once, num_tokens))
                 stop = len(queries) if tokens[-1] == num_tokens - 1 else first + at_once
-                seen = made(tokens, chosen[tokens], numbers[tokens], stop - first - len(tokens), own)
+                seen = self._apart(tokens, chosen[tokens], numbers[tokens], stop - first - len(tokens), own)
                 parts.append(self._attend(queries[first:stop], own, options, expand, seen))
-            found, is_its = torch.cat(parts), torch.from_numpy(its).to(queries.device)[:, None, None]
-            out = (
-                found
-                if out is None
-                else torch.cat([found[:num_tokens].where(is_its, out[:num_tokens]), out[num_tokens:]])
-            )
-        assert out is not None, "a pass has tokens"
-        return out
+            is_its = torch.from_numpy(np.pad(is_apart, (0, len(queries) - num_tokens), mode="edge")).to(queries.device)
+            found = torch.cat(parts).where(is_its[:, None, None], found)
+        return found
 
     def _attend(self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, seen: _Seen) -> Tensor:
         together = 1 if self._backend.is_invariant else _TOGETHER
@@ -138,8 +131,8 @@ class Latents:
         for first in range(0, seen.num_pieces, together):
             stop = min(first + together, seen.num_pieces)
             its = slice(first * PIECE, stop * PIECE)
-            latents = [self._latents(each, seen.slots[each.part][its]) for each in (own.keys, own.values)]
-            keys, values = (each[0].transpose(0, 1) for each in expand(*latents))
+            kept = [self._read(each, seen.slots[each.part][its]) for each in (own.keys, own.values)]
+            keys, values = (each[0].transpose(0, 1) for each in expand(*kept))
             size = seen.step.block_size
             room = room or self._room_for(seen.num_pieces * PIECE, size, keys, values)
             for blocks, new in ((room.keys(0), keys), (room.values(0), values)):
@@ -149,8 +142,8 @@ class Latents:
             seen.plans[id(room)] = self._backend.prepare(seen.step, room)
         return self._backend.attend(queries, room, 0, seen.plans[id(room)], options)
 
-    def _latents(self, entries: AnyEntries, slots: Ints) -> Tensor:
-        """[1, heads, tokens, size], in the pool's dtype."""
+    def _read(self, entries: AnyEntries, slots: Ints) -> Tensor:
+        """What is kept at these slots, [1, heads, tokens, size], in the pool's dtype."""
         size, device = self._pool.block_size, self._pool.device
         stored = [
             each.tokens.index_select(0, torch.from_numpy(each.token_steps.of(slots, size)).to(device))
@@ -158,7 +151,12 @@ class Latents:
         ]
         return entries.transformed(entries.decoded(*stored)).to(self._pool.dtype).transpose(0, 1)[None]
 
-    def _made(self, options: LayerOptions, parts: set[int]) -> _Seen:
+    def _all_of(self, options: LayerOptions, own: LayerKV) -> _Seen:
+        """All that the pass sees by a window and chunk, where a layer keeps it."""
+        parts = {own.keys.part, own.values.part}
+        key = options.reach, *sorted(parts)
+        if key in self._seen:
+            return self._seen[key]
         step = self._step
         first_tokens = step.query_start_loc[:-1]
         firsts = options.first_seen(step.positions[first_tokens]) // PIECE
@@ -168,22 +166,20 @@ class Latents:
             positions >= options.first_seen(step.positions[first_tokens])[sequences, None]
         )
         slots = {part: self._slots(sequences, positions, is_there, part) for part in parts}
-        return _Seen(len(columns), slots, replace(step, block_tables=tables, block_size=PIECE), {})
+        self._seen[key] = _Seen(len(columns), slots, replace(step, block_tables=tables, block_size=PIECE), {})
+        return self._seen[key]
 
-    def _made_together(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
-        """All that the pass sees, and of it what these tokens see, each as a sequence of the `counts[i]` positions that it has chosen, a block each."""
-        everything = LayerOptions(1.0)
-        if everything.reach not in self._seen:
-            self._seen[everything.reach] = self._made(everything, {own.keys.part, own.values.part})
-        whole = self._seen[everything.reach]
-        sequences = np.searchsorted(self._step.query_start_loc, tokens, "right") - 1
+    def _together(self, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
+        """All that the pass sees, and of it what each token sees, as a sequence of the `counts[i]` positions that it has chosen, a block each."""
+        whole = self._all_of(LayerOptions(1.0), own)
+        sequences = np.arange(self._step.num_sequences).repeat(np.diff(self._step.query_start_loc))
         positions = np.where(np.arange(chosen.shape[1]) < counts[:, None], chosen, chosen[:, :1])
         pieces = whole.step.block_tables[sequences[:, None], positions // PIECE]
         tables = (pieces * PIECE + positions % PIECE).astype(np.int32)
         return _Seen(whole.num_pieces, whole.slots, _as_sequences(counts, tables, 1, num_padded), {})
 
-    def _made_apart(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
-        """What these tokens see, as `_made_together`, in pieces of their own."""
+    def _apart(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
+        """What these tokens of the pass see, each in pieces of its own."""
         step = self._step
         owners, columns, tables = _pieces(np.zeros_like(counts), counts)
         places = columns[:, None] * PIECE + np.arange(PIECE)

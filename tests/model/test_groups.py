@@ -34,8 +34,8 @@ MAX_TOKENS = 12
 class Memory:
     """Pages handed out by lot, and the tables of a few rows, a group at a time."""
 
-    def __init__(self, model, *, block_size=4, num_blocks=400, seed=0):
-        self.plan = plan_of(model, block_size=block_size)
+    def __init__(self, model, *, block_size=4, num_blocks=400, seed=0, page_bytes=None):
+        self.plan = plan_of(model, block_size=block_size, page_bytes=page_bytes)
         self.pool = layered_pool_for(model, self.plan, num_blocks=num_blocks)
         self.pool.poison(torch.arange(num_blocks))
         self.random = np.random.default_rng(seed)
@@ -118,9 +118,9 @@ def prompts():
     return [words.integers(3, 97, length).tolist() for length in (1, 5, 20, 61)]
 
 
-def run(model, *, chunks, backend="torch_gather", batch_invariant=True, seed=0, texts=None):
+def run(model, *, chunks, backend="torch_gather", batch_invariant=True, seed=0, texts=None, page_bytes=None):
     """Greedy text after each prompt, and the logits after each of its tokens; or logits of given texts. Prompts are cut by `chunks`, in turn."""
-    memory = Memory(model, seed=seed)
+    memory = Memory(model, seed=seed, page_bytes=page_bytes)
     runner = runner_for(model, memory.pool, backend=backend, batch_invariant=batch_invariant)
     known = [list(each) for each in (texts or prompts())]
     ends = [len(each) if texts else len(each) + MAX_TOKENS for each in known]
@@ -199,6 +199,12 @@ def test_the_text_is_that_of_generate_and_bits_depend_neither_on_chunks_nor_on_p
     # The longest alone.
     alone = run(model, chunks=(1000,), backend=backend, seed=2, texts=known[-1:])
     assert torch.equal(some.logits[-1], alone.logits[0])
+
+
+@pytest.mark.parametrize(("architecture", "page_bytes"), [("deepseek_v3", 256), ("glm_moe_dsa", 512)])
+def test_latents_of_a_block_may_lie_on_several_pages(architecture, page_bytes, loaded, generated):
+    found = run(loaded(architecture), chunks=(5, 1, 8, 3), page_bytes=page_bytes)
+    assert_is_that_of_generate(found, architecture, generated)
 
 
 @pytest.mark.parametrize("architecture", [*CHOSEN, *WITH_STATES])
