@@ -238,7 +238,7 @@ class ReplicaIndex:
         names, depths = self._names, {}
         for depth, mask in found:
             while mask:
-                bit = mask & -mask
+                bit = mask if mask in names else mask & -mask
                 depths[names[bit]] = depth
                 mask ^= bit
         return depths

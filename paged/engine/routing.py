@@ -279,24 +279,22 @@ class Router:
         The first one's expected first token is at most `bound_times` · the earliest + `bound_s`, and later than that by what other routers
         may have sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
         """
-        names = list(self._replicas) if candidates is None else candidates
-        if not names:
+        replicas = self._replicas if candidates is None else {name: self._replica(name) for name in candidates}
+        if not replicas:
             raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
         self._lapse(now)
         depths, some = self.index.depths(prompt.keys), sparse(prompt.keys)
         noted = self._expected.deepest(some)
         if noted and self._fade(now):
             noted = self._expected.deepest(some)
+        reached = depths | {name: max(depths.get(name, 0), _SPARSE[num - 1]) for name, num in noted.items()}
         spared, crowded, running_s = self.rules.spared, self.rules.crowded, self.rules.running_s
+        num_tokens, block_size, usual = prompt.num_tokens, self.block_size, 0.0
         scored: list[_Scored] = []
-        usual = 0.0
-        for name, known in zip(names, map(self._replica, names), strict=True):
+        for name, known in replicas.items():
             load = known.load
             token_s = load.token_s or usual or (usual := self._usual_token_s())
-            depth = depths.get(name, 0)
-            if name in noted:
-                depth = max(depth, _SPARSE[noted[name] - 1])
-            tokens = prompt.num_tokens - depth * self.block_size
+            tokens = num_tokens - reached.get(name, 0) * block_size
             wait = load.begin_s - (now - known.seen)
             if wait < 0.0:
                 wait = 0.0
