@@ -216,3 +216,4 @@ def test_the_deepest_of_some_blocks_counts_whatever_a_replica_has_before():
     index.store("a", FOUR[1:3])
     index.store("b", FOUR[:1])
     assert index.deepest(FOUR) == {"a": 3, "b": 1}
+    assert index.deepest(FOUR[:1]) == {"b": 1}
