@@ -32,8 +32,9 @@ _LEAST_SWEPT = 100_000
 _AT_ONCE = 64
 _MOST_AT_ONCE, _MOST_LOOK_UPS = 64, 80
 """Look-ups of the depths of a prompt: each of 10 million blocks costs cache misses (benchmarks/routing_cost.py)."""
-_HINT_BITS = 20
-_HINT_MASK = (1 << _HINT_BITS) - 1
+_HINT_BITS = 18, 22
+"""Of a key: the first ones select in a table that a processor's second cache holds, the next ones in a larger one."""
+_HINT_MASKS = (1 << _HINT_BITS[0]) - 1, (1 << _HINT_BITS[1]) - 1
 
 Keys = NDArray[np.uint64]
 """A prompt's, uint64 [blocks]."""
@@ -81,7 +82,7 @@ class ReplicaIndex:
         self._gone: list[int] = []
         self._masks: tuple[dict[int, int], ...] = ({}, {}, {})
         # By each of two parts of a key, how many restart points have it: most other blocks need no look-up then.
-        self._hints = np.zeros((2, 1 << _HINT_BITS), np.int16)
+        self._hints = [np.zeros(1 << bits, np.int16) for bits in _HINT_BITS]
         self._num: dict[int, int] = {}
         self._num_gone = 0
 
@@ -176,7 +177,10 @@ class ReplicaIndex:
 
     def deepest(self, keys: Keys) -> dict[str, int]:
         """How deep in these blocks the last one is that each replica has on its device, whatever it has before. One look-up a block."""
-        return self._by_name(_deepest(self._masks[DEVICE], keys, np.arange(len(keys)), [(len(keys), self._live)]))
+        masks = self._masks[DEVICE]
+        if masks.keys().isdisjoint(keys.tolist()):
+            return {}
+        return self._by_name(_deepest(masks, keys, np.arange(len(keys)), [(len(keys), self._live)]))
 
     def _found(self, keys: Keys) -> list[tuple[int, int]]:
         """Depths, and a mask of those that have each."""
@@ -194,7 +198,7 @@ class ReplicaIndex:
             low = high
         if some:
             gaps.append((low, len(keys), some))
-        left = _MOST_LOOK_UPS - len(at)
+        left, (device, host, _) = _MOST_LOOK_UPS - len(at), self._masks
         while gaps and left:
             low, high, some = gaps.pop()
             if high - low == 1:
@@ -202,8 +206,8 @@ class ReplicaIndex:
                 continue
             left -= 1
             middle = (low + high) // 2
-            [mask] = self._having([keys.item(middle)])
-            deeper = some & mask
+            key = keys.item(middle)
+            deeper = some & (device.get(key, 0) | host.get(key, 0))
             if some != deeper:
                 gaps.append((low, middle, some ^ deeper))
             if deeper:
@@ -220,19 +224,21 @@ class ReplicaIndex:
         """The same, with the deepest restart points instead of the depths of replicas that tell them."""
         own = self._restarting
         ends = sorted([(depth, mask & own) for depth, mask in found if mask & own])
-        first, second = self._hints
-        hinted = np.flatnonzero(first.take((keys[: ends[-1][0] if ends else 0] & _HINT_MASK).view(np.int64)) != 0)
-        hinted = hinted[second.take((keys[hinted] >> _HINT_BITS & _HINT_MASK).view(np.int64)) != 0]
+        (first, second), (low, high) = self._hints, _HINT_MASKS
+        [hinted] = (first.take((keys[: ends[-1][0] if ends else 0] & low).view(np.int64)) != 0).nonzero()
+        hinted = hinted[second.take((keys[hinted] >> _HINT_BITS[0] & high).view(np.int64)) != 0]
         return [(depth, mask & ~own) for depth, mask in found] + _deepest(self._masks[RESTART], keys, hinted, ends)
 
     def _hint(self, key: int, change: int) -> None:
-        self._hints[(0, 1), (key & _HINT_MASK, key >> _HINT_BITS & _HINT_MASK)] += change
+        (first, second), (low, high) = self._hints, _HINT_MASKS
+        first[key & low] += change
+        second[key >> _HINT_BITS[0] & high] += change
 
     def _by_name(self, found: list[tuple[int, int]]) -> dict[str, int]:
         names, depths = self._names, {}
         for depth, mask in found:
             while mask:
-                bit = mask & -mask
+                bit = mask if mask in names else mask & -mask
                 depths[names[bit]] = depth
                 mask ^= bit
         return depths

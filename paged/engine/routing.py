@@ -23,8 +23,8 @@ import numpy as np
 from paged.engine.replica_index import Keys, ReplicaIndex
 from paged.errors import InvalidConfig, UnknownReplica
 
-_Ranked = tuple[int, float, float, float, str]
-"""A replica: 0, or 1 where it is expected too late, or 2 and more where it is full; its score; the expected first token; what is computed, in seconds; its name."""
+_Scored = tuple[float, float, float, str, bool]
+"""A replica: its score; the expected first token, and what of it is computed, in seconds; its name; whether it is full."""
 _UNKNOWN_TOKEN_S = 1e-4
 """Seconds a token while no replica has said its own."""
 _FADING_AT_ONCE = 2
@@ -279,31 +279,34 @@ class Router:
         The first one's expected first token is at most `bound_times` · the earliest + `bound_s`, and later than that by what other routers
         may have sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
         """
-        names = list(self._replicas) if candidates is None else candidates
-        if not names:
+        replicas = self._replicas if candidates is None else {name: self._replica(name) for name in candidates}
+        if not replicas:
             raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
         self._lapse(now)
         depths, some = self.index.depths(prompt.keys), sparse(prompt.keys)
         noted = self._expected.deepest(some)
         if noted and self._fade(now):
             noted = self._expected.deepest(some)
-        waits, usual = [], 0.0
-        for name, known in zip(names, map(self._replica, names), strict=True):
+        reached = depths | {name: max(depths.get(name, 0), _SPARSE[num - 1]) for name, num in noted.items()}
+        spared, crowded, running_s = self.rules.spared, self.rules.crowded, self.rules.running_s
+        num_tokens, block_size, usual = prompt.num_tokens, self.block_size, 0.0
+        scored: list[_Scored] = []
+        for name, known in replicas.items():
             load = known.load
             token_s = load.token_s or usual or (usual := self._usual_token_s())
-            depth = depths.get(name, 0)
-            if name in noted:
-                depth = max(depth, _SPARSE[noted[name] - 1])
-            tokens = prompt.num_tokens - depth * self.block_size
+            tokens = num_tokens - reached.get(name, 0) * block_size
             wait = load.begin_s - (now - known.seen)
             if wait < 0.0:
                 wait = 0.0
             if known.reserved or load.is_fair:
                 wait = known.wait_s(wait, prompt.tenant, tokens, token_s)
-            waits.append((name, known, wait, tokens * token_s))
-        ranked = self._ranked(waits)
-        _, _, expected, _, best = ranked[0]
-        return Choice([each[-1] for each in ranked], expected, depths.get(best, 0))
+            compute = tokens * token_s
+            expected = wait + compute
+            score = expected + (spared + crowded * known.filled) * compute + running_s * load.num_running
+            scored.append((score, expected, compute, name, load.is_full))
+        ranked = self._ranked(scored)
+        _, expected, _, best, _ = ranked[0]
+        return Choice([each[3] for each in ranked], expected, depths.get(best, 0))
 
     def routed(self, prompt: Prompt, replica: str, now: float, depth: int = 0) -> Reservation:
         """Note that a request was sent to a replica, which had so much of it. Returns what other routers may hear. Raises UnknownReplica."""
@@ -340,29 +343,21 @@ class Router:
         self._replicas[made.replica].reserve(made, now)
         self._reserved.append((now, made.replica))
 
-    def _ranked(self, waits: list[tuple[str, _Replica, float, float]]) -> list[_Ranked]:
-        """Order replicas, of which each comes with its record, its wait and what it computes, in seconds."""
+    def _ranked(self, scored: list[_Scored]) -> list[_Scored]:
+        """Order replicas: those that are expected too late come after the others, and before those that are full."""
         rules = self.rules
-        spared, crowded, running_s = rules.spared, rules.crowded, rules.running_s
-        starts = [wait + compute for _, known, wait, compute in waits if not known.load.is_full]
-        within = min(starts, default=math.inf) * rules.bound_times + rules.bound_s
-        # Those that are expected too late come after the others, and before those that are full.
-        ranked = [
-            (
-                2 * known.load.is_full + ((expected := wait + compute) > within),
-                expected + (spared + crowded * known.filled) * compute + running_s * known.load.num_running,
-                expected,
-                compute,
-                name,
-            )
-            for name, known, wait, compute in waits
-        ]
-        ranked.sort()
+        within = min([each[1] for each in scored if not each[4]], default=math.inf) * rules.bound_times + rules.bound_s
+
+        def rank(each: _Scored) -> int:
+            return 2 * each[4] + (each[1] > within)
+
+        ranked = sorted(scored)
+        ranked.sort(key=rank)
         # One of those that differ too little from the first is drawn: other routers see the same loads, and are not to choose the same.
-        rank, score, _, compute, _ = ranked[0]
+        score, _, compute, *_ = first = ranked[0]
         most = score + compute * rules.num_untold / (1 + rules.num_untold)
-        num = next((i for i, each in enumerate(ranked) if each[0] != rank or each[1] > most), len(ranked))
-        if num > 1:
+        differs = (i for i, each in enumerate(ranked) if each[0] > most or rank(each) != rank(first))
+        if (num := next(differs, len(ranked))) > 1:
             ranked.insert(0, ranked.pop(int(self._draw() * num)))
         return ranked
 

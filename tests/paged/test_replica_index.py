@@ -25,6 +25,10 @@ def serve(scheduler, id, prompt, salt=None):
         scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
 
 
+def num_until_last(keys, some):
+    return max([number for number, key in enumerate(keys.tolist(), 1) if key in some], default=0)
+
+
 @pytest.mark.parametrize("salt", [None, "salt"])
 def test_keys_are_the_last_64_bits_of_the_hashes_of_memory(salt):
     scheduler = Scheduler(BlockManager(8, 4))
@@ -58,6 +62,41 @@ def test_depths_are_those_of_a_look_up_in_each_memory(seed):
             for each, scheduler in schedulers.items():
                 hit = scheduler.manager.lookup(asked)
                 assert found.get(each, 0) == (hit.num_tokens + hit.host_tokens) // 2
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_depths_and_the_deepest_are_those_of_a_set_of_blocks_for_each_replica(seed):
+    random = np.random.default_rng(seed)
+    paths = random.integers(1, 1 << 63, (3, 70), np.uint64)
+    for path in paths[1:]:
+        shared = random.integers(70)
+        path[:shared] = paths[0, :shared]
+    index, names, all_keys = index_of("a", "b"), "abc", set(paths.ravel().tolist())
+    index.add("c", restart_points=True)
+    has = {(name, place): set() for name in names for place in (DEVICE, HOST, RESTART)}
+    for _ in range(100):
+        name, path = names[random.integers(3)], paths[random.integers(3)]
+        place = random.choice([DEVICE, HOST, RESTART] if name == "c" else [DEVICE, HOST])
+        # Blocks go tail first: what is left is the beginning of a path.
+        left = path[: random.integers(70)] if place != RESTART else random.choice(path, 5)
+        match random.integers(8):
+            case 0:
+                index.clear(name)
+                has.update({(name, each): set() for each in (DEVICE, HOST, RESTART)})
+            case 1 | 2:
+                index.drop(name, all_keys - set(left.tolist()), place)
+                has[name, place] &= set(left.tolist())
+            case _:
+                index.store(name, left, place)
+                has[name, place] |= set(left.tolist())
+        for keys in paths:
+            depths, deepest = index.depths(keys), index.deepest(keys)
+            for each in names:
+                blocks = has[each, DEVICE] | has[each, HOST]
+                depth = next((i for i, key in enumerate(keys.tolist()) if key not in blocks), 70)
+                ends = has[each, RESTART] if each == "c" else blocks
+                assert depths.get(each, 0) == num_until_last(keys[:depth], ends)
+                assert deepest.get(each, 0) == num_until_last(keys, has[each, DEVICE])
 
 
 @pytest.mark.parametrize("num", [1, 2, 5, 64, 200])
@@ -177,3 +216,4 @@ def test_the_deepest_of_some_blocks_counts_whatever_a_replica_has_before():
     index.store("a", FOUR[1:3])
     index.store("b", FOUR[:1])
     assert index.deepest(FOUR) == {"a": 3, "b": 1}
+    assert index.deepest(FOUR[:1]) == {"b": 1}
