@@ -233,9 +233,9 @@ def errors(policy, *, at_step, is_told=True, seed=1, num_requests=400):
 @pytest.mark.parametrize(
     ("policy", "moments", "median", "ninth"),
     [
-        ("vllm", (0, 300, 600), 0.02, 0.05),
+        ("vllm", (0, 600), 0.02, 0.05),
         ("trtllm-max-utilization", (600,), 0.02, 0.05),
-        (LOOKS_AHEAD, (0, 300, 600), 0.05, 0.2),
+        (LOOKS_AHEAD, (0, 600), 0.05, 0.2),
         ("paged", (600,), 0.1, 0.25),
     ],
 )

@@ -1,7 +1,5 @@
 """Content that leaves the device stays on the host and comes back on a hit, where that costs less than computing it."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -42,13 +40,6 @@ def test_what_costs_more_to_load_than_to_compute_is_computed(make_scheduler, req
             while scheduler.has_unfinished:
                 step(scheduler)
         assert scheduler.stats().host_hit_tokens == loaded
-
-
-def test_beyond_the_knee_of_attention_a_long_prompt_is_worth_loading_that_a_short_one_is_not():
-    costs = Costs(seconds_per_swapped_block=20e-6, seconds_per_token=1e-6, attention_knee=1000.0)
-    assert costs.swap(1) / 2 > costs.recompute(0, 16)
-    assert costs.swap(1000) / 2 < costs.recompute(0, 16_000)
-    assert Costs(attention_knee=math.inf).recompute(0, 10) == pytest.approx(10 * Costs().seconds_per_token)
 
 
 def test_moves_of_content_come_with_the_batch_and_before_its_tokens_are_written(make_scheduler, request_of, step):

@@ -21,24 +21,17 @@ def test_L1_the_end_token_is_kept_and_the_others_run_on(make_scheduler, request_
     assert scheduler.running_ids() == ["b"]
 
 
-def test_L3_tokens_beyond_the_limit_are_dropped(make_scheduler):
-    scheduler = make_scheduler(20, 4, {"a": (4, 2)})
-    output = outputs_of(scheduler, scheduler.schedule(), [10, 11, 12], [3])["a"]
-    assert (output.token_ids, output.finish_reason) == ([10, 11], "length")
-
-
-def test_L3_tokens_behind_a_stop_are_dropped(make_scheduler, request_of):
+@pytest.mark.parametrize(
+    ("most", "tokens", "kept", "reason"),
+    [(2, [10, 11, 12], 2, "length"), (9, [10, EOS, 12], 2, "stop"), (2, [10, EOS, 12], 2, "stop")],
+)
+def test_L3_tokens_beyond_the_limit_or_behind_a_stop_are_dropped(
+    make_scheduler, request_of, most, tokens, kept, reason
+):
     scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 4, eos_token_id=EOS))
-    output = outputs_of(scheduler, scheduler.schedule(), [10, EOS, 12], [3])["a"]
-    assert (output.token_ids, output.finish_reason) == ([10, EOS], "stop")
-
-
-def test_L3_the_end_token_in_the_last_place_is_a_stop(make_scheduler, request_of):
-    scheduler = make_scheduler(20, 4)
-    scheduler.add(request_of("a", 4, max_tokens=2, eos_token_id=EOS))
-    output = outputs_of(scheduler, scheduler.schedule(), [10, EOS, 12], [3])["a"]
-    assert (output.token_ids, output.finish_reason) == ([10, EOS], "stop")
+    scheduler.add(request_of("a", 4, max_tokens=most, eos_token_id=EOS))
+    output = outputs_of(scheduler, scheduler.schedule(), tokens, [3])["a"]
+    assert (output.token_ids, output.finish_reason) == (tokens[:kept], reason)
 
 
 @pytest.mark.parametrize("stop", [{"eos_token_id": EOS}, {"stop_token_ids": (EOS,)}])

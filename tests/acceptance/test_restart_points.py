@@ -48,7 +48,7 @@ def test_a_prompt_can_begin_where_the_last_group_s_part_came_and_not_where_the_f
 def test_what_was_told_is_where_lookups_end(make_manager, compute, groups):
     manager = make_manager(44, 4, groups=groups, row_ends=False)
     draw, there, told, hashes = np.random.default_rng(3), set(), [], {}
-    for number in range(40):
+    for number in range(24):
         prompt = [number % 3, *draw.integers(0, 2, 23).tolist()]
         row = manager.add(prompt)
         while (left := len(prompt) - int(manager.rows.num_computed[row])) > 0:

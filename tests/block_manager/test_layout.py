@@ -12,21 +12,6 @@ from paged.errors import UnsupportedByLayers
 FULL, WINDOW, STATE = LayerGroup("full", pages=2), LayerGroup("window", 6), LayerGroup("state", pages=3)
 
 
-@pytest.fixture
-def hybrid():
-    """Four tokens a block. A block takes 2 pages of the full group and 1 of the window; a row has 3 more for its state."""
-    return Layout([WINDOW, FULL, STATE], 4)
-
-
-def test_the_full_group_has_the_first_table_wherever_it_stands(hybrid):
-    assert [*hybrid.table_of] == [1, 0, 2]
-    assert [(side.kind, side.table, side.pages) for side in hybrid.sides] == [("window", 1, 1), ("state", 2, 3)]
-
-
-def test_a_block_costs_pages_in_each_group_that_has_blocks(hybrid):
-    assert (hybrid.full_pages, hybrid.block_pages, hybrid.state_pages, hybrid.most_pages) == (2, 3, 3, 3)
-
-
 @pytest.mark.parametrize(
     ("groups", "is_plain"), [(PLAIN, True), ([FULL], False), ([WINDOW], False), ([LayerGroup("full"), STATE], False)]
 )
@@ -39,7 +24,9 @@ def test_only_one_full_group_of_one_page_is_plain(groups, is_plain):
     # The window's 5 tokens before the next one lie in 2 blocks, begin in a third, and a fourth is being filled.
     [(0, 0), (1, 6), (4, 6), (5, 9), (16, 15), (17, 17), (40, 27)],
 )
-def test_the_pages_of_a_sequence_grow_with_the_full_group_alone_at_last(hybrid, tokens, pages):
+def test_the_pages_of_a_sequence_grow_with_the_full_group_alone_at_last(tokens, pages):
+    # A block takes 2 pages of the full group and 1 of the window; a row has 3 more for its state.
+    hybrid = Layout([WINDOW, FULL, STATE], 4)
     assert hybrid.pages_for(tokens) == pages
     beside = pages - -(-tokens // hybrid.block_size) * hybrid.full_pages
     slots = beside * hybrid.block_size // hybrid.full_pages

@@ -16,8 +16,6 @@ class Desk:
 
     def __init__(self, num_blocks: int) -> None:
         self.pool = Pool(num_blocks, "device")
-        self.pool.on_eviction(lambda taken, _: self.evicted.extend(taken))
-        self.evicted = []
         self.draw(num_blocks)
 
     def draw(self, count: int) -> list[int]:
@@ -37,25 +35,6 @@ class Desk:
         return sum(len(blocks) for segments in (queue._swept, queue._segments) for _, blocks, *_ in segments)
 
 
-@pytest.fixture
-def desk():
-    return Desk(6)
-
-
-def test_the_block_freed_last_comes_first(desk):
-    desk.pool.release(np.array([5, 3]))
-    desk.pool.release(np.array([1]))
-    assert desk.draw(3) == [1, 5, 3]
-
-
-def test_a_part_of_a_segment_takes_the_last_of_its_nodes(desk):
-    desk.pool.release(np.array([1, 2, 3, 4, 5]), RUN, 5)
-    for count in (1, 2, 2):
-        desk.draw(count)
-    assert [blocks.tolist() for blocks, *_ in desk.evicted] == [[5], [4, 3], [2, 1]]
-    assert [nodes for _, nodes in desk.evicted] == [(RUN, 4, 5), (RUN, 2, 4), (RUN, 0, 2)]
-
-
 @pytest.mark.parametrize(("num_live", "length"), [(0, 1), (0, 3), (0, 50), (100, 100)])
 def test_stale_entries_do_not_pile_up_over_hits_of_one_length(num_live, length):
     """`num_live` blocks that nobody asks for again, each released by itself, and a prompt that comes and goes."""
@@ -69,14 +48,6 @@ def test_stale_entries_do_not_pile_up_over_hits_of_one_length(num_live, length):
         most = max(most, desk.num_entries)
         desk.hit(prompt)
     assert most <= 2 * (num_live + length) + 64 + (2 * num_live or length)
-
-
-def test_of_a_segment_that_a_hit_took_a_block_from_the_nodes_are_not_known(desk):
-    desk.pool.release(np.array([0, 1, 2]), RUN, 3)
-    desk.hit([0])
-    desk.draw(2)
-    ((blocks, nodes),) = desk.evicted
-    assert (blocks.tolist(), nodes) == ([2, 1], None)
 
 
 def test_sweeping_keeps_the_order():

@@ -59,19 +59,6 @@ def test_an_evicted_child_lets_go_of_its_parent():
     assert (parent.children, child.parent) == ({}, None)
 
 
-def test_nodes_that_a_side_evicted_are_known_until_they_are_there_again():
-    run = Run(0, b"", None, -1, -1, 1, num_places=4)
-    assert not run.was_evicted(2, 0, 9)
-    run.note_evicted(2, 3, 5)
-    run.note_evicted(2, 7, 8)
-    asked = ((0, 3), (0, 4), (4, 5), (5, 7), (5, 8), (8, 9), (3, 3))
-    assert [run.was_evicted(2, *span) for span in asked] == [False, True, True, False, True, False, False]
-    assert not run.was_evicted(1, 0, 9)
-    run.put(2, 3, np.array([11]))
-    run.put(2, 7, np.array([12]))
-    assert [run.was_evicted(2, *span) for span in ((0, 4), (4, 5), (5, 9))] == [False, True, False]
-
-
 SIZE = 2
 
 

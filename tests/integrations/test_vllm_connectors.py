@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from integrations.plugged import Runner
-from integrations.vllm_things import answer, asked_connector, plug_in, reasons, request, transferred
+from integrations.vllm_things import answer, asked_connector, plug_in, reasons, request, step, transferred
 
 from paged.errors import WrongAnswer
 
@@ -18,16 +18,6 @@ def connected(*requests, elsewhere=(0, False), name="Scripted", policy="recomput
     for each in requests:
         core.add_request(each)
     return core
-
-
-def step(core, told=None):
-    """One step; every request that samples answers 5. The scheduler's output, and the outputs by id."""
-    output = core.schedule()
-    batch = core._out[-1][1]
-    tokens = {} if batch is None else {id: [5] for id, yes in zip(batch.ids.tolist(), batch.samples.tolist()) if yes}
-    made = core.update_from_output(output, answer(output, tokens, kv_connector_output=told))
-    assert core.check() == []
-    return output, {each.request_id: each for outputs in made.values() for each in outputs.outputs}
 
 
 def test_what_comes_with_a_step_is_loaded_and_the_rest_computed_in_that_step():
@@ -65,7 +55,7 @@ def test_a_late_load_is_waited_for_and_others_go_on():
     assert output.num_scheduled_tokens == {"b": 2} and not output.has_sync_kv_loads
     status = type(core._live["a"].request.status)
     assert core._live["a"].request.status == status.WAITING_FOR_REMOTE_KVS
-    output, _ = step(core, transferred(finished_recving={"a"}))
+    output, _ = step(core, told=transferred(finished_recving={"a"}))
     assert output.num_scheduled_tokens == {"b": 1}
     output, made = step(core)
     assert output.num_scheduled_tokens == {"b": 1, "a": 2} and made["a"].new_token_ids == [5]
@@ -76,7 +66,7 @@ def test_a_late_load_is_waited_for_and_others_go_on():
 
 def test_of_a_prompt_that_exists_elsewhere_as_a_whole_the_last_token_is_computed():
     core = connected(request("a", [1, 2, 3, 4, 5]), elsewhere=(5, True))
-    step(core, transferred(finished_recving={"a"}))
+    step(core, told=transferred(finished_recving={"a"}))
     assert len(core.connector.told[0][1]) == 3, "there is a block for each token that is loaded"
     output, made = step(core)
     assert output.num_scheduled_tokens == {"a": 1} and made["a"].new_token_ids == [5]
@@ -103,7 +93,7 @@ def test_blocks_of_a_request_that_is_being_saved_are_held_until_it_is():
     assert core.manager.device.num_used == 2 and not core.reset_prefix_cache()
     step(core)
     assert core.has_finished_requests() and core.has_requests(), "the engine goes on until it is saved"
-    step(core, transferred(finished_sending={"a"}))
+    step(core, told=transferred(finished_sending={"a"}))
     assert core.manager.device.num_used == 0 and not core.has_finished_requests()
     assert core.manager.lookup([1, 2, 3]).num_tokens == 2, "what was saved is content as usual"
 
@@ -122,7 +112,7 @@ def test_an_id_that_is_being_saved_comes_again_when_it_is():
     step(core)
     core.add_request(request("a", [4, 5], most=1))
     assert step(core)[0].num_scheduled_tokens == {}
-    step(core, transferred(finished_sending={"a"}))
+    step(core, told=transferred(finished_sending={"a"}))
     assert step(core)[0].num_scheduled_tokens == {"a": 2}
 
 
@@ -136,7 +126,7 @@ def test_a_request_that_is_aborted_while_it_loads_holds_its_blocks_until_its_loa
     core.connector.elsewhere = lambda *_: (0, False)
     step(core)
     assert core.manager.device.num_used == 2
-    step(core, transferred(finished_recving={"a"}))
+    step(core, told=transferred(finished_recving={"a"}))
     assert core.manager.device.num_used == 0
     assert core.manager.lookup([1, 2, 3, 4, 5]).num_tokens == 0
 
@@ -149,7 +139,7 @@ def test_memory_may_be_short_while_blocks_are_saved_and_requests_wait():
     core.add_request(request("b", [7, 8, 9], most=1))
     for _ in range(3):
         assert step(core)[0].num_scheduled_tokens == {}
-    step(core, transferred(finished_sending={"a"}))
+    step(core, told=transferred(finished_sending={"a"}))
     assert reasons(step(core)[1]) == {"b": "LENGTH"}
 
 
@@ -184,7 +174,7 @@ def test_with_the_policy_to_fail_those_end_whose_load_failed_and_only_they():
     made = core.update_from_output(output, answer(output, {"now": [5], "other": [5]}, kv_connector_output=told))
     assert reasons({each.request_id: each for each in made[0].outputs}) == {"now": "ERROR", "late": "ERROR"}
     assert step(core)[0].num_scheduled_tokens == {"other": 3}
-    step(core, transferred(finished_recving={"late"}))
+    step(core, told=transferred(finished_recving={"late"}))
     assert core.manager.device.num_used == 2
 
 
@@ -274,7 +264,7 @@ def test_resetting_takes_back_what_runs_and_not_what_loads():
     )
     step(core)
     assert not core.reset_prefix_cache(reset_running_requests=True)
-    step(core, transferred(finished_recving={"b"}))
+    step(core, told=transferred(finished_recving={"b"}))
     output, _ = step(core)
     assert output.num_scheduled_tokens == {"a": 1, "b": 1}
 

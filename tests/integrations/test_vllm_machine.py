@@ -104,10 +104,9 @@ def test_the_machine_finds_nothing_in_the_plug_in(machine):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("policy", ["paged", "vllm"])
 @pytest.mark.parametrize(
-    ("rig_class", "plugged", "clients_class"),
-    [(PluggedRig, Plugged, VllmClients), (AheadRig, PluggedAhead, ClientsAhead)],
+    ("policy", "rig_class", "plugged", "clients_class"),
+    [("vllm", PluggedRig, Plugged, VllmClients), ("paged", AheadRig, PluggedAhead, ClientsAhead)],
     ids=["one batch out", "two batches out"],
 )
 def test_random_requests_leave_the_plug_in_as_it_was(policy, rig_class, plugged, clients_class):

@@ -4,18 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 from integrations import vllm_things
-from integrations.vllm_things import answer, core_of, plug_in, reasons, request
+from integrations.vllm_things import answer, core_of, plug_in, reasons, request, step
 
 from paged.errors import WrongAnswer
-
-
-def step(core, sampled=None):
-    """One step; every request that samples answers 5 unless `sampled` says otherwise. The scheduler's output, and the outputs by id."""
-    output = core.schedule()
-    batch = core._out[-1][1]
-    tokens = {} if batch is None else {id: [5] for id, yes in zip(batch.ids.tolist(), batch.samples.tolist()) if yes}
-    made = core.update_from_output(output, answer(output, tokens | (sampled or {})))
-    return output, {each.request_id: each for outputs in made.values() for each in outputs.outputs}
 
 
 def test_a_request_is_told_once_and_then_by_what_changes():

@@ -153,3 +153,14 @@ def answer(output: Any, sampled: dict[str, list[int]], **given: Any) -> Any:
 def reasons(made: dict[str, Any]) -> dict[str, str | None]:
     """Why each of these has ended, by its id; None: it goes on."""
     return {id: None if each.finish_reason is None else each.finish_reason.name for id, each in made.items()}
+
+
+def step(core: Any, sampled: dict[str, list[int]] | None = None, told: Any = None) -> tuple[Any, dict[str, Any]]:
+    """One step; every request that samples answers 5 unless `sampled` says otherwise; `told`: what became of transfers. The scheduler's output, and
+    the outputs by id."""
+    output = core.schedule()
+    batch = core._out[-1][1]
+    tokens = {} if batch is None else {id: [5] for id, yes in zip(batch.ids.tolist(), batch.samples.tolist()) if yes}
+    made = core.update_from_output(output, answer(output, tokens | (sampled or {}), kv_connector_output=told))
+    assert core.check() == []
+    return output, {each.request_id: each for outputs in made.values() for each in outputs.outputs}

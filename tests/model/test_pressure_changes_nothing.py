@@ -27,7 +27,7 @@ MODELS = {
     "gpt2, odd heads": ("gpt2", {"n_embd": 33, "n_head": 3, "n_inner": 77}),
 }
 # Of worlds so short that requests are computed again, swapped and find what others left, one of each backend that is fast.
-SHORT = {41: "native", 31: "torch_gather"}
+NATIVE, TORCH_GATHER = 41, 31
 # Each is some seconds; `make pressure` names its own number.
 FEW = settings() if "PAGED_EXAMPLES" in os.environ else settings(max_examples=10)
 
@@ -51,17 +51,18 @@ def test_pressure_changes_no_bit_of_an_answer(loaded, draw_world, chance, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_dtype"),
+    ("name", "kv_dtype", "seed"),
     [
-        *((name, "auto") for name in MODELS),
-        ("llama", "int8"),
-        ("llama, odd", "int4"),
-        ("gemma2", "int4"),
-        ("gpt2", "int8"),
+        *((name, "auto", NATIVE) for name in MODELS),
+        # With sinks, a soft cap, experts, positions that are learned, and in one call.
+        *((name, "auto", TORCH_GATHER) for name in ("llama", "gemma2", "gpt2", "gpt_oss", "mixtral")),
+        ("llama", "int8", NATIVE),
+        ("llama, odd", "int4", TORCH_GATHER),
+        ("gemma2", "int4", NATIVE),
+        ("gpt2", "int8", TORCH_GATHER),
     ],
 )
-@pytest.mark.parametrize("seed", SHORT)
-def test_every_model_is_pressed_in_every_way(loaded, draw_world, name, kv_dtype, seed):
+def test_every_model_is_pressed_by_every_backend(loaded, draw_world, name, kv_dtype, seed):
     architecture, changes = MODELS[name]
     world = draw_world(random.Random(seed))
     conditions = replace(world.conditions, kv_dtype=kv_dtype)

@@ -161,7 +161,7 @@ def machine_of(allocator):
 
 @pytest.mark.parametrize("allocator", [CopiesOnWrite, HasHost])
 def test_nothing_is_wrong_without_the_bug(allocator):
-    machines.run_machine(machine_of(allocator), few=100, steps=20)
+    machines.run_machine(machine_of(allocator), few=50, steps=20)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from paged import BlockManager, Scheduler
+from paged import BlockManager, Request, Scheduler
 from paged.errors import OutOfBlocks
-from paged.testing import Violation, random_program
+from paged.testing import SchedulerRig, Violation, World, random_program
 from paged.testing.machines import ManagerMachine, SchedulerMachine, first_violation, settings_for
 from paged.testing.world import build_scheduler
 
@@ -70,13 +70,8 @@ class DeliversTwice(Scheduler):
 class SharesNothing(Scheduler):
     """Nothing is ever found in the cache."""
 
-    def __init__(self, manager, **limits):
-        super().__init__(manager, **limits)
-        self._number = 0
-
     def add(self, request, now=0.0):
-        self._number += 1
-        super().add(msgspec.structs.replace(request, extra_key=self._number), now)
+        super().add(msgspec.structs.replace(request, extra_key=request.id), now)
 
 
 class GetsStuck(Scheduler):
@@ -94,7 +89,7 @@ class GetsStuck(Scheduler):
         return batch
 
 
-@pytest.mark.parametrize("fault", [WritesNextDoor, DeliversTwice, SharesNothing, GetsStuck])
+@pytest.mark.parametrize("fault", [WritesNextDoor, DeliversTwice, GetsStuck])
 def test_a_fault_in_the_scheduler_is_found_by_random_programs(fault):
     with pytest.raises(Violation):
         run_programs(lambda world: build_scheduler(world, fault))
@@ -103,6 +98,14 @@ def test_a_fault_in_the_scheduler_is_found_by_random_programs(fault):
 def run_programs(build):
     for seed in range(300):
         random_program(seed, 60, build).drain()
+
+
+def test_a_scheduler_that_finds_nothing_in_the_cache_is_told_what_is_there():
+    rig = SchedulerRig(World(num_blocks=8, block_size=1), lambda world: build_scheduler(world, SharesNothing))
+    for id in "ab":
+        rig.add(Request(id=id, prompt=[0, 1, 0], max_tokens=1))
+    with pytest.raises(Violation, match="b/0 begins at 0, though its first 2 tokens are there"):
+        rig.drain()
 
 
 def test_a_fault_in_the_scheduler_is_found_by_the_machine():

@@ -122,7 +122,7 @@ def test_the_machine_s_own_programs_replay_without_a_call_left_out():
             programs.append(self.rig.program)
             super().teardown()
 
-    run_machine(Kept, few=12)
+    run_machine(Kept, few=5)
     for program in programs:
         assert replay(program.world, program.calls).calls == list(program.calls)
     assert ManagerRig.__name__ == programs[0].rig

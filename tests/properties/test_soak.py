@@ -8,7 +8,7 @@ from paged.testing import soak
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_the_free_count_ends_where_it_began(seed):
     num_requests = int(os.environ.get("PAGED_SOAK", "150"))
     report = soak(num_requests, seed=seed)

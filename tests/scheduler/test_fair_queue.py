@@ -38,15 +38,6 @@ def test_heads_that_left_the_ordinary_queue_are_let_go():
     assert len(queue._states) <= 2
 
 
-def test_one_that_comes_in_the_middle_stands_where_its_order_says():
-    queue = Queue()
-    for number in (0, 1, 3, 5):
-        queue.add(state(number))
-    queue.remove(queue.head())
-    queue.add(state(4))
-    assert [request.id for request in queue] == ["1", "3", "4", "5"]
-
-
 @pytest.fixture
 def queue():
     return FairQueue({"b": 2.0}, OutputLengths(1000))
@@ -70,16 +61,6 @@ def test_a_hint_then_the_mean_of_what_ended_then_all_that_it_may_take_is_expecte
     queue.add(request)
     let_in(queue, request)
     assert request.charged == charged
-
-
-def test_who_was_let_in_stands_in_that_order_from_then_on(queue):
-    requests = [state(0, "a"), state(1, "a"), state(2, "b")]
-    for request in requests:
-        queue.add(request)
-    for request in (requests[0], requests[2], requests[1]):
-        let_in(queue, request)
-    assert sorted(requests, key=lambda each: each.order) == [requests[0], requests[2], requests[1]]
-    assert queue.num == 0
 
 
 def test_when_nothing_is_alive_every_tenant_is_forgotten(queue):

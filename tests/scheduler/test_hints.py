@@ -59,6 +59,17 @@ def test_only_the_end_that_nothing_goes_on_behind_is_demoted(desk):
     assert (desk.on_device([1, 1, 1, 2]), desk.on_device([1, 1, 3, 3])) == (2, 4)
 
 
+def test_what_comes_before_an_end_that_is_demoted_stays_retained(desk):
+    desk = desk(6)
+    desk.serve([1, 1, 1, 2])
+    desk.hint("retain", tokens=[1, 1, 1, 2])
+    desk.serve([1, 1, 3])
+    assert said(desk.hint("demote", tokens=[1, 1, 1, 2])) == ("accepted", 2)
+    desk.serve([4] * 4)
+    desk.serve([5] * 2)
+    assert (desk.on_device([1, 1, 1, 2]), desk.on_device([4] * 4)) == (2, 2)
+
+
 def test_what_a_request_holds_is_not_demoted_and_goes_on(desk):
     desk = desk(6)
     desk.add([1, 1, 1], max_tokens=3)
@@ -546,10 +557,12 @@ def test_what_is_said_of_another_salt_is_of_other_content(desk):
 # Quotas of cached blocks
 
 
-def test_what_a_tenant_left_over_its_quota_goes_first_its_oldest_first(desk):
+def test_what_a_tenant_left_over_its_quota_goes_first_its_oldest_first_and_no_more_of_it(desk):
     desk = desk(10, max_cached_per_tenant=4)
-    for token, tenant in ((1, "a"), (2, "b"), (3, "a")):
+    for token, tenant in ((2, "b"), (1, "a"), (3, "a")):
         desk.serve([token] * 3, tenant=tenant)
-    # Of the first one's three blocks two are over.
+    # Of the six blocks of "a" two are over, and its third one is as any other.
     desk.serve([4] * 3, tenant="c")
     assert [desk.on_device([token] * 3) for token in (1, 2, 3)] == [1, 3, 3]
+    desk.serve([5] * 2, tenant="d")
+    assert [desk.on_device([token] * 3) for token in (1, 2, 3)] == [1, 1, 3]

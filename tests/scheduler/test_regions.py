@@ -2,30 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, strategies as st
 
 from paged.study.policies.regions import Regions
-
-
-def test_the_smallest_piece_that_is_large_enough_is_split():
-    regions = Regions(12)
-    regions.take(0, 1)
-    # 8 is whole, and the 4 became 1 taken, 1 and 2; three blocks take four.
-    assert (regions.largest_free, regions.fits([8, 2, 1]), regions.fits([8, 2, 2])) == (8, True, False)
-    regions.take(1, 3)
-    assert regions.largest_free == 4
-
-
-@pytest.mark.parametrize(
-    ("num_blocks", "count", "largest"),
-    [(12, 1, 8), (12, 2, 4), (12, 3, 4), (12, 4, 2), (3, 4, 0), (1, 1, 1), (16, 1, 16)],
-)
-def test_an_empty_pool_has_so_many_regions_of_that_size_and_not_of_the_next(num_blocks, count, largest):
-    regions = Regions(num_blocks)
-    assert regions.largest(count) == largest
-    assert not largest or regions.fits([largest] * count)
-    assert not regions.fits([2 * largest or 1] * count)
 
 
 def test_a_corrupted_piece_is_found():

@@ -3,7 +3,6 @@ computed again."""
 
 import gc
 import random
-import shutil
 import sys
 import weakref
 from pathlib import Path
@@ -422,47 +421,6 @@ def test_another_model_finds_nothing(made, tmp_path):
         other = made(disk_cache=tmp_path, **options)
         assert ask(other)[2] == 0
         other.close()
-
-
-@pytest.mark.parametrize("batch_invariant", [True, False])
-def test_a_model_of_other_weights_finds_nothing(made, tmp_path, batch_invariant):
-    for noise, hits in ((0.0, 0), (1e-6, 0), (0.0, 40)):
-        options = {"num_blocks": 40, "disk_cache": tmp_path, "batch_invariant": batch_invariant}
-        engine = Engine(tiny_model(64, noise), block_size=4, max_tokens_per_step=16, **options)
-        assert ask(engine)[2] == hits
-        engine.close()
-
-
-def test_a_folder_that_goes_under_way_takes_nothing_with_it(made, tmp_path):
-    expected = ask(engine := made(disk_cache=tmp_path / "cache"))
-    engine.disk.store.flush()
-    shutil.rmtree(tmp_path / "cache")
-    engine.manager.reset_cache()
-    assert_same(ask(engine, id="b"), expected)
-
-
-def test_two_engines_share_a_folder(made, tmp_path):
-    one, other = made(disk_cache=tmp_path), made(disk_cache=tmp_path)
-    expected = ask(one)
-    for engine in (one, other):
-        engine.disk.store.flush()
-    for _ in range(6000):
-        if other.disk.store.stats().held == one.disk.store.stats().held:
-            break
-        other.disk.wait()
-    found = ask(other)
-    assert_same(found, expected)
-    assert found[2] == 40
-
-
-def test_a_limit_of_few_blocks_holds_while_answers_stay(made, tmp_path):
-    expected = ask(made())
-    engine = made(disk_cache=tmp_path, disk_cache_gb=5000e-9)
-    for nth in range(3):
-        assert_same(ask(engine, id=f"{nth}"), expected)
-        engine.manager.reset_cache()
-    engine.disk.store.flush()
-    assert 0 < sum(path.stat().st_size for path in tmp_path.glob("objects/*/*")) <= 5000
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import torch
 
 import paged.model.parallel.ranks
 from paged import Engine, EngineConfig, SamplingParams
-from paged.engine.memory import memory_for
 from paged.errors import InvalidConfig, PagedWarning, RanksDiffer, RanksFailed, UnevenSplit
 from paged.model.parallel.messages import Join, Run
 from paged.model.parallel.ranks import Ranks, load_split
@@ -68,7 +67,9 @@ def folder(checkpoint):
 def roomy(folder):
     engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
     yield engine
+    (rank,) = engine.worker.ranks.process_ids
     engine.close()
+    wait_until_gone(rank)
 
 
 def test_greedy_tokens_are_those_of_one_process_but_where_two_words_are_as_likely(folder, roomy):
@@ -107,7 +108,10 @@ def test_under_pressure_and_with_drafts_a_split_model_gives_the_same_bits_and_fo
     wait_until_gone(rank)
 
 
-def test_layers_of_several_kinds_are_split_too_steps_may_be_taken_ahead_and_closed_it_leaves_no_process(checkpoint):
+def test_layers_of_several_kinds_are_split_too_steps_may_be_taken_ahead_and_a_rank_that_hangs_is_ended_in_time(
+    checkpoint, monkeypatch
+):
+    monkeypatch.setattr(paged.model.parallel.ranks, "LIMIT_S", 10.0)
     folder, asked = checkpoint("gemma3_text"), {**SHORT, "num_blocks": 60, "host_blocks": 0}
     split = Engine(folder, tensor_parallel_size=2, steps_ahead=1, **asked)
     tokens, logits = answers(split)
@@ -117,7 +121,9 @@ def test_layers_of_several_kinds_are_split_too_steps_may_be_taken_ahead_and_clos
     for each, row in their_logits.items():
         assert (logits[each] - row).abs().max() <= NEAR * row.abs().max()
     (rank,) = split.worker.ranks.process_ids
-    split.close()
+    os.kill(rank, signal.SIGSTOP)
+    with pytest.raises(RanksFailed, match="cannot go on"):
+        completion_of(split, [5, 6, 7], SamplingParams(max_tokens=4))
     wait_until_gone(rank)
 
 
@@ -137,17 +143,6 @@ def completion_of(engine, prompt, params):
     while engine.has_unfinished:
         engine.step()
     return live.completion()
-
-
-def test_the_other_rank_never_loads_a_scheduler(roomy):
-    (rank,) = roomy.worker.ranks.process_ids
-    mapped = Path(f"/proc/{rank}/maps").read_text()
-    assert "torch" in mapped
-    code = "import sys, paged.model.parallel.rank; print(*sorted(each for each in sys.modules if 'scheduler' in each))"
-    found = subprocess.check_output(
-        [sys.executable, "-c", code], text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
-    assert not [each for each in found.split() if each.startswith("paged")]
 
 
 def test_a_rank_that_is_killed_ends_the_engine_at_once_and_every_step_says_so(folder):
@@ -170,17 +165,6 @@ def test_a_rank_that_is_killed_ends_the_engine_at_once_and_every_step_says_so(fo
     assert [each.finish_reason for each in ended.values()] == ["error", "error"]
     assert all(each.error.startswith("RanksFailed: ") for each in ended.values())
     assert not engine.has_unfinished
-
-
-def test_a_rank_that_hangs_is_ended_when_its_time_is_up(folder, monkeypatch):
-    monkeypatch.setattr(paged.model.parallel.ranks, "LIMIT_S", 10.0)
-    engine = Engine(folder, tensor_parallel_size=2, **ROOMY)
-    (rank,) = engine.worker.ranks.process_ids
-    os.kill(rank, signal.SIGSTOP)
-    engine.add_request([5, 6, 7], SamplingParams(max_tokens=4))
-    with pytest.raises(RanksFailed, match="cannot go on"):
-        engine.step()
-    wait_until_gone(rank)
 
 
 @pytest.mark.usefixtures("_interruptible")
@@ -241,17 +225,20 @@ def test_an_engine_that_cannot_be_made_leaves_no_process_while_its_error_is_kept
     assert rank_processes() <= before
 
 
-def test_ranks_end_with_a_process_that_is_killed(folder):
+def test_ranks_load_no_scheduler_and_end_with_a_process_that_is_killed():
     code = (
-        "import sys, time; from paged import Engine\n"
-        f"engine = Engine({str(folder)!r}, tensor_parallel_size=2, num_blocks=20)\n"
-        "print(*engine.worker.ranks.process_ids, flush=True); time.sleep(600)"
+        "import sys, time, paged.model.parallel.rank\n"
+        "print(*(each for each in sys.modules if each.startswith('paged') and 'scheduler' in each))\n"
+        "from paged.model.parallel.ranks import Ranks\n"
+        "ranks = Ranks(2)\n"
+        "print(*ranks.process_ids, flush=True); time.sleep(600)"
     )
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=variables) as parent:
         assert parent.stdout is not None
-        rank = int(parent.stdout.readline())
+        loaded, rank = parent.stdout.readline().split(), int(parent.stdout.readline())
         parent.kill()
+    assert loaded == []
     wait_until_gone(rank)
 
 
@@ -296,14 +283,6 @@ def test_no_process_is_started_for_a_degree_that_does_not_divide(folder, monkeyp
 def test_a_loaded_model_is_not_split(loaded):
     with pytest.raises(InvalidConfig, match="is loaded already; name its folder"):
         Engine(loaded("llama"), tensor_parallel_size=2)
-
-
-def test_more_memory_than_the_rank_with_the_least_room_has_is_refused(folder, roomy):
-    ranks = roomy.worker.ranks
-    assert ranks.free is not None
-    config = EngineConfig.of(folder, num_blocks=ranks.free // 1000)
-    with pytest.raises(InvalidConfig, match="GiB are free on cpu for each rank"):
-        memory_for(config, [roomy.model], 128, "auto", ranks=ranks)
 
 
 def rank_processes():
