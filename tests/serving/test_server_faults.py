@@ -94,24 +94,37 @@ def test_a_deadline_ends_a_request_before_and_after_its_first_token(usual_server
     assert not heard.is_whole
 
 
-def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(tmp_path):
-    jumps = (
-        "import itertools, time\n"
-        "real, jumps = time.time, itertools.cycle((0.0, 86400.0, -86400.0))\n"
-        "time.time = lambda: real() + next(jumps)\n"
-    )
-    with served(request_timeout_s=60, max_queue_s=30, env=imported_first(tmp_path, jumps)) as server:
-        assert is_served(server)
-        begun = time.monotonic()
-        assert asked(server, DRAWN | {"deadline_s": 0.2}).error["code"] == "deadline"
-        assert time.monotonic() - begun > 0.2
-        assert is_served(server)
-        # A line is written after its answer, by a thread.
-        server.wait_until(lambda: sum("e2e_s" in line for line in server.lines) == 3)
-        lines = [line for line in server.lines if "e2e_s" in line]
-    times = [datetime.fromisoformat(line["time"]).timestamp() for line in lines]
+JUMPS = """
+import itertools, time
+real, jumps = time.time, itertools.cycle((0.0, 86400.0, -86400.0))
+time.time = lambda: real() + next(jumps)
+"""
+
+
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory):
+    """One of a single seat, where nothing waits for long, and whose time of day jumps."""
+    jumps = imported_first(tmp_path_factory.mktemp("jumps"), JUMPS)
+    with served(max_sequences=1, max_queue_s=2, request_timeout_s=60, env=jumps) as found:
+        yield found
+
+
+def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(narrow_server):
+    server = narrow_server
+    assert is_served(server)
+    begun = time.monotonic()
+    assert asked(server, LONG | {"deadline_s": 0.2}).error["code"] == "deadline"
+    assert time.monotonic() - begun > 0.2
+    assert is_served(server)
+
+    def ended():
+        return [line for line in server.lines if "e2e_s" in line]
+
+    # A line is written after its answer, by a thread.
+    server.wait_until(lambda: len(ended()) >= 3)
+    times = [datetime.fromisoformat(line["time"]).timestamp() for line in ended()]
     assert max(times) - min(times) > 3600, "the clock did not jump"
-    assert all(0 <= line["e2e_s"] < 3600 for line in lines)
+    assert all(0 <= line["e2e_s"] < 3600 for line in ended())
 
 
 def test_no_prompt_answer_salt_or_key_is_in_the_log_the_metrics_the_picture_or_a_story(odd_server):
@@ -152,13 +165,12 @@ def test_a_client_that_reads_nothing_is_gone_after_a_while(impatient_server):
         assert is_served(server)
 
 
-def test_a_request_that_waits_for_too_long_is_told_when_to_come_again():
-    async def go(server):
-        bodies = [LONG | {"prompt": f"{number}", "max_tokens": 1000} for number in range(6)]
-        return await asyncio.gather(*(ask(server.port, TEXT, body) for body in bodies))
+def test_a_request_that_waits_for_too_long_is_told_when_to_come_again(narrow_server):
+    async def go(port):
+        bodies = [LONG | {"prompt": f"{number}", "max_tokens": 1000} for number in range(8)]
+        return await asyncio.gather(*(ask(port, TEXT, body) for body in bodies))
 
-    with served(max_sequences=1, max_queue_s=0.5) as server:
-        heard = run(go(server))
+    heard = run(go(narrow_server.port))
     late = [each for each in heard if each.status == 429]
     assert late
     assert {each.error["code"] for each in late} <= {"queue_timeout", "overloaded"}
