@@ -6,6 +6,7 @@ and draws new ones. A test that names its own `max_examples` keeps it; state mac
 
 import gc
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -90,6 +91,25 @@ RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 def repository() -> Path:
     """The folder that holds pyproject.toml."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def text_of(repository):
+    """text_of("README.md"): a page, by its path in the repository."""
+    return lambda path: (repository / path).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(request, text_of):
+    """The page that the file tests, which is named in its PAGE."""
+    return text_of(request.module.PAGE)
+
+
+@pytest.fixture(scope="session")
+def fences():
+    """fences(page, language): the blocks of that language, of none where it is empty."""
+    every = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+    return lambda page, language: [text for name, text in every.findall(page) if name == language]
 
 
 @pytest.fixture
