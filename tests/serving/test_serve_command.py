@@ -1,7 +1,6 @@
 """`paged serve` from outside: its options and vLLM's, what it refuses, what it says, and how a signal ends it."""
 
 import asyncio
-import http.client
 import json
 import os
 import pty
@@ -10,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing, contextmanager
 
 import pytest
 
@@ -21,7 +19,7 @@ from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import SERVED, Settings, Tenant
 
 from ..shown import shown_in  # noqa: TID252
-from .http_client import DRAWN, LONG, TEXT, USUAL, ask, get, got, run  # noqa: TID252
+from .http_client import LONG, TEXT, USUAL, ask, get, run, streaming  # noqa: TID252
 from .serving_process import END_S, READY, started  # noqa: TID252
 
 SERVE = [sys.executable, "-m", "paged", "serve"]
@@ -170,28 +168,6 @@ def test_a_signal_lets_running_and_waiting_requests_end_and_takes_no_more():
         assert statuses == [200, 503]
         assert all(each.is_whole and each.finish_reason == "length" for each in heard)
         assert (server.process.wait(END_S), server.said) == (0, "paged: loading the model that ships\n")
-
-
-@contextmanager
-def streaming(port):
-    """The answer to a long request, whose first event has come."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=END_S)) as connection:
-        connection.request("POST", TEXT, json.dumps(DRAWN), {"content-type": "application/json"})
-        with connection.getresponse() as answer:
-            assert answer.status == 200
-            assert answer.readline().startswith(b"data: ")
-            yield answer
-
-
-def test_a_second_signal_ends_it_at_once():
-    with started("--log", "off") as server, streaming(server.port) as answer:
-        server.process.send_signal(signal.SIGTERM)
-        server.wait_until(lambda: got(server, "/ready").status == 503)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(END_S) == 1
-        with pytest.raises((http.client.HTTPException, ConnectionError, ValueError)):
-            answer.read()
-        assert "Traceback" not in server.said
 
 
 def test_a_signal_while_it_loads_ends_it():
