@@ -138,3 +138,24 @@ def run_python(tmp_path: Path) -> RunPython:
         )
 
     return run
+
+
+WITHOUT = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in {names}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.fixture
+def run_without(run_python, repository):
+    """Run a program as if these modules were not installed."""
+
+    def run(names, program):
+        # A program of one thread may fork.
+        env = {"PYTHONPATH": str(repository), "OPENBLAS_NUM_THREADS": "1"}
+        return run_python("-c", WITHOUT.format(names=names) + program, env=env)
+
+    return run
