@@ -16,7 +16,7 @@ PAGE = "docs/quantisation.md"
 
 def test_every_command_answers(answers, tmp_path, monkeypatch):
     num_found = 0
-    held_out = ["The with statement is used to wrap the execution of a block with methods. " * 8]
+    held_out = ["The with statement is used to wrap the execution of a block with methods. " * 40]
     monkeypatch.setattr("paged.cli.accuracy.held_out_text", lambda: held_out)
     # Some write a folder, and others read it.
     monkeypatch.chdir(tmp_path)

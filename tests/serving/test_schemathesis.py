@@ -23,7 +23,7 @@ TOOL = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
 @pytest.mark.skipif(TOOL is None, reason="schemathesis, a test tool of the extra `dev`, is not installed")
 def test_what_the_document_allows_and_what_it_does_not_is_answered_as_it_says(tmp_path):
     # Answers of a thousand tokens say no more than short ones.
-    with served(max_model_len=40) as server:
+    with served(max_model_len=96) as server:
         done = subprocess.run(
             [
                 *(TOOL, "run", f"{server.url}/openapi.json", "--checks", CHECKS, "--mode", "all", "--no-color"),
