@@ -6,6 +6,7 @@ and draws new ones. A test that names its own `max_examples` keeps it; state mac
 
 import gc
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +93,25 @@ def repository() -> Path:
     return REPOSITORY
 
 
+@pytest.fixture(scope="session")
+def text_of(repository):
+    """text_of("README.md"): a page, by its path in the repository."""
+    return lambda path: (repository / path).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(request, text_of):
+    """The page that the file tests, which is named in its PAGE."""
+    return text_of(request.module.PAGE)
+
+
+@pytest.fixture(scope="session")
+def fences():
+    """fences(page, language): the blocks of that language, of none where it is empty."""
+    every = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+    return lambda page, language: [text for name, text in every.findall(page) if name == language]
+
+
 @pytest.fixture
 def run_python(tmp_path: Path) -> RunPython:
     """Run `python *arguments` in a fresh interpreter and an empty folder, warnings being errors there, too.
@@ -116,5 +136,26 @@ def run_python(tmp_path: Path) -> RunPython:
             text=True,
             timeout=timeout,
         )
+
+    return run
+
+
+WITHOUT = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in {names}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.fixture
+def run_without(run_python, repository):
+    """Run a program as if these modules were not installed."""
+
+    def run(names, program):
+        # A program of one thread may fork.
+        env = {"PYTHONPATH": str(repository), "OPENBLAS_NUM_THREADS": "1"}
+        return run_python("-c", WITHOUT.format(names=names) + program, env=env)
 
     return run

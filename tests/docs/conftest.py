@@ -1,28 +1,8 @@
-"""What the tests of pages share: the text of a page, and the code on it."""
+"""What the tests of pages share: what commands on them answer, and which options there are."""
 
-import re
 import shlex
 
 import pytest
-
-
-@pytest.fixture(scope="session")
-def text_of(repository):
-    """text_of("README.md"): a page, by its path in the repository."""
-    return lambda path: (repository / path).read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def page(request, text_of):
-    """The page that the file tests, which is named in its PAGE."""
-    return text_of(request.module.PAGE)
-
-
-@pytest.fixture(scope="session")
-def fences():
-    """fences(page, language): the blocks of that language, of none where it is empty."""
-    every = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
-    return lambda page, language: [text for name, text in every.findall(page) if name == language]
 
 
 @pytest.fixture

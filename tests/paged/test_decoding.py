@@ -148,13 +148,6 @@ def test_text_that_only_begins_a_stop_string_is_not_lost(model):
     assert (answer.text, answer.finish_reason) == (whole.text, "length")
 
 
-def test_echo_repeats_the_prompt(model):
-    plain, echoed = LLM(model).generate(
-        [PROMPT] * 2, [SamplingParams(max_tokens=5, echo=echo) for echo in (False, True)]
-    )
-    assert echoed.text == PROMPT + plain.text
-
-
 def test_a_processor_of_transformers_does_its_work_and_one_that_fails_ends_its_own_request(model):
     def fails(ids, logits):
         if ids.shape[1] > 10:

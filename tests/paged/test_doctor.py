@@ -148,16 +148,12 @@ def test_what_is_not_built_is_built_unless_that_is_declined(document, nothing_bu
     assert native("--no-build") == (["found"] * 2, 3)
 
 
-WITHOUT = """
-import sys, importlib.metadata as records
 GONE = ("torch", "transformers", "tokenizers", "safetensors", "tqdm", "xformers", "triton")
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name in GONE: raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Finder())
+WITHOUT_RECORDS = f"""
+import importlib.metadata as records
 version = records.version
 def gone(name):
-    if name in GONE: raise records.PackageNotFoundError(name)
+    if name in {GONE}: raise records.PackageNotFoundError(name)
     return version(name)
 records.version = gone
 sys.argv = ["paged", "doctor"]
@@ -166,8 +162,8 @@ main()
 """
 
 
-def test_without_torch_it_says_what_brings_it(run_python):
-    done = run_python("-c", WITHOUT)
+def test_without_torch_it_says_what_brings_it(run_without):
+    done = run_without(GONE, WITHOUT_RECORDS)
     assert (done.returncode, done.stderr) == (0, "")
     assert "not installed: torch, transformers, tokenizers, safetensors, tqdm" in done.stdout
     assert (

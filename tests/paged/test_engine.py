@@ -112,13 +112,6 @@ def test_a_byte_budget_says_how_much_would_do(model):
     assert Engine(model, kv_cache_bytes=10**6).pool.num_blocks == 30
 
 
-def test_it_goes_on_as_the_documentation_does(model):
-    engine = Engine(model)
-    engine.add_request("The with statement is used to", SamplingParams(max_tokens=40), id="a")
-    text = "".join(output.text for output in outputs_of(engine)["a"])
-    assert " ".join(text.split()).startswith("wrap the execution of a block with methods defined by a context manager")
-
-
 def test_a_hybrid_model_finds_on_the_host_what_its_pool_does_not_hold():
     prompts = [" ".join([word] * 40) for word in ("cat", "dog", "sun")]
     answers, hits = [], []

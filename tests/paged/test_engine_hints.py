@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paged import AsyncEngine, Engine, Hint, SamplingParams
-from paged.errors import InvalidHint, InvalidRequest, NeverFits, UnknownSession
+from paged.errors import InvalidRequest, NeverFits, UnknownSession
 from paged.sampling.search_params import BeamSearchParams
 from paged.testing.tiny_model import tiny_model
 
@@ -86,27 +86,6 @@ def test_text_is_hinted_of_and_explained_as_its_tokens_are():
     found = engine.explain_prefix(text)
     assert found.device_tokens == whole * size
     assert "cached on the device" in str(found)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"action": "retain"},
-        {"action": "warm", "session": "a"},
-        {"action": "pin", "session": "a", "lasts": -1.0},
-        {"action": "pin", "session": "a", "lasts": float("inf")},
-        {"action": "retain", "session": "a", "priority": 4},
-        {"action": "retain", "session": "a", "request": "b"},
-    ],
-)
-def test_a_wrong_hint_is_refused_and_changes_nothing(wrong):
-    engine = engine_of()
-    turn(engine)
-    before = engine.session("a")
-    with pytest.raises(InvalidHint):
-        engine.hint(Hint(**wrong))
-    assert engine.session("a") == before
-    assert turn(engine) == 20
 
 
 def test_a_hint_of_what_is_not_there_is_missing_and_one_of_what_a_request_holds_is_rejected():

@@ -156,7 +156,7 @@ def test_windows_that_go_back_let_more_sequences_run_on_the_same_bytes(document,
 
 @pytest.mark.parametrize("layers", [WINDOWED, HYBRID], ids=["window", "state"])
 def test_policies_that_draw_as_they_go_work_with_layers_of_several_kinds(document, on_box, layers):
-    trace = "synthetic:at-once,requests=12,prompt=60,output=40"
+    trace = "synthetic:at-once,requests=12,prompt=60,output=20"
     policies = "paged,paged-fair,vllm,sarathi,fastgen,trtllm-max-utilization,trtllm-guaranteed-no-evict"
     options = ["--policy", policies, "--max-sequences", 8, "--blocks", 32, "--check", "--jobs", 1]
     found = document("simulate", trace, *on_box(layers), *options)

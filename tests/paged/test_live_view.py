@@ -7,7 +7,7 @@ from rich.console import Console
 from paged.block_manager import GroupStats, LayerGroup
 from paged.cli.view import PALETTE, colour_of, render
 from paged.cli.watch import Frame
-from paged.serving.block_map import CACHED, FREE, SHARED, block_cells
+from paged.serving.block_map import CACHED, FREE, SHARED
 
 
 def frame_of(cells, **changes):
@@ -41,18 +41,6 @@ def drawn(frame, width=80, height=24, colour=False):
     with console.capture() as capture:
         console.print(render(frame, "a title", width, height))
     return capture.get().rstrip("\n").split("\n")
-
-
-@pytest.mark.parametrize(
-    ("tables", "counts", "owners", "states", "expected"),
-    [
-        ([[0, 1, 9], [0, 2, 3]], [2, 3], [7, 8], [2, 2, 2, 2, 1, 0], [SHARED, 7, 8, 8, CACHED, FREE]),
-        (np.empty((0, 4)), [], [], [0, 0, 0], [FREE] * 3),
-    ],
-)
-def test_a_block_is_its_owners_shared_cached_or_free(tables, counts, owners, states, expected):
-    rows = np.array(counts, np.int64), np.array(owners, np.int64)
-    assert block_cells(np.array(tables, np.int32), *rows, np.array(states, np.int8)).tolist() == expected
 
 
 def test_every_block_is_drawn_once_with_its_sign():

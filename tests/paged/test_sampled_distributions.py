@@ -113,7 +113,7 @@ def test_a_sampler_that_gives_one_token_a_fifth_more_would_be_found():
 
 
 VOCABULARY, PROMPT, HEAT = 8, [1, 2, 1, 2], 6.0
-NUM_ANSWERS = 6_000
+NUM_ANSWERS = 4_000
 ANSWERS = list(itertools.product(range(VOCABULARY), repeat=3))
 
 

@@ -1,6 +1,7 @@
 """Commands that a signal ends: the short form of `make signals`, and what each says of that which it had finished."""
 
 import importlib.util
+import itertools
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from paged.base import uninterrupted
 from paged.cli import signals
-from paged.study.simulator import workers
+from paged.study.simulator import driver, study, workers
 from paged.study.simulator.workers import _Worker, processes
 
 TOOL = Path(__file__).parents[2] / "tools" / "try_signals.py"
@@ -52,60 +53,34 @@ def test_a_command_is_gone_and_leaves_nothing_half_done(tmp_path, name, number, 
     assert ran.wrong == [], ran.said
 
 
-def test_an_interrupted_study_prints_what_had_ended_and_writes_no_file(tmp_path):
-    out = tmp_path / "out.csv"
-    study = ["simulate", "azure", "--limit", "40", "--blocks", "2000", "--jobs", "1", "--csv", str(out)]
-    # The second policy's simulation is far longer than anybody waits.
-    with tool().heard():
-        process = subprocess.Popen(
-            [sys.executable, "-c", ENDLESS, *study, "--policy", "paged,vllm"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    with process:
-        begun = process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=LIMIT_S)
-    assert (begun, process.returncode) == ("the second\n", 130)
+def test_an_interrupted_study_prints_what_had_ended_and_writes_no_file(paged, monkeypatch, tmp_path):
+    run, num_run = study.run, itertools.count(1)
+
+    def second_is_interrupted(scenario, check=False):
+        if next(num_run) == 2:
+            raise KeyboardInterrupt
+        return run(scenario, check=check)
+
+    monkeypatch.setattr(study, "run", second_is_interrupted)
+    asked = ["simulate", "azure", "--limit", 40, "--blocks", 2000, "--jobs", 1, "--csv", tmp_path / "out.csv"]
+    status, said, errors = paged(*asked, "--policy", "paged,vllm")
+    assert (status, errors) == (130, "paged: interrupted; 1 of 2 simulations had ended\n")
     assert "paged" in said and "vllm" not in said
-    assert (errors, list(tmp_path.iterdir())) == ("paged: interrupted; 1 of 2 simulations had ended\n", [])
+    assert list(tmp_path.iterdir()) == []
 
 
-ENDLESS = """
-import sys, time
-from paged.study.simulator import study
-run, num_run = study.run, 0
-def second_never_ends(scenario, check=False):
-    global num_run
-    num_run += 1
-    if num_run == 2:
-        print("the second", file=sys.stderr, flush=True)
-        time.sleep(60)
-    return run(scenario, check=check)
-study.run = second_never_ends
-from paged.cli import main
-main()
-"""
-
-
-def test_a_plan_that_is_interrupted_prints_what_it_had_tried(monkeypatch, capsys):
-    from paged.cli import app
-    from paged.study.simulator import driver
-
-    tried, num_tried = driver.tried, []
+def test_a_plan_that_is_interrupted_prints_what_it_had_tried(paged, monkeypatch):
+    tried, num_tried = driver.tried, itertools.count(1)
 
     def third_is_interrupted(trial):
-        num_tried.append(trial)
-        if len(num_tried) == 3:
+        if next(num_tried) == 3:
             raise KeyboardInterrupt
         return tried(trial)
 
     monkeypatch.setattr(driver, "tried", third_is_interrupted)
-    search = ["plan", "azure", "--limit", "40", "--blocks", "2000", "--find", "rate", "--ttft", "10", "--jobs", "1"]
-    assert app.run(search) == 130
-    out, errors = capsys.readouterr()
-    assert out.count(" met ") == 2
+    search = ["plan", "azure", "--limit", 40, "--blocks", 2000, "--find", "rate", "--ttft", 10, "--jobs", 1]
+    status, said, errors = paged(*search)
+    assert (status, said.count(" met ")) == (130, 2)
     assert "2 values had been tried, and there is no answer" in errors
 
 

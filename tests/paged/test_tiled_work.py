@@ -3,9 +3,8 @@
 import numpy as np
 
 from paged import BlockManager, Request, Scheduler
-from paged.study.hardware import Profile, StepWork, Tiling
-from paged.study.simulator import Simulation, steady_work, work_of
-from paged.study.simulator.stretch import SteadyBatch
+from paged.study.hardware import Profile, Tiling
+from paged.study.simulator import Simulation, work_of
 from paged.study.traces import Trace
 
 SMALL = Tiling(places=4, piece=8)
@@ -41,17 +40,6 @@ def test_rows_fill_a_tile_one_after_the_other():
     work = work_of(next(batches([3, 2, 4])), 4, SMALL)
     # | 0 0 0 1 | 1 2 2 2 | 2 |: rows 0, 1 and 2 sample after their last tokens, each in another tile.
     assert (work.tiles, work.sampling_tiles, work.tile_context) == (3, 3, 24)
-
-
-def test_a_stretch_of_decodes_is_what_its_batches_are():
-    lengths = [6, 13, 7, 5, 30, 8]
-    decodes = [batch for batch in batches(lengths, max_tokens=12, budget=256) if (batch.num_tokens == 1).all()]
-    assert len(decodes) == 11
-    together = steady_work(SteadyBatch(decodes[0].ids, decodes[0].seq_lens, len(lengths)), len(decodes), SMALL)
-    one_by_one = StepWork.of_steps([work_of(batch, 4, SMALL) for batch in decodes])
-    for name in together.__struct_fields__:
-        assert np.broadcast_to(getattr(together, name), 11).tolist() == getattr(one_by_one, name).tolist(), name
-    assert len(set(together.tile_context.tolist())) > 2
 
 
 def test_a_simulation_by_tiles_has_the_same_clock_whether_it_takes_steps_at_once_or_not():

@@ -1,4 +1,4 @@
-"""Servers that many tests ask, since each start takes some seconds; and programs without some library."""
+"""Servers that many tests ask, since each start takes some seconds."""
 
 from importlib.util import find_spec
 
@@ -9,14 +9,6 @@ from .serving_process import served  # noqa: TID252
 if not all(map(find_spec, ("torch", "fastapi", "uvicorn", "zmq", "prometheus_client"))):
     # The extra `serve` brings them.
     collect_ignore_glob = ["test_*.py"]
-
-WITHOUT = """
-import sys
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name in {names}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
-sys.meta_path.insert(0, Finder())
-"""
 
 
 @pytest.fixture(scope="session")
@@ -60,18 +52,6 @@ def tenants_server(tmp_path_factory):
     config.write_text(TENANTS)
     with served(config=config, blocks=80, max_pinned=40) as found:
         yield found
-
-
-@pytest.fixture
-def run_without(run_python, repository):
-    """Run a program as if these modules were not installed."""
-
-    def run(names, program):
-        # A program of one thread may fork.
-        env = {"PYTHONPATH": str(repository), "OPENBLAS_NUM_THREADS": "1"}
-        return run_python("-c", WITHOUT.format(names=names) + program, env=env)
-
-    return run
 
 
 @pytest.fixture

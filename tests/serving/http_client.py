@@ -4,9 +4,11 @@ It can read slowly, go away in the middle, and send what no library would.
 """
 
 import asyncio
+import http.client
 import json
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,3 +180,14 @@ def asked(server: Any, body: dict[str, Any] | bytes = USUAL, path: str = TEXT, *
 def got(server: Any, path: str, headers: dict[str, str] | None = None) -> Heard:
     """GET of a server, outside an event loop."""
     return run(get(server.port, path, headers))
+
+
+@contextmanager
+def streaming(port: int) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a long request, whose first event has come, to read by hand."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)) as connection:
+        connection.request("POST", TEXT, json.dumps(DRAWN), {"content-type": "application/json"})
+        with connection.getresponse() as answer:
+            assert answer.status == 200
+            assert answer.readline().startswith(b"data: ")
+            yield answer

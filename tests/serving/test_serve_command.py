@@ -1,7 +1,6 @@
 """`paged serve` from outside: its options and vLLM's, what it refuses, what it says, and how a signal ends it."""
 
 import asyncio
-import http.client
 import json
 import os
 import pty
@@ -10,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import closing, contextmanager
 
 import pytest
 
@@ -21,7 +19,7 @@ from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import SERVED, Settings, Tenant
 
 from ..shown import shown_in  # noqa: TID252
-from .http_client import DRAWN, LONG, TEXT, USUAL, ask, get, got, run  # noqa: TID252
+from .http_client import LONG, TEXT, USUAL, ask, get, run, streaming  # noqa: TID252
 from .serving_process import END_S, READY, started  # noqa: TID252
 
 SERVE = [sys.executable, "-m", "paged", "serve"]
@@ -99,32 +97,28 @@ def test_what_serves_nothing_needs_no_library_of_the_server(run_without):
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-# Each command in a fork of its own, since what it imported may be half there; each has to end with status 2.
+# Each command in a fork of its own, since what it imported may be half there; each has to end with status 2. What all take is imported first.
 FORKS = """
 import os, sys, warnings
+import paged.cli.serve, paged.engine.results, pydantic, uvicorn
+from paged.base.extras import leave_torch_out
 from paged.cli.app import run
 # A process that ends closes its sockets.
 warnings.simplefilter("ignore", ResourceWarning)
-for place, command in enumerate({commands}):
+
+def fork(command, **gone):
     if not os.fork():
-        if {gone}: sys.modules[{gone}[place]] = None
-        os._exit(run(command))
+        sys.modules.update(gone)
+        os._exit(run(["serve", *command.split()]))
     assert os.waitstatus_to_exitcode(os.wait()[1]) == 2, command
+
+for library in {libraries}:
+    fork("", **{{library: None}})
+import paged.serving.server
+leave_torch_out()
+for command in {commands}:
+    fork("--port 0 " + command)
 """
-
-# Is imported once for all.
-SHARED = (
-    "import paged.cli.serve, paged.engine.results, pydantic, uvicorn\nfrom paged.base.extras import leave_torch_out\n"
-)
-
-
-def test_a_library_that_is_not_there_is_named_with_what_brings_it(run_without):
-    libraries = ["fastapi", "httptools", "zmq"]
-    ran = run_without([], SHARED + FORKS.format(commands=[["serve"]] * len(libraries), gone=libraries))
-    said = "paged: paged.serve needs {}, which is not installed; `pip install '.[serve]'` in a checkout of paged brings it.\n"
-    assert (ran.returncode, ran.stderr) == (0, "".join(map(said.format, libraries)))
-
-
 CANNOT_BEGIN = {
     "--port {port}": r"cannot listen on 127.0.0.1:{port}: Address already in use\. Name another port; 0 is any free one\.",
     "{folder}/none": r"{folder}/none: no such folder\..*",
@@ -134,21 +128,22 @@ CANNOT_BEGIN = {
 }
 
 
-def test_a_server_that_cannot_begin_says_why_in_a_line(run_without, tmp_path):
+def test_a_server_that_cannot_begin_says_why_in_a_line_and_without_a_library_what_brings_it(run_without, tmp_path):
+    libraries = ["fastapi", "httptools", "zmq"]
     (tmp_path / "broken").write_text("nothing")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         names = {"folder": tmp_path, "port": taken.getsockname()[1]}
-        commands = [["serve", "--port", "0", *each.format(**names).split()] for each in CANNOT_BEGIN]
-        ran = run_without(
-            [], SHARED + "import paged.serving.server\nleave_torch_out()\n" + FORKS.format(commands=commands, gone=[])
-        )
+        commands = [each.format(**names) for each in CANNOT_BEGIN]
+        ran = run_without([], FORKS.format(libraries=libraries, commands=commands))
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
-    lines = map(json.loads, ran.stderr.splitlines())
+    said = "paged: paged.serve needs {}, which is not installed; `pip install '.[serve]'` in a checkout of paged brings it."
+    lines = iter(ran.stderr.splitlines())
+    assert [next(lines) for _ in libraries] == list(map(said.format, libraries))
     for says in CANNOT_BEGIN.values():
-        loading, said = next(lines), next(lines)
+        loading, error = json.loads(next(lines)), json.loads(next(lines))
         assert loading["message"].startswith("loading ")
-        assert said["level"] == "error"
-        assert re.fullmatch(says.format(**names), said["message"])
+        assert error["level"] == "error"
+        assert re.fullmatch(says.format(**names), error["message"])
     assert not list(lines)
 
 
@@ -173,28 +168,6 @@ def test_a_signal_lets_running_and_waiting_requests_end_and_takes_no_more():
         assert statuses == [200, 503]
         assert all(each.is_whole and each.finish_reason == "length" for each in heard)
         assert (server.process.wait(END_S), server.said) == (0, "paged: loading the model that ships\n")
-
-
-@contextmanager
-def streaming(port):
-    """The answer to a long request, whose first event has come."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=END_S)) as connection:
-        connection.request("POST", TEXT, json.dumps(DRAWN), {"content-type": "application/json"})
-        with connection.getresponse() as answer:
-            assert answer.status == 200
-            assert answer.readline().startswith(b"data: ")
-            yield answer
-
-
-def test_a_second_signal_ends_it_at_once():
-    with started("--log", "off") as server, streaming(server.port) as answer:
-        server.process.send_signal(signal.SIGTERM)
-        server.wait_until(lambda: got(server, "/ready").status == 503)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(END_S) == 1
-        with pytest.raises((http.client.HTTPException, ConnectionError, ValueError)):
-            answer.read()
-        assert "Traceback" not in server.said
 
 
 def test_a_signal_while_it_loads_ends_it():

@@ -1,15 +1,17 @@
 """What goes wrong around a server: nonsense that is asked, clients that go, a clock that jumps. Each has an answer of its own, and no other client notices."""
 
 import asyncio
+import http.client
 import json
+import signal
 import socket
 import time
 from datetime import datetime
 
 import pytest
 
-from .http_client import DRAWN, LONG, TEXT, ask, asked, got, run  # noqa: TID252
-from .serving_process import imported_first, served  # noqa: TID252
+from .http_client import DRAWN, LONG, TEXT, ask, asked, got, run, streaming  # noqa: TID252
+from .serving_process import END_S, flags, imported_first, started  # noqa: TID252
 
 
 def is_served(server) -> bool:
@@ -94,24 +96,37 @@ def test_a_deadline_ends_a_request_before_and_after_its_first_token(usual_server
     assert not heard.is_whole
 
 
-def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(tmp_path):
-    jumps = (
-        "import itertools, time\n"
-        "real, jumps = time.time, itertools.cycle((0.0, 86400.0, -86400.0))\n"
-        "time.time = lambda: real() + next(jumps)\n"
-    )
-    with served(request_timeout_s=60, max_queue_s=30, env=imported_first(tmp_path, jumps)) as server:
-        assert is_served(server)
-        begun = time.monotonic()
-        assert asked(server, DRAWN | {"deadline_s": 0.2}).error["code"] == "deadline"
-        assert time.monotonic() - begun > 0.2
-        assert is_served(server)
-        # A line is written after its answer, by a thread.
-        server.wait_until(lambda: sum("e2e_s" in line for line in server.lines) == 3)
-        lines = [line for line in server.lines if "e2e_s" in line]
-    times = [datetime.fromisoformat(line["time"]).timestamp() for line in lines]
+JUMPS = """
+import itertools, time
+real, jumps = time.time, itertools.cycle((0.0, 86400.0, -86400.0))
+time.time = lambda: real() + next(jumps)
+"""
+
+
+@pytest.fixture(scope="module")
+def pressed_server(tmp_path_factory):
+    """One in which nothing waits for long, and whose time of day jumps. The tests with it run in this order: the last one ends it."""
+    options = flags({"max_queue_s": 2, "request_timeout_s": 60})
+    with started(*options, env=imported_first(tmp_path_factory.mktemp("jumps"), JUMPS)) as found:
+        yield found
+
+
+def test_a_clock_that_jumps_by_a_day_ends_nothing_before_its_time(pressed_server):
+    server = pressed_server
+    assert is_served(server)
+    begun = time.monotonic()
+    assert asked(server, DRAWN | {"deadline_s": 0.2}).error["code"] == "deadline"
+    assert time.monotonic() - begun > 0.2
+    assert is_served(server)
+
+    def ended():
+        return [line for line in server.lines if "e2e_s" in line]
+
+    # A line is written after its answer, by a thread.
+    server.wait_until(lambda: len(ended()) >= 3)
+    times = [datetime.fromisoformat(line["time"]).timestamp() for line in ended()]
     assert max(times) - min(times) > 3600, "the clock did not jump"
-    assert all(0 <= line["e2e_s"] < 3600 for line in lines)
+    assert all(0 <= line["e2e_s"] < 3600 for line in ended())
 
 
 def test_no_prompt_answer_salt_or_key_is_in_the_log_the_metrics_the_picture_or_a_story(odd_server):
@@ -152,15 +167,26 @@ def test_a_client_that_reads_nothing_is_gone_after_a_while(impatient_server):
         assert is_served(server)
 
 
-def test_a_request_that_waits_for_too_long_is_told_when_to_come_again():
-    async def go(server):
-        bodies = [LONG | {"prompt": f"{number}", "max_tokens": 1000} for number in range(6)]
-        return await asyncio.gather(*(ask(server.port, TEXT, body) for body in bodies))
+def test_a_request_that_waits_for_too_long_is_told_when_to_come_again(pressed_server):
+    async def go(port):
+        # The eight answers to each of them take all seats.
+        return await asyncio.gather(*(ask(port, TEXT, DRAWN | {"prompt": f"{number}"}) for number in range(5)))
 
-    with served(max_sequences=1, max_queue_s=0.5) as server:
-        heard = run(go(server))
+    heard = run(go(pressed_server.port))
     late = [each for each in heard if each.status == 429]
     assert late
     assert {each.error["code"] for each in late} <= {"queue_timeout", "overloaded"}
     assert all(int(each.headers["retry-after"]) >= 1 for each in late)
     assert all(each.is_whole for each in heard if each.status == 200)
+
+
+def test_a_second_signal_ends_it_at_once(pressed_server):
+    server = pressed_server
+    with streaming(server.port) as answer:
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_until(lambda: got(server, "/ready").status == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(END_S) == 1
+        with pytest.raises((http.client.HTTPException, ConnectionError, ValueError)):
+            answer.read()
+    assert "Traceback" not in server.said

@@ -15,11 +15,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("uvicorn")
-pytest.importorskip("fastapi")
-pytest.importorskip("zmq")
-
 from paged.cli import app
 from paged.engine.vllm_flags import FLAGS
 from paged.serving import server as serving
@@ -28,20 +23,18 @@ from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.front import Front
 from paged.serving.settings import Settings
 
-from ..serving.http_client import asked  # noqa: TID252
-from ..serving.serving_process import served  # noqa: TID252
+from .http_client import asked, key  # noqa: TID252
 
 PAGE = "docs/serving.md"
-KEY = "a-key-of-the-page"
+KEY = "right"
 ON_THE_PAGE = "http://127.0.0.1:8000"
 # Executables of benchmarks, which have environments of their own.
 OTHERS = {"vllm": "PAGED_VLLM_BENCH", "guidellm": "PAGED_GUIDELLM"}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with served(env={"PAGED_API_KEY": KEY}, log="off") as found:
-        yield found
+@pytest.fixture
+def server(tenants_server):
+    return tenants_server
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +76,7 @@ def test_the_servers_of_the_page_can_be_begun(lines, monkeypatch, capsys, reposi
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_what_curl_asks_is_answered(lines, server):
     turn = {"prompt": "The with statement " * 12, "max_tokens": 1, "session_id": "agent 7"}
-    assert asked(server, turn, headers={"authorization": f"Bearer {KEY}"}).status == 200
+    assert asked(server, turn, headers=key(KEY)).status == 200
     heard = [ran(f"{line} -sS --fail", server) for line in of("curl", lines)]
     models, completion, chat, stream, hint, sessions, end = heard
     assert msgspec.json.decode(models)["data"][0]["id"] == "paged"
