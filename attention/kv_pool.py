@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paged.errors import InvalidPool
@@ -172,6 +174,14 @@ class LayeredPool:
         for piece, its in zip(entries.stored, entries.encoded(new), strict=True):
             rows, kept = self._rows_of(slot_mapping, piece)
             piece.tokens.index_copy_(0, rows, its if kept is None else its[kept])
+
+    def read(self, entries: AnyEntries, slots: NDArray[np.int64]) -> Tensor:
+        """One piece of a layer's entries at these slots, int64 [n], as numbers of the pool's dtype, [n, heads, size]."""
+        rows = [torch.from_numpy(each.token_steps.of(slots, self.block_size)) for each in entries.stored]
+        stored = [
+            each.tokens.index_select(0, of.to(self.device)) for each, of in zip(entries.stored, rows, strict=True)
+        ]
+        return entries.transformed(entries.decoded(*stored)).to(self.dtype)
 
     def _rows_of(self, slot_mapping: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
         """Rows of `entries.tokens` to which tokens go, and which tokens; None: all. Kept for the layers that come with the same slots."""

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from .backend import AttentionBackend, LayerOptions
 from .kv_pool import EntryPlace, KVPlace, LayeredPool, LayerKV
-from .layouts.quantised import AnyEntries
 from .step_tokens import Bools, Ints, StepTokens
 
 PIECE = 64
@@ -131,8 +130,8 @@ class Latents:
         for first in range(0, seen.num_pieces, together):
             stop = min(first + together, seen.num_pieces)
             its = slice(first * PIECE, stop * PIECE)
-            kept = [self._read(each, seen.slots[each.part][its]) for each in (own.keys, own.values)]
-            keys, values = (each[0].transpose(0, 1) for each in expand(*kept))
+            kept = [self._pool.read(each, seen.slots[each.part][its]) for each in (own.keys, own.values)]
+            keys, values = (each[0].transpose(0, 1) for each in expand(*(each.transpose(0, 1)[None] for each in kept)))
             size = seen.step.block_size
             room = room or self._room_for(seen.num_pieces * PIECE, size, keys, values)
             for blocks, new in ((room.keys(0), keys), (room.values(0), values)):
@@ -141,15 +140,6 @@ class Latents:
         if id(room) not in seen.plans:
             seen.plans[id(room)] = self._backend.prepare(seen.step, room)
         return self._backend.attend(queries, room, 0, seen.plans[id(room)], options)
-
-    def _read(self, entries: AnyEntries, slots: Ints) -> Tensor:
-        """What is kept at these slots, [1, heads, tokens, size], in the pool's dtype."""
-        size, device = self._pool.block_size, self._pool.device
-        stored = [
-            each.tokens.index_select(0, torch.from_numpy(each.token_steps.of(slots, size)).to(device))
-            for each in entries.stored
-        ]
-        return entries.transformed(entries.decoded(*stored)).to(self._pool.dtype).transpose(0, 1)[None]
 
     def _all_of(self, options: LayerOptions, own: LayerKV) -> _Seen:
         """All that the pass sees by a window and chunk, where a layer keeps it."""

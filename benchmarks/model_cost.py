@@ -77,7 +77,7 @@ class NoAttention:
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, options: LayerOptions) -> Tensor:
         return queries
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str, *, can_itself: bool = False) -> None:
         raise RuntimeError(what)
 
 

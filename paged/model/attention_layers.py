@@ -23,6 +23,7 @@ class AttentionLayer(NamedTuple):
     in_floats   its K and V stay in the model's dtype whatever those of others are stored as
     index_size  elements of a token's index key, by which later tokens choose what they attend to; 0: it keeps none
     choosers    groups of its heads, each of which chooses for itself; 0: a token attends to all that it can
+    by_itself   its module attends, to K and V that it is given; no backend does
     """
 
     layer: int
@@ -37,6 +38,7 @@ class AttentionLayer(NamedTuple):
     in_floats: bool = False
     index_size: int = 0
     choosers: int = 0
+    by_itself: bool = False
 
     @property
     def expands(self) -> bool:

@@ -8,6 +8,7 @@ way. A mask is never built: what transformers would write into one, a window, is
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,6 +32,8 @@ _OTHERS = ("position_bias", "sinks")
 
 # An attribute of ours of modules that expand latents.
 _EXPAND = "paged_expand"
+# One of modules that attend by themselves.
+BY_ITSELF = "paged_by_itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Mask:
     @property
     def dtype(self) -> Any:
         """Which a module asks for that computes with a mask."""
-        return now_under_way().refuse("to compute with a mask")
+        return now_under_way().refuse("to compute with a mask", can_itself=True)
 
 
 class ForwardPass(Protocol):
@@ -72,16 +75,21 @@ class ForwardPass(Protocol):
         `expand` keys and values are latents, from which it makes what is attended to; `chosen`: as of `Latents.attend`."""
         ...
 
-    def index_shares(self) -> list[tuple[int, int]]:
-        """The tokens that choose in one call what they attend to, as (first, stop): those of one sequence."""
+    def shares(self) -> list[tuple[int, int]]:
+        """The tokens of one call of a module that takes one sequence, as (first, stop)."""
         ...
 
     def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
-        """Keep the index keys of one such share, [tokens, size], which begins at token `first`. Returns those of its sequence up to there, [n, size]."""
+        """Keep the index keys of one share, [tokens, size], which begins at token `first`. Returns those of its sequence up to there, [n, size]."""
         ...
 
-    def refuse(self, what: str) -> None:
-        """A layer wants something that no backend does."""
+    def keep(self, layer: int, first: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep K and V of one share, [tokens, heads, size] each. Returns those of its sequence up to there, [n, heads, size], for a module that attends by
+        itself."""
+        ...
+
+    def refuse(self, what: str, *, can_itself: bool = False) -> None:
+        """A layer wants something that no backend does; `can_itself`: its module can, where it is given K and V."""
         ...
 
 
@@ -121,6 +129,14 @@ def _paged_attention(
     """query [1, heads, T, size], key and value [1, kv heads, T, size] → [1, T, heads, size of V]; `indices`, [1, T, k]: tokens that each one
     attends to; `block_indices`, [1, groups of heads, T, k]: blocks of them, as the module's indexer has blocks."""
     forward_pass = now_under_way()
+    if hasattr(module, BY_ITSELF):
+        attend: Any = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+        others |= {"sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
+        given = {name: value for name, value in others.items() if value is not None}
+        found: tuple[Tensor, None] = attend(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **given
+        )
+        return found
     if getattr(module, "is_causal", True) is False:
         forward_pass.refuse("attention to what comes later, as an encoder's do")
     if query.shape[0] != 1:
@@ -128,13 +144,13 @@ def _paged_attention(
         forward_pass.refuse("to attend within a layer that keeps a state")
     for name in _OTHERS:
         if others.get(name) is not None:
-            forward_pass.refuse(f"{name} in its attention")
+            forward_pass.refuse(f"{name} in its attention", can_itself=True)
     chunk = None
     if isinstance(attention_mask, Mask):
         # The mask decides, as it does where transformers itself computes attention: many modules say their window nowhere else.
         sliding_window, chunk = attention_mask.window, attention_mask.chunk
     elif attention_mask is not None:
-        forward_pass.refuse("a mask that they compute themselves")
+        forward_pass.refuse("a mask that they compute themselves", can_itself=True)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = LayerOptions(scale, sliding_window, softcap, s_aux, chunk)
     packed = [part[0].transpose(0, 1) for part in (query, key, value)]
@@ -152,7 +168,7 @@ def _paged_attention(
 def _mask(*, config: Any, local_size: int | None = None, use_vmap: bool = False, **others: Any) -> Mask:
     """As transformers' own functions that build masks. `use_vmap`: a module adds conditions of its own."""
     if use_vmap:
-        now_under_way().refuse("a mask with conditions of their own")
+        now_under_way().refuse("a mask with conditions of their own", can_itself=True)
     if local_size is None or local_size != getattr(config, "attention_chunk_size", None):
         return Mask(local_size)
     if local_size == getattr(config, "sliding_window", None):

@@ -22,9 +22,9 @@ from paged.errors import BrokenCheckpoint, ModelError, UnknownLayers, Unsupporte
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import check_folder, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
-from paged.model.indexers import follow_indexers
 from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
+from paged.model.one_sequence import attend_by_itself, follow_indexers
 from paged.model.quantised.at_load import AtLoad, check_layers, check_quantization
 from paged.model.quantised.checkpoints import reader_of
 from paged.model.quantised.files import TensorFiles
@@ -143,7 +143,7 @@ def load_model(
             check_layers(_described(config), quantization, folder)
             codes = AtLoad(quantization, with_head=quantize_head, files=TensorFiles(folder))
         wanted: Any = DTYPES.get(dtype, torch.float32 if where.type == "cpu" else "auto")
-        module = _module(folder, wanted, {} if codes is None else codes.options(config)).eval()
+        module = _module(folder, config, wanted, {} if codes is None else codes.options(config)).eval()
         if codes is None:
             module.to(where)
         return as_loaded(module, folder, load_tokenizer(folder), where, codes)
@@ -188,7 +188,7 @@ def as_loaded(
     follow_latents(module)
     follow_indexers(module)
     follow_positions(module)
-    trial = _trial(module, state_layers, name, where)
+    trial = _first_trial(module, state_layers, name, where)
     text = module.config.get_text_config()
     return LoadedModel(
         path=name,
@@ -271,16 +271,17 @@ def _check_architecture(config: Any, folder: Path) -> None:
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{folder}: {config.model_type} is no decoder that writes text.")
-    # The lookup imports the architecture's module. Some classes use the interface and do not say so.
+
+
+def attention_of(config: Any) -> str:
+    """The attention that a model of this configuration is built with: ours, unless its architecture ignores transformers' interface for it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    # The lookup imports the architecture's module. Some classes use the interface and do not say so, as do most models with states; a trial run tells.
     architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    # Most models with states do not say that they support it, and do; a trial run tells.
     uses_it = hasattr(sys.modules[architecture.__module__], "ALL_ATTENTION_FUNCTIONS")
-    is_stateful = getattr(architecture, "_is_stateful", False)
-    if not (uses_it or is_stateful or getattr(architecture, "_supports_attention_backend", False)):
-        raise UnsupportedModel(
-            f"{folder}: {architecture.__name__} ignores transformers' attention interface, so its KV cannot be paged; "
-            "Llama, Qwen, Mistral, Gemma, Phi, GPT-2, GPT-NeoX, OPT and others do not."
-        )
+    says_so = getattr(architecture, "_supports_attention_backend", False)
+    return ATTENTION if uses_it or says_so or getattr(architecture, "_is_stateful", False) else "eager"
 
 
 def _described(config: Any) -> Any:
@@ -292,7 +293,7 @@ def _described(config: Any) -> Any:
         return build(config)
 
 
-def _module(folder: Path, dtype: Any, options: dict[str, Any]) -> Any:
+def _module(folder: Path, config: Any, dtype: Any, options: dict[str, Any]) -> Any:
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
@@ -301,7 +302,7 @@ def _module(folder: Path, dtype: Any, options: dict[str, Any]) -> Any:
             folder,
             local_files_only=True,
             use_safetensors=True,
-            attn_implementation=ATTENTION,
+            attn_implementation=attention_of(config),
             dtype=dtype,
             output_loading_info=True,
             # They are refused below, by name.
@@ -331,7 +332,11 @@ def _eos(module: Any, config: Any) -> tuple[int, ...]:
 
 
 class Unwanted(Exception):
-    """A layer wants what no backend does; the message says what."""
+    """A layer wants what no backend does; the message says what. `can_itself`: its module can."""
+
+    def __init__(self, what: str, *, can_itself: bool = False) -> None:
+        super().__init__(what)
+        self.can_itself = can_itself
 
 
 @contextmanager
@@ -377,7 +382,7 @@ class _Trial:
         chosen: Tensor | None = None,
     ) -> Tensor:
         if layer in self._layers:
-            raise Unwanted("to attend twice in a pass")
+            raise Unwanted("to attend twice in a pass", can_itself=True)
         self.has_soft_cap |= options.soft_cap is not None
         self.has_sinks |= options.sinks is not None
         source, _ = self._keys.setdefault(keys.data_ptr(), (layer, keys))
@@ -403,20 +408,46 @@ class _Trial:
         )
         return values_of_all.repeat_interleave(num_heads // attended[0], 1)
 
-    def index_shares(self) -> list[tuple[int, int]]:
+    def shares(self) -> list[tuple[int, int]]:
         return [(0, 1)]
 
     def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
         self._index_sizes[layer] = keys.shape[1]
         return keys
 
-    def refuse(self, what: str) -> None:
-        raise Unwanted(what)
+    def keep(self, layer: int, first: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if layer in self._layers:
+            raise Unwanted("to keep K and V twice in a pass")
+        heads, size, value_size = keys.shape[1], keys.shape[2], values.shape[2]
+        self._layers[layer] = AttentionLayer(
+            layer, "full", 0, heads, heads, size, value_size, (heads, size, value_size), by_itself=True
+        )
+        return keys, values
+
+    def refuse(self, what: str, *, can_itself: bool = False) -> None:
+        raise Unwanted(what, can_itself=can_itself)
 
     @property
     def layers(self) -> tuple[AttentionLayer, ...]:
         """In the order of the model."""
         return tuple(self._layers[layer] for layer in sorted(self._layers))
+
+
+def _first_trial(module: Any, state_layers: tuple[StateLayer, ...], folder: Path, device: torch.device) -> _Trial:
+    """`_trial`; attention modules that ignore transformers' interface, or want what no backend does, attend by themselves."""
+    if attention_of(module.config) != ATTENTION:
+        attend_by_itself(module)
+        return _trial(module, state_layers, folder, device)
+    try:
+        return _trial(module, state_layers, folder, device)
+    except UnsupportedModel as error:
+        # A state within attention would be called for one sequence, too.
+        if not getattr(error.__cause__, "can_itself", False) or state_layers:
+            raise
+        attend_by_itself(module)
+        with suppress(UnsupportedModel):
+            return _trial(module, state_layers, folder, device)
+        raise
 
 
 def _trial(module: Any, state_layers: tuple[StateLayer, ...], folder: Path, device: torch.device) -> _Trial:
@@ -444,7 +475,7 @@ def _check_all_came_by(trial: _Trial, state_layers: tuple[StateLayer, ...], conf
     if lost:
         more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
         raise UnsupportedModel(
-            f"{folder}: layers {', '.join(lost[:3])}{more} neither attend through transformers' interface nor keep a state through its cache; each "
+            f"{folder}: layers {', '.join(lost[:3])}{more} neither attend through transformers' interface nor use its cache; each "
             "has to, unless it mixes no tokens."
         )
     if not found <= set(expected):

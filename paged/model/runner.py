@@ -34,7 +34,7 @@ from paged.attention import (
 )
 from paged.attention.kv_dtypes import AUTO
 from paged.attention.latents import PIECE as LATENT_PIECE
-from paged.attention.layouts.entries import Entries
+from paged.attention.layouts.quantised import AnyEntries
 from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
 from paged.model.capacity import trial_memory, trial_step
@@ -99,23 +99,29 @@ class _Pass:
             self._latents[own.group] = Latents(step, pool, backend, self._runner.expanded)
         return self._latents[own.group].attend(queries, own, options, expand, chosen)
 
-    def index_shares(self) -> list[tuple[int, int]]:
+    def shares(self) -> list[tuple[int, int]]:
         # One by one where bits must not depend on a share: what a product gives depends on how many tokens there are.
         starts = self._step.query_start_loc.tolist()
         stops = starts if self._runner.tile is None else range(self._step.num_tokens + 1)
         return list(pairwise(stops))
 
     def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
+        own = self._runner.pool.layer(layer)
+        assert own.index is not None, "a layer that chooses has index keys"
+        return self._kept(own.group, own.index, first, keys[:, None])[:, 0]
+
+    def keep(self, layer: int, first: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        own = self._runner.pool.layer(layer)
+        return self._kept(own.group, own.keys, first, keys), self._kept(own.group, own.values, first, values)
+
+    def _kept(self, group: int, entries: AnyEntries, first: int, new: Tensor) -> Tensor:
+        """Write entries of tokens of one sequence, [tokens, heads, size], from token `first` on. Returns those of the sequence up to there."""
         pool = self._runner.pool
-        own = pool.layer(layer)
-        step, slots, _ = self._of_group(own.group)
-        assert isinstance(own.index, Entries), "index keys are not quantised, and a layer that chooses has some"
-        stop = first + len(keys)
-        pool.write(own.index, slots[first:stop], keys[:, None])
+        step, slots, _ = self._of_group(group)
+        stop = first + len(new)
+        pool.write(entries, slots[first:stop], new)
         sequence = int(np.searchsorted(step.query_start_loc, first, "right")) - 1
-        its = step.slots_of(sequence, int(step.positions[stop - 1]) + 1, own.index.part)
-        rows = torch.from_numpy(own.index.token_steps.of(its, pool.block_size)).to(pool.device)
-        return own.index.tokens.index_select(0, rows)[:, 0]
+        return pool.read(entries, step.slots_of(sequence, int(step.positions[stop - 1]) + 1, entries.part))
 
     def _of_group(self, group: int) -> tuple[StepTokens, Tensor, Any]:
         """What the tokens are to a group, the slots that they go to, and the backend's plan."""
@@ -124,7 +130,7 @@ class _Pass:
             self._groups[group] = step, step.slot_tensor(pool.device), self._runner.backend.prepare(step, pool)
         return self._groups[group]
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str, *, can_itself: bool = False) -> None:
         raise UnsupportedModel(f"a layer wants {what}, which no backend here does.")
 
 
@@ -317,7 +323,7 @@ def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
     """The shapes that attention has to do; none where nothing attends."""
     has_chunks = any(each.kind == "chunk" for each in model.layers)
     found: dict[LayerShape, None] = {}
-    for each in model.layers:
+    for each in (each for each in model.layers if not each.by_itself):
         own, (heads, key_size, value_size) = pool.layer(each.layer), each.attended
         is_even = own.keys.part == own.values.part and own.keys.is_even(pool.block_size)
         # Those attend in memory of the pass.

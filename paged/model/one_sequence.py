@@ -1,0 +1,152 @@
+"""Modules of transformers' that are called for one sequence at a time, with its cache as they know it. A pass has the tokens of several.
+
+    indexers              choose which tokens each one attends to, by index keys of all before it: DeepSeek-V3.2's (arXiv:2512.02556) and those made after it
+    attention by itself   ignores transformers' attention interface, or wants of it what no backend does (Falcon, BLOOM, DiffLlama)
+
+What the cache returns is read from our pages; what a module gives it goes there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paged.model.hook import BY_ITSELF, ForwardPass, Mask, now_under_way
+
+# How modules name what they get of a cache.
+_CACHES = ("past_key_values", "layer_past")
+
+
+def follow_indexers(module: nn.Module) -> None:
+    """Make indexers find index keys in the forward pass under way."""
+    for each in module.modules():
+        if not {"update_indexer", "update_index"}.isdisjoint(_names_in(each)):
+            each.forward = partial(_chosen, each.forward, inspect.signature(each.forward))
+
+
+def attend_by_itself(module: nn.Module) -> None:
+    """Make attention modules that use transformers' cache attend by themselves, to K and V that the forward pass under way keeps."""
+    for each in module.modules():
+        if "update" not in _names_in(each):
+            continue
+        signature = inspect.signature(each.forward)
+        if "hidden_states" in signature.parameters and not signature.parameters.keys().isdisjoint(_CACHES):
+            setattr(each, BY_ITSELF, True)
+            each.forward = partial(_attended, each, each.forward, signature)
+
+
+def _names_in(module: nn.Module) -> tuple[str, ...]:
+    code: Any = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return () if code is None else code.co_names
+
+
+class _Cache:
+    """transformers' cache, or with `layer` that of one layer, as a module sees it that is called for one share of a pass."""
+
+    def __init__(self, forward_pass: ForwardPass, first: int, length: int, layer: int = -1) -> None:
+        self._forward_pass, self._first, self._length, self._layer = forward_pass, first, length, layer
+
+    @property
+    def layers(self) -> _Cache:
+        return self
+
+    def __getitem__(self, layer: int) -> _Cache:
+        return _Cache(self._forward_pass, self._first, self._length, layer)
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *others: Any) -> tuple[Tensor, Tensor]:
+        """[1, heads, tokens, size] → [1, heads, n, size]."""
+        packed = [each[0].transpose(0, 1) for each in (keys, values)]
+        kept = self._forward_pass.keep(layer, self._first, *packed)
+        return kept[0].transpose(0, 1)[None], kept[1].transpose(0, 1)[None]
+
+    def update_index(self, keys: Tensor) -> Tensor:
+        """[1, 1, tokens, size] → [1, 1, n, size]."""
+        return self.update_indexer(keys[0], self._layer)[None]
+
+    def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
+        """[1, tokens, size] → [1, n, size]."""
+        return self._forward_pass.index(layer, self._first, keys[0])[None]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Tokens of the sequence, those of the share included."""
+        return self._length
+
+    def get_mask_sizes(self, num_tokens: int, layer: int) -> tuple[int, int]:
+        """How many tokens there are with the share, and the first of them that the cache has."""
+        return self._length, 0
+
+    def get_query_offset(self, layer: int) -> int:
+        """The position of the share's first token."""
+        return int(self._forward_pass.positions[self._first])
+
+
+def _shares(given: dict[str, Any]) -> Iterator[tuple[slice, Tensor, dict[str, Any]]]:
+    """For each share of the pass its places, which tokens each of its tokens can see, bool [tokens, n], and what the module is given for it."""
+    forward_pass, places, mask = now_under_way(), given["hidden_states"].shape[1], given.get("attention_mask")
+    window, chunk = (mask.window, mask.chunk) if isinstance(mask, Mask) else (None, None)
+    if chunk is not None:
+        forward_pass.refuse("chunks for a module that takes one sequence")
+
+    def cut(value: Any, its: slice) -> Any:
+        if isinstance(value, tuple):
+            return tuple(cut(each, its) for each in value)
+        return value[:, its] if isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == places else value
+
+    for first, stop in forward_pass.shares():
+        positions, its = forward_pass.positions[first:stop, None], slice(first, stop)
+        length = int(positions[-1]) + 1
+        others = torch.arange(length, device=positions.device)
+        is_seen = others <= positions
+        if window is not None:
+            is_seen &= others > positions - window
+        cache = _Cache(forward_pass, first, length)
+        caches = {name: cache for name in _CACHES if name in given}
+        yield its, is_seen, {name: cut(value, its) for name, value in given.items()} | caches
+
+
+def _chosen(forward: Callable[..., Tensor], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Tensor:
+    """int64 [1, T, k], or [1, groups of heads, T, k]: what each token chose; -1 behind it, and for places that are no tokens."""
+    given, found = signature.bind(*args, **kwargs).arguments, list[tuple[slice, Tensor]]()
+    for its, is_seen, of_share in _shares(given):
+        if "attention_mask" in given:
+            of_share["attention_mask"] = is_seen[None]
+        found.append((its, forward(**of_share)))
+    groups, most = found[0][1].shape[1:-2], max(each.shape[-1] for _, each in found)
+    chosen = torch.full((1, *groups, given["hidden_states"].shape[1], most), -1, device=found[0][1].device)
+    for its, each in found:
+        chosen[..., its, : each.shape[-1]] = each
+    return chosen
+
+
+def _attended(
+    module: nn.Module, forward: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any
+) -> tuple[Any, ...]:
+    """What an attention module returns: [1, T, size], zeros for places that are no tokens; and of anything else what it returned for the first share."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given, mask, others = bound.arguments, bound.arguments.get("attention_mask"), list[Any]()
+    more = given.pop("kwargs", {})
+    out = torch.zeros_like(given["hidden_states"])
+    for its, is_seen, of_share in _shares(given):
+        of_share["attention_mask"] = _as_given(mask, is_seen, out.dtype)
+        if of_share.get("alibi") is not None:
+            # Biases by position, made for the tokens of the pass.
+            build: Any = vars(sys.modules[type(module).__module__])["build_alibi_tensor"]
+            of_share["alibi"] = build(is_seen.new_ones(1, is_seen.shape[1]).long(), module.num_heads, dtype=out.dtype)
+        attended, *rest = forward(**of_share, **more)
+        out[:, its] = attended
+        others = others or rest
+    return (out, *others)
+
+
+def _as_given(mask: Any, is_seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """[1, 1, tokens, n]: a mask in the form that a module was given one in. A bool one may mean either: the first token sees itself."""
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        return (is_seen == bool(mask[0, 0, 0, 0]))[None, None]
+    return torch.zeros_like(is_seen, dtype=dtype).masked_fill(~is_seen, torch.finfo(dtype).min)[None, None]
