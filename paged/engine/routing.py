@@ -54,8 +54,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     begin_s      in how many seconds a request that came now would begin (`forecast`, in seconds)
     token_s      seconds that a prompt token takes; 0: not known yet
     num_running  sequences that run
-    num_free     places of those that are free
-    turn_s       seconds by which each request that waits for a place lets the next one begin later, beyond what it computes
     queued       prompt tokens that wait, by tenant
     is_fair      tenants take turns there, so that one waits for as much of another as it has itself
     is_full      it refuses requests now
@@ -66,8 +64,6 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     begin_s: float = 0.0
     token_s: float = 0.0
     num_running: int = 0
-    num_free: int = 0
-    turn_s: float = 0.0
     queued: Mapping[str, int] = msgspec.field(default_factory=dict)
     is_fair: bool = False
     is_full: bool = False
@@ -160,7 +156,6 @@ class _Replica:
         load, times, wait = self.load, self._times, begin_s
         if self.reserved:
             wait += self.reserved * times * token_s
-            wait += max(0, len(self._sent) * times - load.num_free) * load.turn_s
         if not load.is_fair or not wait:
             return wait
         queued = dict(load.queued)

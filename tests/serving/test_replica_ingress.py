@@ -196,7 +196,7 @@ def test_a_ray_that_does_not_begin_is_one_error_and_replicas_share_the_cores(mon
 def test_a_replica_reports_the_load_of_its_engine_as_it_has_become_since():
     ready = {"policy": "paged-fair", "block_size": 16, "max_model_len": 100, "cache_tokens": 99}
     ready = SimpleNamespace(**ready, kv_endpoint=None, kv_replay_endpoint=None)
-    counted = ReplicaLoad(begin_s=4.0, token_s=0.001, num_free=1, turn_s=0.5, received={"r": 7})
+    counted = ReplicaLoad(begin_s=4.0, token_s=0.001, received={"r": 7})
     engine = SimpleNamespace(state="ready", figures=SimpleNamespace(now=0.75, load=counted), ready=ready)
     gate = SimpleNamespace(all=SimpleNamespace(has_room=lambda *_, **__: False), queued={"": 5})
     front = SimpleNamespace(engine=engine, gate=gate, clock=lambda: 1.0)
