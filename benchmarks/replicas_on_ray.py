@@ -450,9 +450,9 @@ def page(arguments: argparse.Namespace) -> None:
         f"* The simulator's steps are those of [a profile](replicas-profile.json) that was taken two at a time, times {np.median(probes):.2f}: before each run, prompts of {COLD} tokens on idle "
         f"replicas took {min(probes):.2f} to {max(probes):.2f} times what it says. Ray carries a request and its first token in {1e3 * carried_s:.0f} ms, which is added to each. "
         "Nothing was fitted to the runs themselves.",
-        "* The simulator's replicas report every 100 ms, Ray's with each answer and once a second; events take 20 ms there. Why `exact` has fewer hits on real replicas: "
+        "* Both make their reports by one function, every 250 ms at most. The simulator's take 20 ms to the router, as events do; Ray's come with each answer and once a second.",
+        "* The real runs were taken before that. A real replica's report then counted what was cached of waiting prompts, too, and only `exact` reads it. After it: "
         "[routing.md](../../docs/routing.md#beside-real-replicas).",
-        "* `random` to `power-of-two` were taken before the places of a real replica's report were mended, which only `exact` reads; the three that go by prefixes in one piece after it.",
         "",
         "```",
         *__doc__.split("\n\n")[1].replace("    ", "").splitlines(),

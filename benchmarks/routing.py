@@ -288,7 +288,7 @@ def page(cells: list[Cell]) -> str:
         "Made by `python benchmarks/routing.py run` and `page`: the real memory and scheduler of each replica on a virtual clock, Llama 3.1 8B on an H100, pools as "
         f"large as the device leaves them, empty at first; open loop; means over {len(SEEDS)} seeds. Goodput counts requests a second that "
         "met both promises of their workload. The other routers are modelled from their documentation, see [routing.md](../../docs/routing.md); they see loads at once, `exact` "
-        "sees events and reports after 20 ms, and reports every 100 ms.",
+        "sees events and reports after 20 ms, and reports every 250 ms.",
         "",
         "| workload | what it is | first token within | tokens apart by at most |",
         "|---|---|--:|--:|",

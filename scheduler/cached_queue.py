@@ -42,7 +42,7 @@ class CachedQueue(Queue):
                     heappush(rivals, (self._rank(states[num]), states[num]))
                     num += 1
                 _, best = heappop(rivals)
-                cached = self._look_up(best)
+                cached = cached_tokens(self._memory, best)
                 if cached < self._cached[best.id]:
                     # Some of it was evicted: it may no longer be the first.
                     self._cached[best.id] = cached
@@ -53,7 +53,7 @@ class CachedQueue(Queue):
 
     def add(self, state: RequestState) -> None:
         super().add(state)
-        self._cached[state.id] = self._look_up(state)
+        self._cached[state.id] = cached_tokens(self._memory, state)
 
     def head(self) -> RequestState:
         return next(iter(self))
@@ -81,9 +81,10 @@ class CachedQueue(Queue):
         priority, arrival, number = state.order
         return (priority, state.is_new, -self._cached[state.id], arrival, number)
 
-    def _look_up(self, state: RequestState) -> int:
-        """Return the tokens that the request would find now, on the device and the host."""
-        if not state.request.reads_cache:
-            return 0
-        hit = self._memory.content.lookup(state.first_tokens, state.root)
-        return hit.num_tokens + hit.host_tokens
+
+def cached_tokens(memory: Memory, state: RequestState) -> int:
+    """Return the tokens that a waiting request would find now, on the device and the host."""
+    if not state.request.reads_cache:
+        return 0
+    hit = memory.content.lookup(state.first_tokens, state.root)
+    return hit.num_tokens + hit.host_tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import takewhile
+from itertools import islice, takewhile
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from paged.base.arguments import Tokens
 from paged.base.words import counted
 from paged.block_manager import HitEnd, Memory
 
+from .cached_queue import cached_tokens
 from .foresight import outputs_left
 from .request import RequestState, Status
 from .rows import Counts
@@ -23,6 +24,8 @@ _WHY = {
     "not kept": "nothing further on was kept of {}",
     "not loaded": "what the host has further on costs more to copy than to compute, or there is no room for it",
 }
+_LOOKED_UP = 64
+"""Waiting requests that are looked up for an outlook: a long prompt takes 50 µs."""
 _SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and comes in again when that has ended."
 
 
@@ -273,7 +276,8 @@ class Outlook(msgspec.Struct, frozen=True):
 
     num_sequences        of each; 1 for admitted ones
     held                 tokens for which each has slots, or takes them when it enters
-    todo                 tokens to compute before the next output; 1 for a decode
+    todo                 tokens to compute before the next output; 1 for a decode. Of waiting ones without what is cached now, of those
+                         behind the first 64 without the same share
     left                 outputs to come of each sequence: by `expected_tokens`, else by the mean of longer ones that
                          ended, else half of what is left of max_tokens
     num_running, num_suspended  sequences of each kind
@@ -332,6 +336,10 @@ def outlook(state: State) -> Outlook:
     on_device = manager.rows.num_blocks[rows] * size
     kept = np.maximum(books.kept(rows), on_device) if reserves else known[:num_rows]
     of_all = np.concatenate([kept, held if reserves else todo[num_rows:]]).astype(np.int64)
+    looked_up = np.array([cached_tokens(manager, each) for each in islice(state.waiting, _LOOKED_UP)], np.int64)
+    cached = todo[num_rows:] * (looked_up.sum() / max(1, known[num_rows:][:_LOOKED_UP].sum()))
+    cached[:_LOOKED_UP] = looked_up
+    todo[num_rows:] = np.maximum(1, todo[num_rows:] - cached.astype(np.int64))
     slots = manager.device.num_available * size + int(on_device.sum())
     if not layout.is_plain:
         # What other groups hold at last is held from the start, of all pages.

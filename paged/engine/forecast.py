@@ -6,7 +6,8 @@
     waiting                 □■■■■■■■■■■     enters at step 14
 
 Requests enter in order, when seats, memory and budget suffice, and stay for their expected outputs. The forecast ignores
-preemptions, prefix hits, requests that pass others, batches that no request joins, and requests that come later.
+preemptions, content that is evicted or cached from now on, requests that pass others, batches that no request joins, and
+requests that come later.
 """
 
 from __future__ import annotations

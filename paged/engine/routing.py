@@ -54,20 +54,16 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     begin_s      in how many seconds a request that came now would begin (`forecast`, in seconds)
     token_s      seconds that a prompt token takes; 0: not known yet
     num_running  sequences that run
-    num_free     places of those that are free
-    turn_s       seconds by which each request that waits lets the next one begin later
     queued       prompt tokens that wait, by tenant
     is_fair      tenants take turns there, so that one waits for as much of another as it has itself
     is_full      it refuses requests now
-    received     the number of the latest reservation of each router that it has received; None: it does not say
+    received     the number of the latest request of each router that it counts; None: it does not say
     cache_tokens tokens that its memory holds; 0: it does not say
     """
 
     begin_s: float = 0.0
     token_s: float = 0.0
     num_running: int = 0
-    num_free: int = 0
-    turn_s: float = 0.0
     queued: Mapping[str, int] = msgspec.field(default_factory=dict)
     is_fair: bool = False
     is_full: bool = False
@@ -78,7 +74,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
 class Reservation(msgspec.Struct, frozen=True, gc=False):
     """A request sent to a replica, for other routers to count (`Router.heard`).
 
-    number  counts a router's reservations of a replica, from 1 on
+    number  counts the requests of a router, from 1 on
     tokens  that the replica is expected to compute
     """
 
@@ -150,7 +146,6 @@ class _Replica:
         self.filled = 0.0
         self.load = ReplicaLoad()
         self.seen = 0.0
-        self.num_sent = 0
         self.reserved = 0
         self._sent: dict[tuple[str, int], _Sent] = {}
         # Of each key that is noted, how many requests have it.
@@ -161,7 +156,6 @@ class _Replica:
         load, times, wait = self.load, self._times, begin_s
         if self.reserved:
             wait += self.reserved * times * token_s
-            wait += max(0, len(self._sent) * times - load.num_free) * load.turn_s
         if not load.is_fair or not wait:
             return wait
         queued = dict(load.queued)
@@ -187,7 +181,13 @@ class _Replica:
         if sent is not None:
             self.reserved -= sent.made.tokens
 
-    def withdraw(self, keys: Iterable[int]) -> list[int]:
+    def take_back(self, made: Reservation) -> None:
+        """Count a reservation no more, nor as computed: the request went elsewhere."""
+        self.settle(made.router, made.number)
+        if self.load.cache_tokens:
+            self.filled = max(0.0, self.filled - self._times * made.tokens / self.load.cache_tokens)
+
+    def erase(self, keys: Iterable[int]) -> list[int]:
         """Take back the notes of a request, and return the keys that no other one has."""
         num_noted, gone = self.num_noted, []
         for key in keys:
@@ -243,6 +243,7 @@ class Router:
         self._replicas: dict[str, _Replica] = {}
         # Requests that are not completed, the oldest first.
         self._by_id: dict[str, _Sent] = {}
+        self._num_sent = 0
         # When each reservation was made, and where, in order.
         self._reserved: deque[tuple[float, str]] = deque()
         # What was sent and is not cached yet; and when each note of it goes, in order.
@@ -309,13 +310,15 @@ class Router:
         return Choice([each[3] for each in ranked], expected, depths.get(best, 0))
 
     def routed(self, prompt: Prompt, replica: str, now: float, depth: int = 0) -> Reservation:
-        """Note that a request was sent to a replica, which had so much of it. Returns what other routers may hear. Raises UnknownReplica."""
+        """Note that a request was sent to a replica, which had so much of it: there, and not where it was sent before, under the
+        same number. Returns what other routers may hear. Raises UnknownReplica."""
         known, keys = self._replica(replica), sparse(prompt.keys)[bisect_right(_SPARSE, depth) :].tolist()
         self._fade(now)
-        self.completed(prompt.id, now)
-        known.num_sent += 1
+        number = self.withdraw(prompt.id, now)
+        if number is None:
+            number = self._num_sent = self._num_sent + 1
         tokens = max(1, prompt.num_tokens - depth * self.block_size)
-        made = Reservation(self.name, known.num_sent, replica, prompt.id, prompt.tenant, tokens)
+        made = Reservation(self.name, number, replica, prompt.id, prompt.tenant, tokens)
         self._reserve(made, now)
         self._expected.store(replica, keys)
         known.num_noted.update(keys)
@@ -338,6 +341,15 @@ class Router:
         if known is not None:
             self._replicas[known.made.replica].settle(self.name, known.made.number)
             self._fading.append((now + self.rules.settle_s, known.made.replica, known.keys))
+
+    def withdraw(self, id: str, now: float) -> int | None:
+        """Note that a request that is not completed was not sent where `routed` said. Returns its number; None for an unknown one."""
+        known = self._by_id.get(id)
+        if known is None:
+            return None
+        self._replicas[known.made.replica].take_back(known.made)
+        self.completed(id, now)
+        return known.made.number
 
     def _reserve(self, made: Reservation, now: float) -> None:
         self._replicas[made.replica].reserve(made, now)
@@ -378,7 +390,7 @@ class Router:
             num += 1
             _, replica, keys = self._fading.popleft()
             if replica in self._replicas:
-                self._expected.drop(replica, self._replicas[replica].withdraw(keys))
+                self._expected.drop(replica, self._replicas[replica].erase(keys))
         return num > 0
 
     def _usual_token_s(self) -> float:

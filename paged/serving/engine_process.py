@@ -30,10 +30,11 @@ from paged.engine.engine import Engine
 from paged.engine.forecast import forecast
 from paged.engine.live_request import LiveRequest
 from paged.engine.pace import Pace
+from paged.engine.replica_load import REPORT_S, load_of
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest, UnknownSession
 from paged.sampling.params import SamplingParams
-from paged.scheduler import Batch, HintOutcome
+from paged.scheduler import Batch, HintOutcome, Outlook
 from paged.serving.block_map import groups_of
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
 from paged.serving.kv_hints import KvAction
@@ -55,8 +56,8 @@ from paged.serving.wire import (
     received,
 )
 
-FIGURES_EVERY_S, FIGURES_SHARE = 0.25, 0.01
-"""Between two Figures while steps are made: so many seconds, and so many that making them is this share of the time."""
+FIGURES_SHARE = 0.01
+"""Making Figures takes this share of the time at most, while steps are made; they are made after REPORT_S at the earliest."""
 MORE = 64
 """Requests behind the queue that are looked at; farther ones come as fast."""
 MOST_FAILED = 3
@@ -90,6 +91,8 @@ class EngineServer:
         self._waiting: set[str] = set()
         self._whole: dict[str, LiveRequest] = {}
         self._begun: list[str] = []
+        # Of each router, the number of the latest request that it sent here.
+        self._received: dict[str, int] = {}
         # Requests that came with hints, and what became of those by action so far.
         self._hinted: dict[str, tuple[Add, list[list[HintOutcome]]]] = {}
         self._batch: Batch | None = None
@@ -161,6 +164,9 @@ class EngineServer:
             wake.send(b"")
 
     def _add(self, asked: Add) -> None:
+        if asked.routed is not None:
+            router, number = asked.routed
+            self._received[router] = max(number, self._received.get(router, 0))
         try:
             params = received(asked.params)
             form = params.structured_outputs
@@ -321,7 +327,7 @@ class EngineServer:
         if now >= self._next_figures or not self.engine.has_unfinished:
             figures = self._figures(now)
             took = time.monotonic() - now
-            self._next_figures = now + max(FIGURES_EVERY_S, took / FIGURES_SHARE)
+            self._next_figures = now + max(REPORT_S, took / FIGURES_SHARE)
         self._send(Stepped(outputs, completions, self._begun, self._tokens, seconds, time.monotonic(), figures))
         self._begun, self._tokens = [], 0
         if self._publisher is not None:
@@ -343,8 +349,7 @@ class EngineServer:
     def _figures(self, now: float) -> Figures:
         engine = self.engine
         scheduler, manager = engine.scheduler, engine.manager
-        counts, ran = scheduler.counts(), engine.stats()
-        most = scheduler.limits.max_tokens_per_step
+        counts, ran, outlook = scheduler.counts(), engine.stats(), scheduler.outlook()
         return Figures(
             now=now,
             **{state: counts[state] for state in ("running", "waiting", "paused", "swapped", "loading")},
@@ -361,18 +366,18 @@ class EngineServer:
             failed_steps=ran.failed_steps,
             host_s=ran.host_s,
             model_s=ran.model_s,
-            forecast=self._forecast(),
+            forecast=self._forecast(outlook),
             groups=groups_of(manager),
-            token_s=self._pace.seconds(1, most) / most,
+            load=load_of(outlook, self._pace, received=self._received),
             disk_hit_tokens=0 if engine.disk is None else engine.disk.stats().loaded * manager.block_size,
             disk_blocks=0 if engine.disk is None else engine.disk.store.stats().held,
             sessions=scheduler.num_sessions,
             pinned_blocks=scheduler.num_pinned,
         )
 
-    def _forecast(self) -> list[float]:
+    def _forecast(self, outlook: Outlook) -> list[float]:
         """Return in how many seconds each waiting request is admitted, and further ones behind them."""
-        found = forecast(self.engine.scheduler.outlook(), more=MORE, prompt_len=max(1, round(self._prompt_len)))
+        found = forecast(outlook, more=MORE, prompt_len=max(1, round(self._prompt_len)))
         step, each = self._pace.coefficients()
         seconds = step * found.steps + each * found.tokens
         return [round(float(value), 3) for value in seconds.tolist()]

@@ -51,7 +51,7 @@ LAST_S = 1.0
 class Call:
     """One call: `client` is its key, or the address that it comes from; `tenant` is its tenant. `id` may be the
     client's own, for its logs and ours; several calls may have it. `own_id` is the server's, and no other call has it. `on_begun` is called when
-    the engine begins with one of its prompts."""
+    the engine begins with one of its prompts. `routed` is the router that chose this server, and its number of the call."""
 
     id: str
     own_id: str
@@ -62,6 +62,7 @@ class Call:
     body: bytes
     traceparent: str | None = None
     on_begun: Callable[[], None] | None = None
+    routed: tuple[str, int] | None = None
 
 
 class Front:
@@ -306,6 +307,7 @@ class Front:
                 salt,
                 session_id,
                 actions,
+                call.routed,
             )
             for request_id, prompt in zip(ids, prompts, strict=True)
         ]

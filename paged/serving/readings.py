@@ -14,12 +14,14 @@ from typing import NamedTuple
 from msgspec import convert
 
 from paged.block_manager import LayerGroup
+from paged.engine.routing import ReplicaLoad
 from paged.serving.wire import Figures
 
 Read = Callable[[Figures], float]
 
 NO_ENGINE = convert(
-    dict.fromkeys(Figures.__struct_fields__, 0) | {"totals": dict[str, int](), "forecast": list[float](), "groups": ()},
+    dict.fromkeys(Figures.__struct_fields__, 0)
+    | {"totals": dict[str, int](), "forecast": list[float](), "groups": (), "load": ReplicaLoad()},
     Figures,
 )
 """What is so while there is no engine process."""

@@ -15,6 +15,7 @@ from paged.attention.kv_dtypes import AUTO
 from paged.block_manager import GroupStats, LayerGroup
 from paged.engine.config import EngineConfig
 from paged.engine.results import Completion, EngineOutput
+from paged.engine.routing import ReplicaLoad
 from paged.sampling.params import SamplingParams
 from paged.sampling.structured import StructuredOutputsParams
 from paged.scheduler import Hint
@@ -40,6 +41,7 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
     streams  its outputs are sent as they come; else its whole completion at the end
     actions  those of its KvHintsEnvelope; None: it has none
+    routed   the router that chose this engine, and its number of the request; None: none did
     """
 
     id: str
@@ -52,6 +54,7 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
     salt: str | None = None
     session_id: str | None = None
     actions: list[KvAction] | None = None
+    routed: tuple[str, int] | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -138,7 +141,7 @@ class Figures(msgspec.Struct, frozen=True):
 
     forecast  in how many seconds each waiting request is let in, and after them as many more of the usual size
     groups    of a model whose layers are of several kinds; else empty
-    token_s   seconds that a token takes in a full step; 0: not known yet
+    load      what routers go by, as far as the engine knows it
     disk_hit_tokens, disk_blocks
               prompt tokens that came from the disk, and blocks that it has
     """
@@ -164,7 +167,7 @@ class Figures(msgspec.Struct, frozen=True):
     model_s: float
     forecast: list[float]
     groups: tuple[GroupStats, ...] = ()
-    token_s: float = 0.0
+    load: ReplicaLoad = ReplicaLoad()
     disk_hit_tokens: int = 0
     disk_blocks: int = 0
     sessions: int = 0

@@ -55,6 +55,32 @@ def what_happens(scheduler, ends=None):
     raise AssertionError("no end")
 
 
+def test_what_is_cached_of_a_prompt_that_waits_is_not_computed():
+    scheduler = Scheduler(BlockManager(100, 4), max_sequences=1)
+    scheduler.add(Request(id="first", prompt=range(40), max_tokens=2, expected_tokens=2))
+    step(scheduler)
+    step(scheduler)
+    scheduler.add(Request(id="runs", prompt=range(100, 104), max_tokens=9, expected_tokens=9))
+    step(scheduler)
+    for name, fields in (("same", {}), ("does not read", {"reads_cache": False})):
+        scheduler.add(Request(id=name, prompt=[*range(40), 50], max_tokens=2, expected_tokens=2, **fields))
+    assert scheduler.outlook().todo.tolist() == [1, 1, 41]
+    assert scheduler.outlook().held.tolist() == [5, 41, 41]
+
+
+def test_of_a_long_queue_what_is_cached_is_foreseen_by_its_first_requests():
+    scheduler = Scheduler(BlockManager(100, 4), max_sequences=1)
+    scheduler.add(Request(id="first", prompt=range(20), max_tokens=2, expected_tokens=2))
+    step(scheduler)
+    step(scheduler)
+    for number in range(64):
+        scheduler.add(Request(id=str(number), prompt=[*(range(20) if number % 2 else range(50, 70))], max_tokens=2))
+    for length in (20, 40):
+        scheduler.add(Request(id=f"behind {length}", prompt=range(200, 200 + length), max_tokens=2))
+    # Of 20 tokens 16 are cached, at every second one: 0.4 of all.
+    assert scheduler.outlook().todo.tolist() == [20, 4] * 32 + [12, 24]
+
+
 def test_with_one_seat_each_waits_for_all_before_it():
     scheduler = make(max_sequences=1)
     for name in "abc":

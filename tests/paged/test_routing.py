@@ -205,6 +205,25 @@ def test_a_depth_that_was_chosen_by_is_what_is_not_reserved():
     assert choice.depth == 99
 
 
+@pytest.mark.parametrize("goes_elsewhere", [True, False])
+def test_a_request_that_was_not_sent_where_it_was_routed_counts_as_computed_where_it_went_alone(goes_elsewhere):
+    router = router_of("a", "b", spared=0.0, bound_s=9.0)
+    for name in "ab":
+        router.report(name, ReplicaLoad(token_s=0.001, cache_tokens=1600), 0.0)
+    made = router.routed(prompt("1"), "a", 0.0)
+    if goes_elsewhere:
+        assert router.routed(prompt("1"), "b", 0.0).number == made.number
+    else:
+        assert router.withdraw("1", 0.0) == made.number
+    # What is computed at b evicts; what never came to a does not.
+    for name, wait in (("a", 0.1), ("b", 0.0)):
+        load = ReplicaLoad(token_s=0.001, begin_s=wait, cache_tokens=1600, received={"": made.number})
+        router.report(name, load, 0.0)
+    other = Prompt("2", prompt_keys(TOKENS[::-1], 16), 1600)
+    assert router.choose(other, 0.0).replicas[0] == ("a" if goes_elsewhere else "b")
+    assert router.withdraw("none", 0.0) is None
+
+
 def test_what_another_router_sent_counts_once_however_often_it_is_told():
     router, other = router_of("a"), router_of("a", name="other")
     made = other.routed(prompt("1"), "a", 0.0)

@@ -13,6 +13,8 @@ from itertools import count
 from types import SimpleNamespace
 
 import pytest
+from msgspec import convert
+from msgspec.structs import replace
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed: the extra `ray` brings it", allow_module_level=True)
@@ -23,6 +25,7 @@ with warnings.catch_warnings():
     import ray.serve
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from paged.engine.routing import ReplicaLoad
 from paged.errors import InvalidConfig, ServerFailed
 from paged.integrations.ray import asked, build, ingress as ingresses
 from paged.integrations.ray.application import INGRESS, REPLICA
@@ -190,20 +193,16 @@ def test_a_ray_that_does_not_begin_is_one_error_and_replicas_share_the_cores(mon
     assert os.environ["OMP_NUM_THREADS"] == "3"
 
 
-@pytest.mark.parametrize(("waiting", "begun", "found"), [(1, 0, (4.0, 0)), (0, 0, (0.0, 3)), (1, 1, (0.0, 3))])
-def test_a_replica_whose_engine_leaves_requests_waiting_beside_free_places_is_short_of_memory(waiting, begun, found):
-    as_it_is = {"max_sequences": 8, "policy": "fcfs", "block_size": 16, "max_model_len": 100}
-    ready = SimpleNamespace(**as_it_is, kv_endpoint=None, kv_replay_endpoint=None)
-    figures = SimpleNamespace(waiting=waiting, token_s=0.001)
-    engine = SimpleNamespace(state="ready", figures=figures, num_begun=begun, num_alive=5, ready=ready)
-    gate = SimpleNamespace(all=SimpleNamespace(num=1, has_room=lambda *_, **__: True), queued={})
-    front = SimpleNamespace(engine=engine, gate=gate, clock=lambda: 1.0, forecast=lambda _: [0.0, 4.0, 5.0])
-    load = Replica.record_routing_stats(SimpleNamespace(_front=front, _came={}))["load"]
-    assert (load["begin_s"], load["num_free"]) == found
-    # Of four that came, the router counts two itself.
-    lately = SimpleNamespace(_front=front, _came={"a": 0.2, "b": 0.7, "c": 0.8, "d": 1.0})
-    load = Replica.record_routing_stats(lately)["load"]
-    assert (load["begin_s"], load["num_free"]) == (found[0], found[1] + 2)
+def test_a_replica_reports_the_load_of_its_engine_as_it_has_become_since():
+    ready = {"policy": "paged-fair", "block_size": 16, "max_model_len": 100, "cache_tokens": 99}
+    ready = SimpleNamespace(**ready, kv_endpoint=None, kv_replay_endpoint=None)
+    counted = ReplicaLoad(begin_s=4.0, token_s=0.001, received={"r": 7})
+    engine = SimpleNamespace(state="ready", figures=SimpleNamespace(now=0.75, load=counted), ready=ready)
+    gate = SimpleNamespace(all=SimpleNamespace(has_room=lambda *_, **__: False), queued={"": 5})
+    front = SimpleNamespace(engine=engine, gate=gate, clock=lambda: 1.0)
+    load = convert(Replica.record_routing_stats(SimpleNamespace(_front=front))["load"], ReplicaLoad)
+    now = {"begin_s": 3.75, "queued": {"": 5}, "is_fair": True, "is_full": True, "cache_tokens": 99}
+    assert load == replace(counted, **now)
 
 
 def test_where_replicas_cannot_be_ranked_ray_gets_all_of_them():

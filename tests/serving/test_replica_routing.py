@@ -59,6 +59,24 @@ def test_what_a_router_is_told_of_a_prompt_is_not_sent_to_the_replica():
     assert found.prompt is None and found.call == asked().call
 
 
+def test_a_request_goes_out_with_its_number_by_which_the_report_that_counts_it_is_known():
+    routing, request = Routing(), asked(*range(2000))
+    assert routing.ranked("a", request, {"x": told()}) == ["x"]
+    found = pickle.loads(pickle.dumps(request))
+    assert found.routed == request.routed and found.routed[1] == 1
+    counted = ReplicaLoad(token_s=0.001, received=dict([found.routed]))
+    for at, load, first in ((2.0, None, "y"), (3.0, counted, "x")):
+        stats = {"x": told(at, load), "y": told(at, ReplicaLoad(token_s=0.001, begin_s=0.5))}
+        assert routing.ranked(f"of {first}", asked(9), stats)[0] == first
+
+
+def test_a_request_that_is_ranked_again_is_another_one_to_the_replica():
+    routing, request = Routing(), asked(1, 2)
+    for number in (1, 2):
+        routing.ranked("a", request, {"x": told()})
+        assert request.routed[1] == number
+
+
 def test_replicas_that_have_not_reported_are_asked_and_equal_ones_alike():
     routing = Routing()
     assert set(routing.ranked("a", asked(1, 2), {"x": {}, "y": {}})) == {"x", "y"}

@@ -41,7 +41,7 @@ class Prompt:
 @dataclass(slots=True)
 class Asked:
     """A call on its way to a replica. `waited` is how many seconds before it is sent it came; `prompt` is for the router, and is not sent: None where nothing
-    is to be computed."""
+    is to be computed. `routed` is the router's name, and its number of the call."""
 
     call: Call
     method: str
@@ -49,6 +49,7 @@ class Asked:
     headers: list[tuple[bytes, bytes]]
     waited: float
     prompt: Prompt | None = None
+    routed: tuple[str, int] | None = None
 
     def __reduce__(self) -> tuple[Callable[..., Asked], tuple[Any, ...]]:
-        return Asked, (self.call, self.method, self.query, self.headers, self.waited)
+        return Asked, (self.call, self.method, self.query, self.headers, self.waited, None, self.routed)

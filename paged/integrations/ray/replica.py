@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, MutableMapping
 from dataclasses import replace
 from importlib import import_module
-from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -19,21 +18,15 @@ from ray import serve
 
 from paged import POLICIES
 from paged.base.extras import leave_torch_out
-from paged.engine.routing import ReplicaLoad, RoutingRules
+from paged.engine.routing import ReplicaLoad
 from paged.errors import EngineAway
 from paged.integrations.ray.asked import BEGUN, ENDED, TAKEN, Asked
 from paged.integrations.ray.routing import Report
 from paged.integrations.ray.scaling import LOAD
 from paged.serving.front import Call
-from paged.serving.gate import begins
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import Settings
 from paged.serving.wire import Ready
-
-_AHEAD = 16
-"""Places of the queue over which its speed is measured."""
-_COUNTED_S = RoutingRules().settle_s
-"""So long the router that sent a request counts it itself."""
 
 
 class _Exchange:
@@ -116,8 +109,6 @@ class Replica:
         from paged.serving.front import Front
 
         self._front = Front(settings)
-        # By call that is being answered, when it came; the latest one last.
-        self._came: dict[_Exchange, float] = {}
         self._paths = paths_of(self._front)
         await self._front.start()
         await self._front.engine.wait_until_ready()
@@ -125,19 +116,15 @@ class Replica:
     async def answer(self, asked: Asked) -> AsyncIterator[list[dict[str, Any]]]:
         """The answer to a call, as ASGI messages: all that there are at the moment, at a time."""
         exchange, now = _Exchange(asked.call.body), self._front.clock()
-        self._came[exchange] = now
-        call = replace(asked.call, arrived=now - asked.waited, on_begun=exchange.begin)
+        call = replace(asked.call, arrived=now - asked.waited, on_begun=exchange.begin, routed=asked.routed)
         task = asyncio.create_task(self._paths(_scope(asked, call), exchange.receive, exchange.send))
         task.add_done_callback(exchange.end)
         try:
-            # By then a short request waits, and counts in the report.
-            await asyncio.sleep(0)
             yield [{"type": TAKEN, "replica": self._name, "report": self.record_routing_stats()}]
             while messages := await exchange.take():
                 yield messages
             yield [{"type": ENDED, "report": self.record_routing_stats()}]
         finally:
-            del self._came[exchange]
             # The client may have gone, or read to the end.
             exchange.has_gone.set()
             await asyncio.wait([task])
@@ -158,21 +145,12 @@ class Replica:
         front, ready = self._front, self._front.engine.ready
         now, report = front.clock(), Report(at=front.clock())
         if front.engine.state == "ready" and ready is not None:
-            figures, gate, forecast = front.engine.figures, front.gate, front.forecast(now)
-            num_waiting = gate.all.num
-            num_running = front.engine.num_alive - num_waiting
-            # Requests that the engine leaves waiting beside free places: memory is short, and the forecast says until when.
-            is_short = figures is not None and min(num_waiting, figures.waiting - front.engine.num_begun) > 0
-            num_free = 0 if is_short else max(0, ready.max_sequences - front.engine.num_alive)
-            num_new = sum(1 for _ in takewhile(lambda came: came > now - _COUNTED_S, reversed(self._came.values())))
-            load = ReplicaLoad(
-                # The engine's forecast is some steps old; that places are free is known now.
-                begin_s=0.0 if num_free else begins(num_waiting, forecast),
-                token_s=0.0 if figures is None else figures.token_s,
-                num_running=num_running,
-                # Routers take a place for each that they sent lately: those have theirs.
-                num_free=num_free + num_new,
-                turn_s=begins(num_waiting + _AHEAD, forecast) / _AHEAD - begins(num_waiting, forecast) / _AHEAD,
+            figures, gate = front.engine.figures, front.gate
+            # Until the first step nothing is known of its speed.
+            load, age = (ReplicaLoad(), 0.0) if figures is None else (figures.load, now - figures.now)
+            load = msgspec.structs.replace(
+                load,
+                begin_s=max(0.0, load.begin_s - age),
                 queued=gate.queued,
                 is_fair=ready.policy in POLICIES and POLICIES[ready.policy].order == "fair",
                 is_full=not gate.all.has_room(1, 1, is_kept=False),

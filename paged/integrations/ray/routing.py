@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Thread
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import zmq
@@ -92,11 +93,14 @@ class Routing:
         router, now = self._router, self._clock()
         if router is None:
             return random.sample(list(stats), len(stats))
-        router.completed(request_id, now)
+        # It may be ranked again, where no replica took it.
+        router.withdraw(request_id, now)
         prompt = _prompt(request_id, asked, router.block_size)
         choice = router.choose(prompt, now, list(stats))
         # At once: others that come before Ray has sent it are to count it.
-        router.routed(prompt, choice.replicas[0], now, choice.depth)
+        made = router.routed(prompt, choice.replicas[0], now, choice.depth)
+        if isinstance(asked, Asked):
+            asked.routed = made.router, made.number
         return choice.replicas
 
     def routed(self, request_id: str, asked: Any, replica: str) -> None:
@@ -128,7 +132,7 @@ class Routing:
     def _report(self, name: str, report: Report) -> None:
         now = self._clock()
         if self._router is None and report.load is not None:
-            self._router = Router(report.block_size, self._rules, draw=random.random)
+            self._router = Router(report.block_size, self._rules, name=uuid4().hex, draw=random.random)
         router, reader = self._router, self._readers.get(name)
         if router is None:
             return

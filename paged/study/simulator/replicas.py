@@ -143,10 +143,7 @@ class Replicas:
             if not rank.scheduler.has_unfinished:
                 rank.now_s = max(rank.now_s, arrival)
             self.ongoing[chosen] += 1
-            if rank.add(number, arrival):
-                if self._wires:
-                    self._wires[chosen].added(number)
-            else:
+            if not rank.add(number, arrival):
                 self._end(number, arrival)
             self._prompts.pop(number, None)
 
@@ -218,17 +215,9 @@ class _Wire:
     def __init__(self, fleet: Replicas, place: int) -> None:
         self._fleet, self._rank, self._name = fleet, fleet.ranks[place], str(place)
         self._pace = Pace()
-        self._found: dict[str, int] = {}
         self._reported_s = -np.inf
         self.received: dict[str, int] = {}
         self._rank.scheduler.manager.take_events(restart_points=fleet.has_restart_points)
-
-    def added(self, number: int) -> None:
-        """Note what is cached of a request that came."""
-        prompt = self._fleet.prompt_of(number)
-        tenant = (prompt.tenant, None, None) if prompt.tenant else None
-        manager = self._rank.scheduler.manager
-        self._found[str(number)] = manager.lookup(self._fleet.trace.prompt(number), tenant).num_tokens
 
     def stepped(self, step: Step) -> None:
         """Tell what a step changed."""
@@ -243,12 +232,5 @@ class _Wire:
         is_idle = not self._rank.scheduler.has_unfinished
         if is_idle or step.now_s - self._reported_s >= fleet.routing.report_s:
             self._reported_s = step.now_s
-            waiting = self._rank.scheduler.waiting_ids()
-            self._found = {id: self._found.get(id, 0) for id in waiting}
-            load = load_of(
-                self._rank.scheduler.outlook(),
-                self._pace,
-                found=list(self._found.values()),
-                received=dict(self.received),
-            )
+            load = load_of(self._rank.scheduler.outlook(), self._pace, received=dict(self.received))
             fleet.report(lambda to, now: to.router.report(name, load, now), step.now_s)

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from paged.engine.replica_index import Keys, ReplicaIndex
+from paged.engine.replica_load import REPORT_S
 from paged.engine.routing import Prompt, Reservation, Router, RoutingRules
 from paged.errors import InvalidConfig
 
@@ -32,7 +33,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     router: str = "exact"
     ingresses: int = 1
     delay_s: float = 0.02
-    report_s: float = 0.1
+    report_s: float = REPORT_S
     tells: bool = True
     rules: RoutingRules = RoutingRules()
 

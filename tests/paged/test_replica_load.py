@@ -1,0 +1,57 @@
+"""A replica's report: what its scheduler foresees, in the seconds that its steps take."""
+
+from paged import BlockManager, Request, Scheduler
+from paged.engine.pace import Pace
+from paged.engine.replica_load import load_of
+
+
+def pace():
+    """Steps of 0.1 s, and 0.01 s for each token."""
+    found = Pace()
+    for at, tokens in enumerate((10, 20, 10, 20)):
+        found.rest()
+        found.note(tokens, float(at), at + 0.1 + 0.01 * tokens)
+    return found
+
+
+def scheduler_of(num_blocks=100, **limits):
+    return Scheduler(BlockManager(num_blocks, 4), max_tokens_per_step=50, **limits)
+
+
+def step(scheduler):
+    batch = scheduler.schedule()
+    scheduler.update(batch, [7] * int(batch.samples.sum()))
+
+
+def load(scheduler, **told):
+    return load_of(scheduler.outlook(), pace(), **told)
+
+
+def test_an_idle_replica_begins_at_once():
+    found = load(scheduler_of(max_sequences=3), received={"r": 4})
+    assert (found.begin_s, found.num_running) == (0.0, 0)
+    # In a full step.
+    assert abs(found.token_s - (0.1 + 50 * 0.01) / 50) < 1e-9
+    assert (found.received, found.cache_tokens) == ({"r": 4}, 400)
+
+
+def test_a_prompt_that_waits_counts_without_what_is_cached_of_it():
+    begins = []
+    for prompt in (range(1000, 1040), range(40)):
+        scheduler = scheduler_of(max_sequences=1)
+        scheduler.add(Request(id="before", prompt=range(40), max_tokens=1))
+        step(scheduler)
+        scheduler.add(Request(id="runs", prompt=range(100, 104), max_tokens=5, expected_tokens=5))
+        step(scheduler)
+        scheduler.add(Request(id="waits", prompt=prompt, max_tokens=1, expected_tokens=1))
+        begins.append(load(scheduler).begin_s)
+    # Nine blocks of it are: the last one is computed again.
+    assert abs(begins[0] - begins[1] - 36 * 0.01) < 1e-9
+
+
+def test_where_places_or_memory_are_short_a_request_begins_later():
+    for places, num_blocks in ((1, 100), (8, 12)):
+        scheduler = scheduler_of(num_blocks=num_blocks, max_sequences=places)
+        scheduler.add(Request(id="a", prompt=range(40), max_tokens=4, expected_tokens=4))
+        step(scheduler)
+        assert load(scheduler).begin_s > 0
