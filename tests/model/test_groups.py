@@ -162,7 +162,7 @@ CHOSEN = ARCHITECTURES if ALL else IN_CI
 CASES = [
     *((each, backend) for each in CHOSEN for backend in ("torch_gather", "native")),
     # No backend attends.
-    ("bloom", "torch_gather"),
+    ("diffllama", "torch_gather"),
     # Their states are read and written by one code.
     *((each, "torch_gather") for each in (WITH_STATES if ALL else STATES_IN_CI)),
 ]
