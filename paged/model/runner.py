@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -326,8 +327,8 @@ def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
     for each in (each for each in model.layers if not each.by_itself):
         own, (heads, key_size, value_size) = pool.layer(each.layer), each.attended
         is_even = own.keys.part == own.values.part and own.keys.is_even(pool.block_size)
-        # Those attend in memory of the pass.
-        is_gathered, groups = each.expands or each.choosers, max(1, each.choosers)
+        # Those attend in memory of the pass; what tokens have chosen has blocks of one token there, or of as many as a piece.
+        is_gathered, groups = each.expands or each.choosers > 0, max(1, each.choosers)
         shape = LayerShape(
             num_heads=each.num_heads // groups,
             num_kv_heads=max(1, heads // groups),
@@ -339,10 +340,12 @@ def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
             has_sinks=model.has_sinks,
             has_chunks=has_chunks,
             value_dim=value_size,
-            is_even=bool(is_gathered) or is_even,
+            is_even=is_gathered or is_even,
             kv_dtype=AUTO if is_gathered else own.keys.kv_dtype,
         )
         found[shape] = None
+        if each.choosers:
+            found[replace(shape, block_size=1)] = None
     return list(found)
 
 
