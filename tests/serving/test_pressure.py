@@ -163,7 +163,7 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
     asked = requests(min(NUM, 300), seed=1)
     with served(
         # The longest request alone takes 11 of the blocks; 24 would take 150.
-        blocks=40,
+        blocks=18,
         host_blocks=16,
         host_caching=True,
         max_sequences=24,
@@ -199,7 +199,7 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
         page = metrics()
 
     assert figure(page, "paged:blocks", state="used") == 0
-    assert figure(page, "paged:blocks", state="free") + figure(page, "paged:blocks", state="cached") == 40
+    assert figure(page, "paged:blocks", state="free") + figure(page, "paged:blocks", state="cached") == 18
     for state in ("running", "waiting", "paused", "swapped", "loading"):
         assert figure(page, "paged:requests", state=state) == 0
     # What clients saw, and one more; who left may have been answered to the end without seeing it.
