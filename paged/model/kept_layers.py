@@ -21,7 +21,7 @@ _SIZE = 2
 """Bytes of an element of K and V, and of a convolution's tail: bf16."""
 _STATE_SIZES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2}
 _NEEDED_BY = "model.kept_layers"
-_KEPT_BY = {
+KEPT_BY = {
     "full_attention": ("full",),
     "indexed_attention": ("full",),
     "minimax_m3_sparse": ("full",),
@@ -116,11 +116,11 @@ def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
     # Some choose what the layer before them chose.
     indexers = getattr(config, "indexer_types", None) or ["full"] * len(types)
     for layer_type, more, of_layer, indexer in zip(types, options, config.per_layer_config, indexers, strict=True):
-        if layer_type not in _KEPT_BY:
+        if layer_type not in KEPT_BY:
             raise InvalidConfig(
-                f"layer_types: what {layer_type} keeps is not known; known are {', '.join(sorted(_KEPT_BY))}"
+                f"layer_types: what {layer_type} keeps is not known; known are {', '.join(sorted(KEPT_BY))}"
             )
-        for name in _KEPT_BY[layer_type]:
+        for name in KEPT_BY[layer_type]:
             if name == "state":
                 if kind.parts is None:
                     raise InvalidConfig(f"layer_types: {config.model_type} is known without layers that keep a state")

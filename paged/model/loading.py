@@ -22,6 +22,7 @@ from paged.errors import BrokenCheckpoint, ModelError, UnknownLayers, Unsupporte
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import check_folder, named_or_shipped
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
+from paged.model.kept_layers import KEPT_BY
 from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
 from paged.model.one_sequence import attend_by_itself, follow_indexers
@@ -271,6 +272,11 @@ def _check_architecture(config: Any, folder: Path) -> None:
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{folder}: {config.model_type} is no decoder that writes text.")
+    types = getattr(config.get_text_config(), "layer_types", None) or ()
+    if unknown := sorted({each for each in types if each not in KEPT_BY and each not in ("mlp", "moe")}):
+        raise UnsupportedModel(
+            f"{folder}: what layers of {' and '.join(unknown)} keep of a sequence is not known here."
+        )
 
 
 def attention_of(config: Any) -> str:
