@@ -189,12 +189,17 @@ def _both(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
+def names_in(module: nn.Module) -> tuple[str, ...]:
+    """The names that the code of a module's forward uses."""
+    code: Any = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return () if code is None else code.co_names
+
+
 def follow_layers(module: nn.Module) -> None:
     """Make attention modules that serve several layers, and get its number with each call, or what to add to their own, give it by `layer_idx` as all
     others do."""
     for each in module.modules():
-        forward: Any = getattr(inspect.unwrap(type(each).forward), "__code__", None)
-        if forward is None or "ALL_ATTENTION_FUNCTIONS" not in forward.co_names:
+        if "ALL_ATTENTION_FUNCTIONS" not in names_in(each):
             continue
         signature = inspect.signature(each.forward)
         if "layer_idx" in signature.parameters:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paged.model.hook import BY_ITSELF, ForwardPass, Mask, now_under_way
+from paged.model.hook import BY_ITSELF, ForwardPass, Mask, names_in, now_under_way
 
 # How modules name what they get of a cache.
 _CACHES = ("past_key_values", "layer_past")
@@ -26,24 +26,19 @@ _CACHES = ("past_key_values", "layer_past")
 def follow_indexers(module: nn.Module) -> None:
     """Make indexers find index keys in the forward pass under way."""
     for each in module.modules():
-        if not {"update_indexer", "update_index"}.isdisjoint(_names_in(each)):
+        if not {"update_indexer", "update_index"}.isdisjoint(names_in(each)):
             each.forward = partial(_chosen, each.forward, inspect.signature(each.forward))
 
 
 def attend_by_itself(module: nn.Module) -> None:
     """Make attention modules that use transformers' cache attend by themselves, to K and V that the forward pass under way keeps."""
     for each in module.modules():
-        if "update" not in _names_in(each):
+        if "update" not in names_in(each):
             continue
         signature = inspect.signature(each.forward)
         if "hidden_states" in signature.parameters and not signature.parameters.keys().isdisjoint(_CACHES):
             setattr(each, BY_ITSELF, True)
             each.forward = partial(_attended, each, each.forward, signature)
-
-
-def _names_in(module: nn.Module) -> tuple[str, ...]:
-    code: Any = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return () if code is None else code.co_names
 
 
 class _Cache:
@@ -76,14 +71,6 @@ class _Cache:
     def get_seq_length(self, layer: int = 0) -> int:
         """Tokens of the sequence, those of the share included."""
         return self._length
-
-    def get_mask_sizes(self, num_tokens: int, layer: int) -> tuple[int, int]:
-        """How many tokens there are with the share, and the first of them that the cache has."""
-        return self._length, 0
-
-    def get_query_offset(self, layer: int) -> int:
-        """The position of the share's first token."""
-        return int(self._forward_pass.positions[self._first])
 
 
 def _shares(given: dict[str, Any]) -> Iterator[tuple[slice, Tensor, dict[str, Any]]]:

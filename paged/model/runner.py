@@ -324,7 +324,9 @@ def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
     """The shapes that attention has to do; none where nothing attends."""
     has_chunks = any(each.kind == "chunk" for each in model.layers)
     found: dict[LayerShape, None] = {}
-    for each in (each for each in model.layers if not each.by_itself):
+    for each in model.layers:
+        if each.by_itself:
+            continue
         own, (heads, key_size, value_size) = pool.layer(each.layer), each.attended
         is_even = own.keys.part == own.values.part and own.keys.is_even(pool.block_size)
         # Those attend in memory of the pass; what tokens have chosen has blocks of one token there, or of as many as a piece.
