@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -107,6 +107,16 @@ class AttentionBackend(Protocol):
         queries [T + num_padded, num_heads, size of K] → [T + num_padded, num_heads, size of V], in the same dtype; places behind T
         hold something finite.
         """
+        ...
+
+
+@runtime_checkable
+class RenewsPlans(AttentionBackend, Protocol):
+    """A backend whose kernels can be captured in a graph: they find all that differs from decode to decode in a plan's tensors."""
+
+    def renew(self, plan: Any, step: StepTokens, pool: LayeredPool) -> None:
+        """Put another step into the tensors of a plan. Both steps have one token a sequence, as many sequences, and a longest one whose number of
+        blocks, rounded up to a power of two, is the same."""
         ...
 
 

@@ -22,7 +22,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged.base.growing import rounded_up
 from paged.errors import UnsupportedByBackend
 
 from .backend import LayerOptions, LayerShape
@@ -75,10 +76,14 @@ class Rows:
 
 @dataclass(slots=True)
 class Plan:
-    """The rows of one step, by their length, and xformers' mask of each for every window that was asked for, and every way a layer lies."""
+    """The rows of one step, by their length, and xformers' mask of each for every window that was asked for, and every way a layer lies.
+
+    num_columns  of a table, rounded up: as many as the longest sequence has blocks
+    """
 
     step: StepTokens
     rows: list[Rows]
+    num_columns: int
     masks: dict[Any, list[Any]] = field(default_factory=dict)
 
 
@@ -147,7 +152,19 @@ class Backend:
                 _cut(step, (lengths == length).nonzero()[0], length, pool.device)
                 for length in np.unique(lengths).tolist()
             ],
+            rounded_up(-(-int(step.seq_lens.max(initial=1)) // step.block_size)),
         )
+
+    def renew(self, plan: Plan, step: StepTokens, pool: LayeredPool) -> None:
+        """See RenewsPlans."""
+        plan.step = step
+        [rows] = plan.rows
+        plan.rows = [replace(rows, first_positions=step.positions, num_seen=step.seq_lens)]
+        for (window, part, token_steps), [mask] in plan.masks.items():
+            lengths, tables = _tables(plan.rows[0], plan, part, pool.scratch_block, window)
+            tables *= token_steps.page // step.block_size
+            mask.k_seqinfo.seqlen.copy_(torch.from_numpy(lengths))
+            mask.block_tables.copy_(torch.from_numpy(tables))
 
     def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
         """See AttentionBackend. Raises UnsupportedByBackend for a soft cap, sinks or chunks, which `check` did not see."""
@@ -162,7 +179,7 @@ class Backend:
             raise _unsupported("quantised K and V", _OTHERS)
         key = (options.window, own.keys.part, own.keys.token_steps)
         if key not in plan.masks:
-            plan.masks[key] = [self._mask_of(rows, plan.step, pool, own.keys, options.window) for rows in plan.rows]
+            plan.masks[key] = [self._mask_of(rows, plan, pool, own.keys, options.window) for rows in plan.rows]
         num_heads, head_dim = queries.shape[1:]
         num_kv_heads = own.keys.heads
         group = num_heads // num_kv_heads
@@ -187,15 +204,16 @@ class Backend:
                 out[rows.tokens] = result.reshape(-1, num_heads, head_dim)[rows.places]
         return out
 
-    def _mask_of(self, rows: Rows, step: StepTokens, pool: LayeredPool, entries: Entries, window: int | None) -> Any:
+    def _mask_of(self, rows: Rows, plan: Plan, pool: LayeredPool, entries: Entries, window: int | None) -> Any:
         """xformers' mask of these rows: their lengths, and the tables from the first block in the window on, in blocks of one layer's K."""
-        lengths, tables = _tables(rows, step, entries.part, pool.scratch_block, window)
-        tables *= entries.token_steps.page // step.block_size
+        lengths, tables = _tables(rows, plan, entries.part, pool.scratch_block, window)
+        block_size = plan.step.block_size
+        tables *= entries.token_steps.page // block_size
         mask = (self._mask if window is None else self._windowed_mask).from_seqlens(
             [rows.length] * rows.num_rows,
             lengths.tolist(),
             torch.from_numpy(tables).to(pool.device),
-            step.block_size,
+            block_size,
             device=pool.device,
         )
         if window is not None:
@@ -241,7 +259,7 @@ def _cut(step: StepTokens, chosen: Ints, length: int, device: torch.device) -> R
     tokens = (step.query_start_loc[sequences + 1] - num_behind)[:, None] + np.arange(-length, 0)
     is_token = tokens >= step.query_start_loc[sequences][:, None]
     num_seen = step.seq_lens[sequences] - num_behind
-    num_rows = _rounded_up(len(sequences))
+    num_rows = rounded_up(len(sequences))
     queries = np.zeros((num_rows, length), np.int64)
     queries[: len(sequences)] = np.where(is_token, tokens, 0)
     return Rows(
@@ -257,21 +275,24 @@ def _cut(step: StepTokens, chosen: Ints, length: int, device: torch.device) -> R
 
 
 def _tables(
-    rows: Rows, step: StepTokens, part: int, scratch_block: int, window: int | None
+    rows: Rows, plan: Plan, part: int, scratch_block: int, window: int | None
 ) -> tuple[Ints, NDArray[np.int32]]:
     """How many tokens each row reads, int64 [num_rows], and from which blocks, int32 [num_rows, width].
 
     A row begins with the first block that its first token sees.
     """
+    step, width = plan.step, plan.num_columns
     n, size = len(rows.sequences), step.block_size
     first_seen = np.zeros_like(rows.num_seen)
     if window is not None:
         first_seen = np.maximum(rows.first_positions - window + 1, 0)
+        # The tokens that a row reads may begin in the middle of a block.
+        width = min(width, rounded_up(-(-(window + rows.length - 1) // size) + 1))
     first_columns = first_seen // size
     lengths = np.zeros(rows.num_rows, np.int64)
     lengths[:n] = rows.num_seen - first_columns * size
     num_columns = -(-lengths[:n, None] // size)
-    rising = np.arange(_rounded_up(int(num_columns.max(initial=1))))
+    rising = np.arange(width)
     is_read = rising < num_columns
     columns = np.where(is_read, first_columns[:, None] + rising, 0)
     tables = np.full((rows.num_rows, len(rising)), scratch_block, np.int32)
@@ -289,22 +310,24 @@ def _masks(fmha: Any) -> tuple[Any, Any]:
 def _operator(fmha: Any, block_size: int, windowed_mask: Any) -> Any:
     """The operator for these blocks: it reads so many keys at once, which must not be more than a block."""
     base = fmha.triton_splitk.FwOp
+
+    def not_supported_reasons(cls: Any, inputs: Any) -> list[str]:
+        # Triton compiles the kernel here: it does not need xformers' libraries in C++, which load with one version of CUDA alone.
+        reasons: list[str] = base.not_supported_reasons.__func__(cls, inputs)
+        return [each for each in reasons if "build with CUDA" not in each]
+
     return type(
         f"FwOpBlocksOf{block_size}",
         (base,),
         {
             "NAME": f"{base.NAME}_blocks_of_{block_size}",
             "BLOCK_N": block_size,
+            "not_supported_reasons": classmethod(not_supported_reasons),
             # A CPU is one only in the interpreter; `check` lets no other pass.
             "SUPPORTED_DEVICES": {"cuda", "cpu"},
             "SUPPORTED_ATTN_BIAS_TYPES": (*base.SUPPORTED_ATTN_BIAS_TYPES, windowed_mask),
         },
     )
-
-
-def _rounded_up(count: int) -> int:
-    """The least power of two that is not below it."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def _refuse(*wishes: tuple[bool, str]) -> None:

@@ -35,6 +35,11 @@ rising: Callable[[int], NDArray[np.int64]] = GrowingView(np.arange).first
 """int64 [count] of 0, 1, 2 and so on, a read-only view that the whole process shares."""
 
 
+def rounded_up(count: int) -> int:
+    """The least power of two that is not below `count`."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
 def rising_from(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64 [counts.sum()], packed: firsts[i], firsts[i] + 1 and so on, counts[i] of them."""
     before = counts.cumsum()

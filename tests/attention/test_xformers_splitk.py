@@ -21,7 +21,7 @@ import torch
 from numpy.lib import NumpyVersion
 
 from paged.attention import LayerShape, best_backend, get_backend
-from paged.attention.xformers_splitk import Backend
+from paged.attention.xformers_splitk import Backend, _operator
 from paged.errors import UnsupportedByBackend
 
 GPU = torch.device("cuda")
@@ -91,6 +91,18 @@ def refuse_invariance(is_invariant):
 def test_where_it_is_not_installed_another_one_is_chosen(monkeypatch):
     monkeypatch.setitem(sys.modules, "xformers.ops.fmha", None)
     assert best_backend([shape_with()]).name == "torch_gather"
+
+
+def test_an_xformers_built_for_another_cuda_is_no_hindrance_and_other_reasons_are():
+    class Theirs:
+        NAME, SUPPORTED_ATTN_BIAS_TYPES = "triton_splitK", ()
+
+        @classmethod
+        def not_supported_reasons(cls, inputs):
+            return ["xFormers wasn't build with CUDA support", f"{cls.NAME} cannot {inputs}"]
+
+    ours = _operator(SimpleNamespace(triton_splitk=SimpleNamespace(FwOp=Theirs)), 16, object)
+    assert ours.not_supported_reasons("swim") == ["triton_splitK_blocks_of_16 cannot swim"]
 
 
 def test_a_gpu_older_than_ampere_is_refused(monkeypatch):
