@@ -9,6 +9,9 @@ Page `num_pages`, one beyond those that anybody is given, is scratch: it stays z
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,14 +62,12 @@ class Pages:
         self._device_words.index_fill_(0, pages.to(self.device), 255 if self._device_words.dtype == torch.uint8 else -1)
 
     def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy device pages to host pages, both int64 [n]: one gather into a staging buffer, one copy."""
-        staged = self._device_words.index_select(0, sources.to(self.device))
-        self._host_words.index_copy_(0, destinations, staged.to("cpu"))
+        """Copy device pages to host pages, both int64 [n]. A GPU does it behind what it was given before, and nothing waits for it."""
+        _copy(self._device_words, self._host_words, sources, destinations)
 
     def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy host pages to device pages, both int64 [n]."""
-        staged = self._host_words.index_select(0, sources).to(self.device)
-        self._device_words.index_copy_(0, destinations.to(self.device), staged)
+        """Copy host pages to device pages, both int64 [n], as `device_to_host`."""
+        _copy(self._host_words, self._device_words, sources, destinations)
 
     def device_to_device(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy device pages to other device pages, both int64 [n]."""
@@ -81,3 +82,22 @@ class Pages:
         """Put `data`, uint8 [n, page_bytes] and contiguous, into device pages, int64 [n]."""
         words = data.view(self._device_words.dtype).to(self.device)
         self._device_words.index_copy_(0, pages.to(self.device), words)
+
+
+def _copy(source: Tensor, target: Tensor, sources: Tensor, destinations: Tensor) -> None:
+    """Rows `sources` of `source` become rows `destinations` of `target`."""
+    copy_rows = _kernel() if source.is_cuda or target.is_cuda else None
+    if copy_rows is not None:
+        copy_rows(source, target, sources, destinations)
+    else:
+        staged = source.index_select(0, sources.to(source.device)).to(target.device)
+        target.index_copy_(0, destinations.to(target.device), staged)
+
+
+@cache
+def _kernel() -> Any:
+    """The copy as one kernel; None without Triton."""
+    try:
+        return import_module("paged.attention.copy_kernel").copy_rows
+    except ImportError:
+        return None

@@ -22,6 +22,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from paged.attention import LayerOptions, StepTokens, get_backend
+from paged.attention.copy_kernel import copy_rows
 from paged.errors import UnsupportedByBackend
 
 # The interpreter is numpy: it takes numbers out of arrays of one, and -inf from -inf before it selects.
@@ -34,6 +35,7 @@ pytestmark = [
 REFERENCE = get_backend("reference")
 XFORMERS = get_backend("xformers_splitk")
 PLAIN = LayerOptions(0.25)
+LAYER = 1
 # Absolute and relative, for values of size 1, whose spacing is 2**-10: weights are rounded to float16, and so are results.
 TOLERANCE = 2 * 2**-10
 
@@ -115,6 +117,32 @@ def test_blocks_in_front_of_the_window_may_be_somebody_elses(build, done, count)
 def test_any_step_gives_what_the_reference_gives(build, turns, block_size, group, window, seed):
     scene = build(*turns, block_size=block_size, group=group, num_kv_heads=1, seed=seed)
     assert_as_reference(scene, LayerOptions(0.25, window))
+
+
+def test_a_plan_takes_another_decode_into_its_tensors(build):
+    scene = build((100, 1), (90, 1), (70, 1), (127, 1), num_kv_heads=1)
+    first, second = scene.step.part(0, 2), scene.step.part(2, 4)
+    scene.pool.write_kv(LAYER, scene.step.slot_tensor(scene.pool.device), scene.keys, scene.values)
+    options = [LayerOptions(0.25, window) for window in (None, 20)]
+    plan = XFORMERS.prepare(first, scene.pool)
+    for each in options:
+        XFORMERS.attend(scene.queries[:2], scene.pool, LAYER, plan, each)
+    there = [mask.block_tables.data_ptr() for masks in plan.masks.values() for mask in masks]
+    XFORMERS.renew(plan, second, scene.pool)
+    for each in options:
+        found = XFORMERS.attend(scene.queries[2:], scene.pool, LAYER, plan, each)
+        wanted = scene.attend(REFERENCE, each)[0][2:]
+        torch.testing.assert_close(found.float(), wanted.float(), rtol=TOLERANCE, atol=TOLERANCE)
+    assert there == [mask.block_tables.data_ptr() for masks in plan.masks.values() for mask in masks]
+
+
+def test_the_kernel_that_copies_pages_copies_these_and_no_others():
+    source, target = torch.arange(7 * 5000).view(7, 5000), torch.zeros(9, 5000, dtype=torch.int64)
+    wanted = target.clone()
+    sources, destinations = torch.tensor([6, 0, 3]), torch.tensor([1, 8, 4])
+    wanted[destinations] = source[sources]
+    copy_rows(source, target, sources, destinations)
+    assert target.equal(wanted)
 
 
 def test_a_step_of_padding_alone_gives_zeros(build):
