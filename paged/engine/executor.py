@@ -4,13 +4,14 @@
     thread  1 runs   |       2 runs                  |          3 runs                 |
 
 A step begins when those before it have run, so its copies come behind what they write. What steps sample stays where they run, and
-feeds the next one.
+feeds the next one. A result is given out when the step behind it computes, since its Python and the caller's take turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Event
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -55,6 +56,7 @@ class Launched:
     num_threads   as many threads as the caller has
     has_begun     its tables were taken in and its copies made, or some of them
     lost_content  the copies failed: what the pool holds is not known
+    computes      set once a processor or a GPU has all that it needs, or nothing more comes
     """
 
     def __init__(self, step: StepInput, asked: Asked, *, samples: bool) -> None:
@@ -63,6 +65,8 @@ class Launched:
         self.has_begun = self.lost_content = False
         self.ran: Ran | None = None
         self.future: Future[None] | None = None
+        self.computes = Event()
+        self.next: Launched | None = None
 
     def run(self, worker: Worker, drafter: Drafter | None, clock: Callable[[], float]) -> None:
         """Begin the step and run it."""
@@ -81,7 +85,14 @@ class Launched:
             ready = drafter.filled(ready, asked)
         of_prompts = prompt_places(asked, self.step.num_tokens, ready.tokens.positions)
         of_states = state_places(asked, self.step.num_tokens)
+        device = worker.runner.model.device
+        if device.type == "cpu":
+            self.computes.set()
         logits, read = _computed(worker, ready, asked, of_prompts, of_states)
+        if device.type == "cuda":
+            # They were only launched. What comes next needs them, and times are learnt from.
+            self.computes.set()
+            torch.cuda.current_stream(device).synchronize()
         computed = sampled = clock()
         tokens = None
         if self.samples:
@@ -139,11 +150,15 @@ class LocalExecutor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paged-model") if threaded else None
         # Set where steps run: behind one that failed none begins.
         self._has_failed = False
+        self._latest: Launched | None = None
 
     def launch(self, step: StepInput, asked: Asked, *, samples: bool) -> Launched:
         """As Executor."""
         launched = Launched(step, asked, samples=samples)
         if self._thread is not None:
+            if self._latest is not None:
+                self._latest.next = launched
+            self._latest = launched
             launched.future = self._thread.submit(self._run_behind, launched)
         return launched
 
@@ -151,6 +166,8 @@ class LocalExecutor:
         """As Executor."""
         if launched.future is not None:
             launched.future.result()
+            if launched.next is not None:
+                launched.next.computes.wait()
         elif launched.ran is None:
             self._run(launched)
         assert launched.ran is not None, "those before it were read, and had not failed"
@@ -167,6 +184,7 @@ class LocalExecutor:
         """As Executor."""
         if launched.future is not None and not launched.future.cancel():
             launched.future.exception()
+        launched.computes.set()
         self._has_failed = False
         return launched.has_begun
 
@@ -180,15 +198,17 @@ class LocalExecutor:
 
     def _run_behind(self, launched: Launched) -> None:
         """On the model's thread."""
-        if self._has_failed:
-            return
-        if torch.get_num_threads() != launched.num_threads:
-            torch.set_num_threads(launched.num_threads)
         try:
+            if self._has_failed:
+                return
+            if torch.get_num_threads() != launched.num_threads:
+                torch.set_num_threads(launched.num_threads)
             self._run(launched)
         except BaseException:
             self._has_failed = True
             raise
+        finally:
+            launched.computes.set()
 
 
 def _computed(

@@ -50,6 +50,35 @@ def test_a_step_ends_while_the_next_one_runs():
     engine.close()
 
 
+def test_a_result_is_given_out_when_the_step_behind_it_computes():
+    """The Python that prepares a step, and that which ends the one before it, take turns: a GPU waits for the first alone."""
+    engine, trace, is_told = engine_with_requests(), [], threading.Event()
+    begin, logits, result = engine.worker.begin, engine.worker.logits, engine._steps._executor.result
+
+    def begins(step):
+        # Time for a result that comes too early.
+        is_told.wait(0.05)
+        begin(step)
+
+    def computes(step):
+        trace.append(("computes", step.input.number))
+        return logits(step)
+
+    def told(launched):
+        found = result(launched)
+        trace.append(("told", launched.step.number))
+        is_told.set()
+        return found
+
+    engine.worker.begin, engine.worker.logits, engine._steps._executor.result = begins, computes, told
+    tokens_of(engine)
+    engine.close()
+    last = engine.stats().steps
+    assert last > 3
+    for number in range(1, last):
+        assert trace.index(("computes", number + 1)) < trace.index(("told", number))
+
+
 def test_without_a_step_ahead_there_is_no_thread():
     before = threads_of_models()
     tokens_of(engine_with_requests(steps_ahead=0))
@@ -206,7 +235,8 @@ def test_copies_that_fail_while_a_step_is_taken_back_end_what_rests_on_them():
     is_awaited, is_taken_back = threading.Event(), threading.Event()
 
     def read(launched):
-        if launched.step.number == 2:
+        # It is given out when step 2 computes.
+        if launched.step.number == 1:
             is_awaited.set()
             # The interrupt comes here, and the copies fail after it. One long wait would not end if it came just before.
             for _ in range(100 * SOON_S):
