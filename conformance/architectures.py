@@ -44,10 +44,11 @@ _KINDS = {
 }
 
 
-def tried(name: str) -> Verdict:
+def tried(name: str, device: str = "cpu") -> Verdict:
     """The verdict of a family, from a process of its own; one that ends in another way is wrong."""
-    command = [sys.executable, "-m", "conformance.one_architecture", name]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "conformance.one_architecture", name, device]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if ended.returncode == 0:
         return msgspec.json.decode(ended.stdout, type=Verdict)
@@ -132,6 +133,7 @@ def main(
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only list the rows.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Families that are tried at once.")] = os.cpu_count() or 1,
+    device: Annotated[str, typer.Option(help="cpu, or cuda, where tokens have to be equal and bits need not.")] = "cpu",
     out: Annotated[Path | None, typer.Option(metavar="NAME", help="Write the table as NAME.md.")] = None,
 ) -> None:
     """Try small models of every family of decoders against transformers' `generate`, with ample memory and with too little."""
@@ -144,7 +146,7 @@ def main(
     verdicts = []
     with ThreadPoolExecutor(jobs) as pool, Progress(console=console, transient=True) as progress:
         bar = progress.add_task(f"{len(names)} families", total=len(names))
-        for verdict in pool.map(tried, names):
+        for verdict in pool.map(tried, names, [device] * len(names)):
             verdicts.append(verdict)
             progress.update(bar, advance=1, description=verdict.name)
     shown = Table(*COLUMNS, title="Architectures")

@@ -1,6 +1,7 @@
 """One family of decoders, small and of random weights: is it accepted, and does it then answer as transformers' `generate`, also when memory is short?
 
-    python -m conformance.one_architecture NAME     # its Verdict as JSON
+    python -m conformance.one_architecture NAME            # its Verdict as JSON
+    python -m conformance.one_architecture NAME cuda       # on a GPU, where tokens have to be equal under pressure, and bits need not
 
 Everything goes a user's way: a checkpoint folder, `Engine`, `add_request`. What makes memory short are requests that begin alike, in the smallest
 pool that one of them fits into, in several rounds; in each another one is the most important, so that each of them is preempted in some.
@@ -59,6 +60,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     why        of all but "equal": a sentence
     layers     how many of each kind of cache the small model has, as transformers says
     off        largest difference to the logits of `generate`, of the largest of them
+    pressed    the same under pressure, to those of the request alone
     distinct   different tokens in the answers
     preempted  requests that were preempted in some round, of len(LENGTHS); where what a request keeps does not grow, none need be
     left_out   rounds that the engine refuses for this model, each with why
@@ -70,6 +72,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     why: str = ""
     layers: dict[str, int] = {}
     off: float = 0.0
+    pressed: float = 0.0
     distinct: int = 0
     preempted: int = 0
     left_out: dict[str, str] = {}
@@ -103,21 +106,21 @@ def families() -> dict[str, Family]:
     return {row.name: row for row in sorted(rows)}
 
 
-def verdict_of(family: Family) -> Verdict:
-    """Try a family. Raises nothing that a model or the engine raises."""
+def verdict_of(family: Family, device: str = "cpu") -> Verdict:
+    """Try a family, transformers' own answers on the same device. Raises nothing that a model or the engine raises."""
     verdict = Verdict(name=family.name)
     with tempfile.TemporaryDirectory(prefix="paged-architecture-") as name, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(name) / family.model_type
         try:
             verdict.layers = _save(family, folder)
-            theirs = _generated(folder)
+            theirs = _generated(folder, device)
         except Exception as error:
             verdict.outcome, verdict.why = "no model", _said(error, folder)
             return verdict
         verdict.distinct = len({token for tokens in theirs.tokens.values() for token in tokens})
         try:
-            model = load_model(folder)
+            model = load_model(folder, device=device)
         except UnsupportedModel as error:
             verdict.outcome, verdict.why = "refused", _said(error, folder)
             return verdict
@@ -164,33 +167,33 @@ def _requests() -> list[EngineRequest]:
     ]
 
 
-def _generated(folder: Path) -> Answers:
+def _generated(folder: Path, device: str) -> Answers:
     """What transformers writes after each prompt, greedily, with its own attention written out."""
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
-    module = load(folder, attn_implementation="eager").eval()
+    module = load(folder, attn_implementation="eager").to(device).eval()
     module.generation_config.eos_token_id = None
     answers = Answers()
     for request in _requests():
-        ids = torch.tensor([request.prompt])
+        ids = torch.tensor([request.prompt], device=device)
         out = generated(module, ids, MAX_TOKENS)
         who = (request.id, 0)
         answers.tokens[who] = out.sequences[0, ids.shape[1] :].tolist()
-        answers.logits[who] = [each[0].float().numpy() for each in out.logits]
+        answers.logits[who] = [each[0].float().cpu().numpy() for each in out.logits]
         if not np.isfinite(answers.logits[who]).all():
             raise ArithmeticError("its logits are not finite")
     return answers
 
 
-def _apart(folder: Path, theirs: Answers) -> float:
+def _apart(folder: Path, theirs: Answers, device: torch.device) -> float:
     """The largest difference between transformers' own logits of prompts and answers, token by token with its cache and all at once."""
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
-    module, apart = load(folder, attn_implementation="eager").eval(), 0.0
+    module, apart = load(folder, attn_implementation="eager").to(device).eval(), 0.0
     for request in _requests():
-        ids = torch.tensor([[*request.prompt, *theirs.tokens[request.id, 0]]])
+        ids = torch.tensor([[*request.prompt, *theirs.tokens[request.id, 0]]], device=device)
         with torch.inference_mode():
             whole, cache, steps = module(input_ids=ids, use_cache=False).logits[0], None, []
             for at in range(ids.shape[1]):
@@ -211,7 +214,7 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
     ]
     verdict.off = max(_off(alone.logits[who], logits) for who, logits in theirs.logits.items())
     if verdict.off > BOUND:
-        apart = _apart(model.path, theirs)
+        apart = _apart(model.path, theirs, model.device)
         # Of two answers of transformers' own neither is the right one.
         if verdict.off > max(BOUND, 2 * apart):
             problems.append(f"alone: logits are off by {verdict.off:.1e} of the largest; {BOUND:.0e} is allowed.")
@@ -235,7 +238,12 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
         except (InvalidConfig, UnsupportedModel) as error:
             verdict.left_out[name] = _said(error, model.path)
             continue
-        problems += [f"{name}, {each}" for each in differences(found, alone) + found.violations]
+        differing = differences(found, alone)
+        if model.device.type != "cpu":
+            # A device's products round by how many rows they have; how far that moves logits is said.
+            verdict.pressed = max([verdict.pressed, *_off_where_equal(found, alone)])
+            differing = [each for each in differing if "logits" not in each]
+        problems += [f"{name}, {each}" for each in differing + found.violations]
     verdict.preempted = len(preempted)
     if verdict.preempted < len(LENGTHS) and grows:
         problems.append(f"{verdict.preempted} of {len(LENGTHS)} requests were preempted in some round.")
@@ -303,13 +311,18 @@ def _off(ours: list[Any], theirs: list[Any]) -> float:
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
+def _off_where_equal(ours: Answers, theirs: Answers) -> list[float]:
+    """`_off` of every answer whose tokens are the same."""
+    return [_off(ours.logits[who], theirs.logits[who]) for who, its in theirs.tokens.items() if its == ours.tokens[who]]
+
+
 def _said(error: Exception, folder: Path) -> str:
     """The first line of an error, without the folder and without what else there is; of one that is not ours, its class, too."""
     said = re.split("; (?=[A-Z])", (str(error).splitlines() or [""])[0].removeprefix(f"{folder}: "))[0]
     return said if type(error).__module__.startswith("paged") else f"{type(error).__name__}: {said}"
 
 
-def main(name: str) -> None:
+def main(name: str, device: str = "cpu") -> None:
     """Print the verdict of one family as JSON."""
     from transformers.utils import logging
 
@@ -317,9 +330,9 @@ def main(name: str) -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(1)
     with redirect_stdout(sys.stderr):
-        verdict = verdict_of(families()[name])
+        verdict = verdict_of(families()[name], device)
     sys.stdout.write(msgspec.json.encode(verdict).decode())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -41,10 +41,10 @@ class Answers:
         self.tokens[who], self.logits[who] = [], []
 
     def see(self, who: Who, place: int, row: Any) -> None:
-        """The logits that output `place` of a sequence is chosen from; those of a step that failed are forgotten."""
+        """The logits that output `place` of a sequence is chosen from, on any device; those of a step that failed are forgotten."""
         rows = self.logits[who]
         del rows[place:]
-        rows.append(np.asarray(row).copy())
+        rows.append(np.asarray(row.cpu() if hasattr(row, "cpu") else row).copy())
 
     def take(self, output: Any) -> None:
         """What a step brought for one sequence."""

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from paged.errors import UnsupportedModel
+
 Forward = Callable[..., Any]
 
 
@@ -100,6 +102,12 @@ class _OneLayer:
     def __init__(self, held: dict[str, Tensor]) -> None:
         self.held = held
         self._tails: set[str] = set()
+
+    @property
+    def layers(self) -> Any:
+        raise UnsupportedModel(
+            "its state layers look for states in `layers` of a cache, as those of transformers before 5.21; 5.21 and newer ones are served."
+        )
 
     def piece(self, key: str) -> Piece:
         state = self.held[key]
