@@ -173,7 +173,13 @@ class Engine:
         most = config.decoding.most_drafts
         if draft is not None:
             # What it guesses may differ with what else is in a batch; what is right does not.
-            its_runner = runner_for(draft, pools[1], backend=config.model.backend, batch_invariant=False)
+            its_runner = runner_for(
+                draft,
+                pools[1],
+                backend=config.model.backend,
+                batch_invariant=False,
+                enforce_eager=config.model.enforce_eager,
+            )
             self._drafter = DraftModel(its_runner, self._sampling, most)
         elif config.decoding.speculate is not None:
             self._drafter = PromptLookup(most) if config.decoding.speculate == "lookup" else Lookahead(most)
@@ -750,7 +756,15 @@ def _loaded(config: EngineConfig) -> tuple[LoadedModel, Ranks | None]:
 def _runner(config: EngineConfig, model: LoadedModel, pool: LayeredPool, ranks: Ranks | None) -> Runner:
     """A model's runner, and that of each other rank, if it is split."""
     its, kept = config.model, config.memory
-    ours = partial(runner_for, model, pool, backend=its.backend, batch_invariant=its.batch_invariant)
+    # What ranks add up between them is not captured.
+    ours = partial(
+        runner_for,
+        model,
+        pool,
+        backend=its.backend,
+        batch_invariant=its.batch_invariant,
+        enforce_eager=its.enforce_eager or ranks is not None,
+    )
     if ranks is None:
         return ours()
     is_planned = not isinstance(pool, KVPool)

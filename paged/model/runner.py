@@ -33,12 +33,14 @@ from paged.attention import (
     get_backend,
     run_moves,
 )
+from paged.attention.backend import RenewsPlans
 from paged.attention.kv_dtypes import AUTO
 from paged.attention.latents import PIECE as LATENT_PIECE
 from paged.attention.layouts.quantised import AnyEntries
 from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
 from paged.model.capacity import trial_memory, trial_step
+from paged.model.captured import CapturedDecodes
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.experts import PackedExperts
@@ -77,6 +79,10 @@ class _Pass:
         self._step = step
         self._groups: dict[int, tuple[StepTokens, Tensor, Any]] = {}
         self._latents: dict[int, Latents] = {}
+
+    def take(self, slots: Tensor, plan: Any) -> None:
+        """The slots and the plan of the only group, instead of those that it would make."""
+        self._groups[0] = self._step, slots, plan
 
     def attend(
         self,
@@ -138,7 +144,7 @@ class _Pass:
 class Runner:
     """Runs steps on one pool, by a backend in the mode that `tile` wants: a forward pass has so many places, and
     None has all tokens of a step in one. One that `adapts` leaves cores to others who use them. `fused` is the whole model in one call, which
-    does what the backend would. `runner_for` chooses them all."""
+    does what the backend would. One that `captures` replays decodes as CUDA graphs. `runner_for` chooses them all."""
 
     def __init__(
         self,
@@ -149,6 +155,7 @@ class Runner:
         *,
         adapts: bool = False,
         fused: FusedDecoder | None = None,
+        captures: bool = False,
     ) -> None:
         self.model = model
         self.pool = pool
@@ -157,6 +164,9 @@ class Runner:
         self._is_small = is_small(model)
         self._adapts = adapts and not self._is_small
         self._fused = fused
+        self._decodes: CapturedDecodes | None = None
+        if captures and isinstance(backend, RenewsPlans):
+            self._decodes = CapturedDecodes(self._decoded, backend, pool)
         self._shares = any(each.source is not None for each in model.layers)
         # Memory for what latents expand to, from pass to pass.
         self.expanded: dict[Any, LayeredPool] = {}
@@ -216,6 +226,10 @@ class Runner:
                 if len(wanted) == np.count_nonzero(is_sampled):
                     return logits, states[torch.from_numpy(stateful[wanted])]
                 return logits[torch.from_numpy(is_sampled[wanted])], states[torch.from_numpy(stateful[wanted])]
+            if self._decodes is not None and is_sampled.all() and not stateful.any():
+                found = self._decodes.logits(step, token_ids)
+                if found is not None:
+                    return found, found[:0]
             is_long = self._is_long(step, step.seq_lens if lengths is None else lengths)
             if self.tile is None:
                 return self._forward_part(step, token_ids, is_sampled, stateful, is_long)
@@ -268,6 +282,15 @@ class Runner:
             logits = logits[torch.from_numpy(picked).to(device)]
         return logits.float(), states.float()
 
+    def _decoded(self, step: StepTokens, inputs: Tensor, plan: Any) -> Tensor:
+        """As captured.Forward. What the pool and the pass keep by the identity of a tensor is made anew: each call has its own slices."""
+        its = _Pass(self, step, inputs[1], None)
+        its.take(inputs[2], plan)
+        with under_way(its), padded(step.num_tokens, step.num_tokens):
+            out: Any = self.model.module(input_ids=inputs[:1], position_ids=inputs[1:2], use_cache=False)
+        logits: Tensor = out.logits[0]
+        return logits
+
     def _is_long(self, step: StepTokens, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Bool [T]: tokens of sequences whose rotary embedding is that of long ones."""
         limit = self.model.rotary_limit
@@ -283,9 +306,16 @@ class Runner:
         return torch.from_numpy(padded).unsqueeze(0).to(self.model.device)
 
 
-def runner_for(model: LoadedModel, pool: LayeredPool, *, backend: str = "auto", batch_invariant: bool = True) -> Runner:
+def runner_for(
+    model: LoadedModel,
+    pool: LayeredPool,
+    *,
+    backend: str = "auto",
+    batch_invariant: bool = True,
+    enforce_eager: bool = False,
+) -> Runner:
     """A runner of this backend, or of the best: of the whole model in one call where that is possible, and else packed, or batch-invariant
-    by tiles of 32, by single tokens where a tile's places disagree.
+    by tiles of 32, by single tokens where a tile's places disagree. On a GPU a packed one captures decodes where it can, but with `enforce_eager`.
 
     Raises UnknownBackend or UnsupportedByBackend.
     """
@@ -302,12 +332,19 @@ def runner_for(model: LoadedModel, pool: LayeredPool, *, backend: str = "auto", 
         if fused is not None and fused.fits(pool):
             return Runner(model, pool, chosen, None, adapts=True, fused=fused)
     if not batch_invariant:
-        return Runner(model, pool, chosen, None, adapts=on_cpu)
+        captures = model.device.type == "cuda" and not enforce_eager and _is_plain(model)
+        return Runner(model, pool, chosen, None, adapts=on_cpu, captures=captures)
     tried = chosen.name, torch.get_num_threads()
     if tried not in model.tiles:
         model.tiles[tried] = _tile_of(model, chosen)
     tile, adapts = model.tiles[tried]
     return Runner(model, pool, chosen, tile, adapts=adapts)
+
+
+def _is_plain(model: LoadedModel) -> bool:
+    """Whether a pass does the same for any step: a backend does the attention of all layers, on K and V alone, and no embedding goes by lengths."""
+    special = any(each.by_itself or each.expands or each.choosers for each in model.layers)
+    return model.rotary_limit is None and not special
 
 
 def _tile_of(model: LoadedModel, backend: AttentionBackend) -> tuple[int, bool]:

@@ -78,7 +78,7 @@ def _made(model: LoadedModel, asked: Make) -> Runner:
         pool = layered_pool_for(model, plan_of(model, block_size=asked.block_size, kv_dtype=kv_dtype), **sizes)
     else:
         pool = pool_for(model, block_size=asked.block_size, **sizes)
-    return runner_for(model, pool, backend=asked.backend, batch_invariant=asked.batch_invariant)
+    return runner_for(model, pool, backend=asked.backend, batch_invariant=asked.batch_invariant, enforce_eager=True)
 
 
 def _run_steps(channel: Channel, worker: Worker) -> None:

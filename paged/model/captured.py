@@ -1,0 +1,105 @@
+"""Decodes as CUDA graphs: a forward pass in which each sequence has one token is captured once, and replayed with other numbers.
+
+A GPU computes such a step faster than Python launches its kernels: of 8 billion parameters in bfloat16 several times as fast
+(benchmarks/results/gpu.md). A graph holds for so many sequences, and tables so wide, each rounded up to a power of two; places
+that are left repeat the last sequence, token for token, so that they write what it writes. The idea is vLLM's and SGLang's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paged.attention import LayeredPool, StepTokens
+from paged.attention.backend import RenewsPlans
+from paged.base.growing import rising, rounded_up
+from paged.errors import PagedWarning
+
+# Behind it a GPU has enough to do, and Python keeps up.
+_MOST_SEQUENCES = 512
+
+Forward = Callable[[StepTokens, Tensor, Any], Tensor]
+"""(step of n tokens; int64 [3, n]: tokens, positions and slots; the backend's plan of the step) → logits [n, vocabulary]"""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph, and the tensors that it reads and writes: `inputs`, int64 [3, n], those of `plan`, and `logits`, [n, vocabulary]."""
+
+    replay: Callable[[], None]
+    inputs: Tensor
+    plan: Any
+    logits: Tensor
+
+
+class CapturedDecodes:
+    """The graphs of one model on one pool. Where a pass cannot be captured it warns, once, and leaves all of them to the caller."""
+
+    def __init__(self, forward: Forward, backend: RenewsPlans, pool: LayeredPool) -> None:
+        self._forward, self._backend, self._pool = forward, backend, pool
+        # By sequences and columns, both rounded up.
+        self.graphs: dict[tuple[int, int], Captured] = {}
+        # Graphs share memory for what they compute in between: one runs at a time.
+        self._memory: Any = None
+        self._has_failed = False
+
+    def logits(self, step: StepTokens, token_ids: NDArray[np.int32]) -> Tensor | None:
+        """float32 [n, vocabulary] after the tokens of a step, int32 [n]; None: it is no decode that can be captured."""
+        n = step.num_sequences
+        if self._has_failed or not n == step.num_tokens <= _MOST_SEQUENCES or step.tables is not None:
+            return None
+        key = rounded_up(n), rounded_up(-(-int(step.seq_lens.max()) // step.block_size))
+        step, inputs = _repeated(step, token_ids, key[0])
+        captured = self.graphs.get(key)
+        if captured is None:
+            try:
+                captured = self.graphs[key] = self._captured(step, inputs.to(self._pool.device))
+            except RuntimeError as error:
+                self._has_failed = True
+                said = (str(error).splitlines() or [""])[0]
+                warnings.warn(f"decodes run uncaptured, which is slower: {said}", PagedWarning, stacklevel=2)
+                return None
+        else:
+            captured.inputs.copy_(inputs)
+            self._backend.renew(captured.plan, step, self._pool)
+        captured.replay()
+        # The next replay writes there, while these may not have been read.
+        return captured.logits[:n].to(torch.float32, copy=True)
+
+    def _captured(self, step: StepTokens, inputs: Tensor) -> Captured:
+        """Run the pass, so that its kernels are compiled and its plan is whole, and capture it."""
+        plan = self._backend.prepare(step, self._pool)
+        device = self._pool.device
+        stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            self._forward(step, inputs, plan)
+        current.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on with their own work.
+        with torch.cuda.graph(graph, pool=self._memory, stream=stream, capture_error_mode="thread_local"):
+            logits = self._forward(step, inputs, plan)
+        self._memory = graph.pool()
+        return Captured(graph.replay, inputs, plan, logits)
+
+
+def _repeated(step: StepTokens, token_ids: NDArray[np.int32], size: int) -> tuple[StepTokens, Tensor]:
+    """So many sequences, the last of them again and again, and their tokens, positions and slots, int64 [3, size]."""
+    chosen = np.minimum(np.arange(size), step.num_sequences - 1)
+    positions, slots = step.positions[chosen], step.slot_mapping[chosen]
+    repeated = replace(
+        step,
+        positions=positions,
+        slot_mapping=slots,
+        query_start_loc=rising(size + 1),
+        seq_lens=step.seq_lens[chosen],
+        block_tables=step.block_tables[chosen],
+    )
+    return repeated, torch.from_numpy(np.stack([token_ids[chosen].astype(np.int64), positions, slots]))
