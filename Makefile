@@ -151,7 +151,7 @@ gpu: ## on a machine with CUDA: what only a GPU can show, into benchmarks/result
 
 wheels: $(STAMP) ## fetch the wheels for `make gpu` into WHEELS, for Python WHEELS_PYTHON (3.12) on Linux, x86-64
 	@$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version $(WHEELS_PYTHON) \
-		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d $(WHEELS) msgspec xformers
+		--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 -d $(WHEELS) msgspec xformers transformers==5.23.0
 
 dynamo: $(STAMP) ## install Dynamo's runtime into build/dynamo, and see that its index finds the blocks of a running server
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target build/dynamo ai-dynamo-runtime==1.6.1
