@@ -269,10 +269,15 @@ class NaiveManager(NaiveContent):
                 self._switch(block, there)
                 self._look_again(row)
                 continue
-            if (there is not None or node in self.host.pending) and shown(node, [block]) is None:
+            if (there is not None or self._is_pending_on_host(node)) and shown(node, [block]) is None:
                 return
             self._give_way(node)
             self._carry(node, row, column)
+
+    def _is_pending_on_host(self, node: Node) -> bool:
+        """Whether it, or what it has lost there and that lies behind it, is."""
+        namespace, tokens = node
+        return any(each[0] == namespace and each[1][: len(tokens)] == tokens for each in self.host.pending)
 
     def catch_up(self, row: Row, shown: Shown, switches: Callable[[int, Block], bool]) -> None:
         """The row looks again at what it computed and could not publish; `switches` and `shown` say whether it does."""
