@@ -561,7 +561,9 @@ class SchedulerRig:
                 self._fail_on(
                     [f"{id}/{sequence} and its fork both write {before[-1:]}"] if table[-1:] == before[-1:] else []
                 )
-                self._carry(tails, self._tails(id, number))
+            copies = self._tails(id, number)
+            if partial or ((id, sequence) not in self.computed and copies != tails):
+                self._carry(tails, copies)
             self.events["fork"] += 1
         self._check()
 
