@@ -262,6 +262,7 @@ def _engine(model: LoadedModel, world: EngineWorld, ahead: int) -> Engine:
         max_tokens_per_step=64,
         max_sequences=8,
         steps_ahead=ahead,
+        batch_invariant=True,
     )
 
 

@@ -33,7 +33,8 @@ from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import Answers, answers_of, differences
 
 FAMILIES = Path(__file__).with_name("architectures.toml")
-BLOCK_SIZE = 4
+# Of every engine; on a GPU the batch-invariant mode has to be asked for.
+ENGINE: dict[str, Any] = {"block_size": 4, "batch_invariant": True}
 # Shorter than windows and chunks, as long, and longer; the longest one and its answer have as many tokens as a small model takes.
 LENGTHS, MAX_TOKENS = (3, 11, 25, 43), 20
 # Answers that repeat a token for ever would be equal by chance. Distinct tokens of all answers, at least.
@@ -225,9 +226,7 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
             f"all answers have {verdict.distinct} different tokens, of {LEAST_DISTINCT} that say something."
         )
     preempted = set[str]()
-    grows = any(
-        group.kind == "full" for group in Engine(model, num_blocks=500, block_size=BLOCK_SIZE).manager.layout.groups
-    )
+    grows = any(group.kind == "full" for group in Engine(model, num_blocks=500, **ENGINE).manager.layout.groups)
     for name, number, more in _rounds(preempted):
         options = ROUNDS[name]
         try:
@@ -264,9 +263,7 @@ def _rounds(preempted: set[str]) -> Iterator[tuple[str, int, int]]:
 def _alone(model: LoadedModel) -> Answers:
     """One request after the other, its prompt in one step, in memory that it cannot fill."""
     longest = max(LENGTHS) + MAX_TOKENS
-    engine = Engine(
-        model, num_blocks=500, block_size=BLOCK_SIZE, prefix_caching=False, max_tokens_per_step=longest, max_sequences=1
-    )
+    engine = Engine(model, num_blocks=500, **ENGINE, prefix_caching=False, max_tokens_per_step=longest, max_sequences=1)
     answers = Answers()
     for request in _requests():
         one = answers_of(engine, [request], MOST_STEPS)
@@ -278,7 +275,7 @@ def _alone(model: LoadedModel) -> Answers:
 
 def _starved(model: LoadedModel, options: dict[str, Any], first: int, preempted: set[str]) -> Answers:
     """All at once, prompts in chunks; request number `first` is the most important one. Those that are preempted are added to the set."""
-    engine = Engine(model, block_size=BLOCK_SIZE, max_tokens_per_step=16, max_chunk=7, **options)
+    engine = Engine(model, **ENGINE, max_tokens_per_step=16, max_chunk=7, **options)
     engine.on_batch = lambda batch: preempted.update(id for id, _ in batch.preempted)
     count = len(LENGTHS)
     requests = [
@@ -296,7 +293,7 @@ def _smallest_pool(model: LoadedModel, num_tokens: int, options: dict[str, Any])
     num_blocks = 1
     while True:
         try:
-            engine = Engine(model, num_blocks=num_blocks, block_size=BLOCK_SIZE, **options)
+            engine = Engine(model, num_blocks=num_blocks, **ENGINE, **options)
             engine.add_request([1] * (num_tokens - 1), SamplingParams(max_tokens=1))
             return num_blocks
         except NeverFits as error:
