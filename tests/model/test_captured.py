@@ -6,6 +6,7 @@ What stands in for a graph here runs the captured pass again, on those tensors a
 import gc
 import weakref
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Barrier, BrokenBarrierError, Thread
 
 import numpy as np
@@ -14,11 +15,12 @@ import torch
 
 from paged import SamplingParams
 from paged.attention import get_backend
+from paged.engine import engine as engine_module
 from paged.engine.engine import Engine
 from paged.errors import PagedWarning
 from paged.model import runner
 from paged.model.captured import Captured, CapturedDecodes
-from paged.model.runner import Runner
+from paged.model.runner import Runner, runner_for
 from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import answers_of, differences
 
@@ -245,3 +247,28 @@ def test_an_engine_that_is_forgotten_frees_its_pool_at_once(loaded, monkeypatch)
 )
 def test_captured_are_models_whose_attention_a_backend_does_on_k_and_v(loaded, architecture, is_plain):
     assert runner._is_plain(loaded(architecture)) == is_plain
+
+
+def test_on_a_gpu_decodes_are_captured_unless_each_kernel_is_to_be_launched(loaded, monkeypatch):
+    monkeypatch.setattr(runner, "get_backend", lambda name, invariant: Renewing())
+    model = loaded("llama")
+    pool = engine_of(model).pool
+
+    def captures(device, **options):
+        its = replace(model, device=torch.device(device))
+        return runner_for(its, pool, backend="renewing", batch_invariant=False, **options)._decodes is not None
+
+    assert captures("cuda") and not captures("cuda", enforce_eager=True) and not captures("cpu")
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_enforce_eager_reaches_the_runners_of_a_model_and_of_its_draft(loaded, monkeypatch, is_eager):
+    asked = []
+
+    def asks(*arguments, enforce_eager, **options):
+        asked.append(enforce_eager)
+        return runner_for(*arguments, **options)
+
+    monkeypatch.setattr(engine_module, "runner_for", asks)
+    engine_of(loaded("llama"), enforce_eager=is_eager, speculate="draft", draft_model=loaded("llama")).close()
+    assert asked == [is_eager, is_eager]
