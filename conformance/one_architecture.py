@@ -1,7 +1,7 @@
 """One family of decoders, small and of random weights: is it accepted, and does it then answer as transformers' `generate`, also when memory is short?
 
     python -m conformance.one_architecture NAME            # its Verdict as JSON
-    python -m conformance.one_architecture NAME cuda       # on a GPU, where tokens have to be equal under pressure, and bits need not
+    python -m conformance.one_architecture NAME cuda       # on a GPU, where under pressure tokens have to be equal, and logits up to rounding
 
 Everything goes a user's way: a checkpoint folder, `Engine`, `add_request`. What makes memory short are requests that begin alike, in the smallest
 pool that one of them fits into, in several rounds; in each another one is the most important, so that each of them is preempted in some.
@@ -240,8 +240,8 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
         differing = differences(found, alone)
         if model.device.type != "cpu":
             # A device's products round by how many rows they have; how far that moves logits is said.
-            verdict.pressed = max([verdict.pressed, *_off_where_equal(found, alone)])
-            differing = [each for each in differing if "logits" not in each]
+            off, differing = _beyond_rounding(found, alone)
+            verdict.pressed = max(verdict.pressed, off)
         problems += [f"{name}, {each}" for each in differing + found.violations]
     verdict.preempted = len(preempted)
     if verdict.preempted < len(LENGTHS) and grows:
@@ -308,9 +308,14 @@ def _off(ours: list[Any], theirs: list[Any]) -> float:
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
-def _off_where_equal(ours: Answers, theirs: Answers) -> list[float]:
-    """`_off` of every answer whose tokens are the same."""
-    return [_off(ours.logits[who], theirs.logits[who]) for who, its in theirs.tokens.items() if its == ours.tokens[who]]
+def _beyond_rounding(ours: Answers, theirs: Answers) -> tuple[float, list[str]]:
+    """`_off` of the answer that is furthest off of those with the same tokens, and what differs by more than BOUND, in sentences."""
+    offs = [_off(ours.logits[who], its) for who, its in theirs.logits.items() if ours.tokens[who] == theirs.tokens[who]]
+    off = max(offs, default=0.0)
+    found = [each for each in differences(ours, theirs) if "logits" not in each]
+    if off > BOUND:
+        found.append(f"logits are off by {off:.1e} of the largest; {BOUND:.0e} is allowed.")
+    return off, found
 
 
 def _said(error: Exception, folder: Path) -> str:
