@@ -243,10 +243,18 @@ def test_an_engine_that_is_forgotten_frees_its_pool_at_once(loaded, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "is_plain"), [("llama", True), ("gpt2", True), ("deepseek_v3", False), ("falcon", False), ("mixtral", False)]
+    ("architecture", "is_plain"), [("llama", True), ("gpt2", True), ("deepseek_v3", False), ("falcon", False)]
 )
 def test_captured_are_models_whose_attention_a_backend_does_on_k_and_v(loaded, architecture, is_plain):
     assert runner._is_plain(loaded(architecture)) == is_plain
+
+
+def test_experts_that_get_the_rows_that_chose_them_are_not_captured(loaded, monkeypatch):
+    model = loaded("mixtral")
+    assert runner._is_plain(model)
+    # As on a GPU, where they are not in C.
+    monkeypatch.setattr(runner, "PackedExperts", ())
+    assert not runner._is_plain(model)
 
 
 def test_on_a_gpu_decodes_are_captured_unless_each_kernel_is_to_be_launched(loaded, monkeypatch):
