@@ -224,6 +224,26 @@ class Hints:
                 self._content.fetch(parts)
         self.to_fetch = []
 
+    def bring(self, hint: Hint, first: int, write: Callable[[int, Blocks], None]) -> int:
+        """As `Scheduler.bring`, of a checked hint, while nothing writes to free blocks."""
+        manager, num = self._manager, min(len(hint.tokens) // self._size - first, self._room())
+        if num <= 0 or not manager.prefix_caching:
+            return 0
+        # What comes before is not brought from the host for it.
+        manager.growth.allow_copies(False)
+        row = manager.add_counted(hint.tokens[: (first + num) * self._size], hint.root, count=False)
+        try:
+            have = manager.rows.num_blocks.item(row)
+            if have < first:
+                return 0
+            manager.growth.promise_one(row, have, first + num)
+            manager.growth.draw_promised()
+            write(have - first, manager.rows.table(row)[have:].astype(np.int64))
+            manager.set_computed(row, (first + num) * self._size)
+        finally:
+            manager.release(row)
+        return num
+
     def expire(self, now: float) -> None:
         """End the pins until this time."""
         for pin in [pin for pin in self.pins if pin.until <= now]:
