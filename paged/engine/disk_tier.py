@@ -149,11 +149,13 @@ class DiskTier:
 
     def hinted(self, hint: Hint, outcome: HintOutcome) -> HintOutcome:
         """Carry a hint out, of which memory makes `outcome`. Return what becomes of it in all."""
-        if hint.action == "end" and hint.session is not None:
-            self._note_turn(hint.session, None)
-        if hint.action != "prefetch" or outcome.status == "accepted":
+        if hint.action not in ("prefetch", "end"):
             return outcome
         self._forget_ended()
+        if hint.action == "end" and hint.session is not None:
+            self._note_turn(hint.session, None)
+        if hint.action == "end" or outcome.status == "accepted":
+            return outcome
         named: Hint | None = hint
         if hint.request is not None:
             named = self._chains[hint.request][0].named if hint.request in self._chains else None

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from paged import AsyncEngine, Engine, Hint, SamplingParams
+from paged import AsyncEngine, Hint, SamplingParams
 from paged.testing.engine_rig import EngineRig, alone
 from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
 from paged.testing.tiny_model import tiny_model
@@ -131,7 +131,7 @@ def test_it_goes_on_below_the_host(made):
     ask(engine, [9] * 60, id="evicts", writes_cache=False)
     hit = engine.manager.lookup(longer)
     assert hit.host_tokens and hit.num_tokens + hit.host_tokens == 24
-    assert prefetched(engine, Hint(action="prefetch", tokens=longer)) == ("clipped", 60)
+    assert prefetched(engine, Hint(action="prefetch", tokens=longer)) == ("accepted", 60)
     assert engine.disk.stats().prefetched == 9
     found = ask(engine, longer, id="b")
     assert_same(found, expected)
@@ -154,12 +154,6 @@ def test_it_takes_free_blocks_alone_and_says_how_many(made, filled):
     assert outcome.reason == (
         "16 tokens lie on the disk alone; no block of the device is free for them, and others are not evicted."
     )
-    other = made(store, num_blocks=16)
-    ask(other, [9] * 62, max_tokens=1, writes_cache=True)
-    other.manager.check()
-    begun(other, [8] * 3, "b", max_tokens=1)
-    driven(other)
-    assert other.manager.device.num_free <= 1
 
 
 def test_hints_that_name_the_same_prompt_are_read_once_and_count_for_the_room(made, filled):
@@ -198,24 +192,25 @@ def test_a_running_request_keeps_its_blocks_and_its_bits_and_takes_what_was_pref
     expected = ask(made(), prompt, max_tokens=50)
     engine = made(store, num_blocks=16, steps_ahead=steps_ahead, max_sequences=1)
     begun(engine, prompt, "a", max_tokens=50)
-    engine.step()
+    tokens, was_there = [token for output in engine.step() for token in output.token_ids], False
     assert said(engine.hint(ASKED)) == ("accepted", 40)
-    tokens, was_there = [], False
     while engine.has_unfinished:
         tokens += [token for output in engine.step() for token in output.token_ids]
         was_there |= engine.scheduler.explain_prefix(PROMPT).device_tokens == 40
         assert engine.check() == []
-    assert tokens[-50:] == expected[0] and was_there
+    assert tokens == expected[0] and was_there
     # It needed 15 blocks of 16.
     assert engine.scheduler.stats().preemptions == 0
     assert engine.scheduler.explain_prefix(PROMPT).device_tokens <= 4
 
 
-def test_a_slow_disk_holds_no_request_up_and_requests_are_read_first(made, filled):
+def test_a_slow_disk_holds_no_request_up_and_requests_are_read_first(made, filled, monkeypatch):
     store, expected = filled
     engine = made(store)
     ask(made(store), other := [5 * place % 59 + 1 for place in range(43)], id="other")
     store.may_read.clear()
+    read, order = store.read, []
+    monkeypatch.setattr(store, "read", lambda keys, into: order.append(keys[0]) or read(keys, into))
     engine.hint(ASKED)
     begun(engine, [1, 2, 3], "b", max_tokens=3)
     outputs = []
@@ -230,7 +225,8 @@ def test_a_slow_disk_holds_no_request_up_and_requests_are_read_first(made, fille
     store.may_read.set()
     usage = [each.usage for each in driven(engine) if each.finished]
     assert usage[0].hit_tokens == 40
-    assert engine.disk.stats().prefetched in (10, 20)
+    assert engine.disk.stats().prefetched == 20
+    assert order[0] == order[1] != order[2] and len(order) == 3
     assert_same(ask(engine, id="again"), expected)
 
 
@@ -298,8 +294,9 @@ def test_an_engine_for_asyncio_makes_the_steps_of_a_prefetch(filled):
     store, _ = filled
 
     async def asked():
-        model = Engine(tiny_model(64), block_size=4, num_blocks=40, open_store=lambda identity, block_bytes: store)
-        engine = AsyncEngine(model)
+        engine = AsyncEngine(
+            tiny_model(64), block_size=4, num_blocks=40, open_store=lambda identity, block_bytes: store
+        )
         try:
             assert said(await engine.hint(ASKED)) == ("accepted", 40)
             while (found := await engine.explain_prefix(PROMPT)).device_tokens < 40:
