@@ -633,6 +633,18 @@ def test_content_on_the_host_comes_first_and_is_not_loaded_for_what_is_brought(d
     assert (desk.on_device([1] * 5), desk.manager.stats().loaded_blocks) == (5, 3)
 
 
+def test_a_fork_that_lets_content_come_from_the_host_lets_none_come_for_what_is_brought(desk):
+    desk = desk(8, host_blocks=8)
+    desk.serve([1] * 4)
+    desk.serve([2] * 7, writes_cache=False)
+    id = desk.add([3, 3], max_tokens=4)
+    desk.step()
+    desk.scheduler.fork(id)
+    assert (desk.on_device([1] * 4), desk.on_host([1] * 4)) == (1, 3)
+    assert brought(desk, [1] * 5, 4) == (0, [])
+    desk.run()
+
+
 def test_a_write_that_fails_leaves_nothing(desk):
     desk = desk(6)
     with pytest.raises(ZeroDivisionError):

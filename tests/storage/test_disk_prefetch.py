@@ -138,6 +138,17 @@ def test_it_goes_on_below_the_host(made):
     assert found[2] == 60
 
 
+def test_what_the_host_has_takes_its_room_first(made):
+    store = Memory()
+    ask(made(store), longer := [*PROMPT, *range(1, 21)])
+    engine = made(store, host_blocks=12, host_caching=True, num_blocks=12)
+    ask(engine, PROMPT[:24], max_tokens=1)
+    ask(engine, [9] * 40, id="evicts", max_tokens=1, writes_cache=False)
+    assert (engine.manager.lookup(longer).host_tokens, engine.manager.device.num_free) == (16, 10)
+    assert prefetched(engine, Hint(action="prefetch", tokens=longer)) == ("clipped", 48)
+    assert engine.scheduler.explain_prefix(longer).device_tokens == 48
+
+
 def test_it_takes_free_blocks_alone_and_says_how_many(made, filled):
     store, _ = filled
     engine = made(store, num_blocks=16)
@@ -204,30 +215,36 @@ def test_a_running_request_keeps_its_blocks_and_its_bits_and_takes_what_was_pref
     assert engine.scheduler.explain_prefix(PROMPT).device_tokens <= 4
 
 
-def test_a_slow_disk_holds_no_request_up_and_requests_are_read_first(made, filled, monkeypatch):
+def test_a_slow_disk_holds_no_request_up(made, filled):
     store, expected = filled
     engine = made(store)
-    ask(made(store), other := [5 * place % 59 + 1 for place in range(43)], id="other")
     store.may_read.clear()
-    read, order = store.read, []
-    monkeypatch.setattr(store, "read", lambda keys, into: order.append(keys[0]) or read(keys, into))
     engine.hint(ASKED)
     begun(engine, [1, 2, 3], "b", max_tokens=3)
     outputs = []
     while not any(each.finished for each in outputs):
         outputs += engine.step()
     assert engine.scheduler.explain_prefix(PROMPT).device_tokens == 0
-    engine.hint(Hint(action="prefetch", tokens=other))
     begun(engine, PROMPT, "a")
-    engine.step()
-    engine.step()
-    assert engine.scheduler.status("a") == "loading"
     store.may_read.set()
-    usage = [each.usage for each in driven(engine) if each.finished]
-    assert usage[0].hit_tokens == 40
-    assert engine.disk.stats().prefetched == 20
-    assert order[0] == order[1] != order[2] and len(order) == 3
+    assert [each.usage.hit_tokens for each in driven(engine) if each.finished] == [40]
+    assert engine.disk.stats().prefetched == 10
     assert_same(ask(engine, id="again"), expected)
+
+
+def test_requests_are_read_first(made, filled, monkeypatch):
+    monkeypatch.setattr("paged.engine.disk_tier.PIECE_BYTES", 1)
+    store, _ = filled
+    ask(made(store), other := [5 * place % 59 + 1 for place in range(43)])
+    engine, read, order = made(store), store.read, []
+    monkeypatch.setattr(store, "read", lambda keys, into: order.append(keys[0]) or read(keys, into))
+    begun(engine, PROMPT, "a")
+    while not engine.disk.is_loading:
+        engine.step()
+    assert said(engine.hint(Hint(action="prefetch", tokens=other))) == ("accepted", 40)
+    driven(engine)
+    keys = list(store.blocks)
+    assert order == keys[:10] + [key for key in order if key not in keys[:10]] and len(order) == 20
 
 
 def test_a_read_that_is_late_is_a_miss_and_its_blocks_never_come(made, filled, monkeypatch):
