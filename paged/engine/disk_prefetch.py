@@ -76,9 +76,8 @@ class Prefetches:
         """Begin to bring what only the store has of a hint's tokens, of which memory brings what `outcome` says. Return what
         becomes of both."""
         size, longest = self._manager.block_size, self._scheduler.limits.max_model_len
-        tokens = np.asarray(hint.tokens, np.int32)[:longest]
-        wanted = len(tokens) // size
-        tokens = tokens[: wanted * size]
+        tokens, wanted = np.asarray(hint.tokens, np.int32)[:longest], len(hint.tokens) // size
+        tokens = tokens[: len(tokens) // size * size]
         keys: list[bytes] = []
         extend_chain(keys, namespace_digest(hint.root), tokens.tobytes(), 4 * size)
         apart = (hint.salt, hint.adapter, hint.extra_key)

@@ -192,7 +192,7 @@ def test_nothing_on_the_disk_is_missing_and_a_prompt_longer_than_the_model_takes
     store, _ = filled
     engine = made(store, max_model_len=24)
     assert prefetched(engine, Hint(action="prefetch", tokens=[1] * 20)) == ("missing", 0)
-    assert prefetched(engine) == ("accepted", 24)
+    assert prefetched(engine) == ("clipped", 24)
     assert engine.disk.stats().prefetched == 6
 
 
