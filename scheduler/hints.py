@@ -26,9 +26,8 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
     """A wish for content.
 
     action       "retain": evict it after content of lower priority; of a session, note what its next turn waits for, too.
-                 "pin": never evict what the device has of it, until `lasts` or "unpin". "prefetch": bring what only the
-                 host has (an Engine's disk, too) to free blocks of the device. "demote": let it go next. "end": no
-                 turn of a session comes
+                 "pin": never evict what the device has of it, until `lasts` or "unpin". "prefetch": bring what only lower
+                 tiers have to free blocks of the device. "demote": let it go next. "end": no turn of a session comes
     session, request, tokens  one of these: a session's id; a live request's id: what it leaves when it finishes, for
                  "prefetch" its prompt now; or a prompt, int [n], with salt, adapter and extra_key of its requests
     priority     "retain": 1 to 3
