@@ -97,12 +97,13 @@ def test_the_prompt_of_a_request_that_waits_is_prefetched_and_a_salted_one_by_it
     store = Memory()
     ask(made(store), salt="a")
     engine = made(store, max_sequences=1)
-    begun(engine, [9] * 8, "runs", max_tokens=12)
+    begun(engine, [9] * 8, "runs", max_tokens=80)
     engine.step()
     engine.add_request(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True), id="a", salt="a")
     assert engine.hint(ASKED).status == "missing"
     assert said(engine.hint(Hint(action="prefetch", request="a"))) == ("accepted", 40)
     while engine.disk.prefetches.is_busy:
+        engine.disk.wait()
         engine.step()
     assert engine.scheduler.status("a") == "waiting"
     assert [each.usage.hit_tokens for each in driven(engine) if each.finished] == [0, 40]
@@ -206,6 +207,8 @@ def test_a_running_request_keeps_its_blocks_and_its_bits_and_takes_what_was_pref
     tokens, was_there = [token for output in engine.step() for token in output.token_ids], False
     assert said(engine.hint(ASKED)) == ("accepted", 40)
     while engine.has_unfinished:
+        if engine.disk.is_loading:
+            engine.disk.wait()
         tokens += [token for output in engine.step() for token in output.token_ids]
         was_there |= engine.scheduler.explain_prefix(PROMPT).device_tokens == 40
         assert engine.check() == []
