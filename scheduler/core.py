@@ -384,6 +384,25 @@ class Scheduler(Uncopyable):
         self._raise_violations()
         return outcome
 
+    @alone
+    def bring(self, hint: Hint, first: int, write: Callable[[int, Counts], None]) -> int | None:
+        """Make content of a hint's full blocks from number `first` on, which exist elsewhere, in free blocks of the device:
+        `write(start, blocks)` fills `blocks`, int64 [n], the first with number `first + start`. Return how many are there now:
+        fewer where fewer blocks are free, 0 where the device does not have all before them; None, if free blocks may still be
+        written: batches are out, or copies wait. Raises InvalidHint, UnsupportedByLayers, or as `write`, changing nothing."""
+        state, hint = self._state, checked_hint(hint)
+        state.manager.layout.refuse("bring (content that exists elsewhere)")
+        if hint.tokens is None or not is_integer(first) or first < 0:
+            raise errors.InvalidHint(
+                f"blocks that exist elsewhere are of tokens, from block 0 or a later one; got {first!r}."
+            )
+        if state.outstanding.batches or state.carried.groups or state.hints.to_fetch:
+            return None
+        num = state.hints.bring(hint, first, write)
+        state.queues.reopen()
+        self._raise_violations()
+        return num
+
     def explain_prefix(
         self, tokens: Any, *, salt: str | None = None, adapter: str | None = None, extra_key: Any = None
     ) -> PrefixExplanation:

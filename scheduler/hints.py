@@ -26,8 +26,8 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
     """A wish for content.
 
     action       "retain": evict it after content of lower priority; of a session, note what its next turn waits for, too.
-                 "pin": never evict what the device has of it, until `lasts` or "unpin". "prefetch": bring what only the
-                 host has to free blocks of the device. "demote": let it go next. "end": no turn of a session comes
+                 "pin": never evict what the device has of it, until `lasts` or "unpin". "prefetch": bring what only lower
+                 tiers have to free blocks of the device. "demote": let it go next. "end": no turn of a session comes
     session, request, tokens  one of these: a session's id; a live request's id: what it leaves when it finishes, for
                  "prefetch" its prompt now; or a prompt, int [n], with salt, adapter and extra_key of its requests
     priority     "retain": 1 to 3
@@ -223,6 +223,26 @@ class Hints:
             if self._content.lacks(parts):
                 self._content.fetch(parts)
         self.to_fetch = []
+
+    def bring(self, hint: Hint, first: int, write: Callable[[int, Blocks], None]) -> int:
+        """As `Scheduler.bring`, of a checked hint, while nothing writes to free blocks."""
+        manager, num = self._manager, min(len(hint.tokens) // self._size - first, self._room())
+        if num <= 0 or not manager.prefix_caching:
+            return 0
+        # What comes before is not brought from the host for it.
+        manager.growth.allow_copies(False)
+        row = manager.add_counted(hint.tokens[: (first + num) * self._size], hint.root, count=False)
+        try:
+            have = manager.rows.num_blocks.item(row)
+            if have < first:
+                return 0
+            manager.growth.promise_one(row, have, first + num)
+            manager.growth.draw_promised()
+            write(have - first, manager.rows.table(row)[have:].astype(np.int64))
+            manager.set_computed(row, (first + num) * self._size)
+        finally:
+            manager.release(row)
+        return num
 
     def expire(self, now: float) -> None:
         """End the pins until this time."""

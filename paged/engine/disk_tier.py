@@ -13,7 +13,7 @@ copies, and waits for no disk. Blocks that are missing, late or corrupt are comp
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -25,16 +25,19 @@ import torch
 from numpy.typing import NDArray
 
 from paged.attention import LayeredPool
-from paged.block_manager.content_key import extend_chain, namespace_digest, root_prefix
+from paged.block_manager.content_key import extend_chain, namespace_digest
+from paged.engine.disk_prefetch import Prefetch, Prefetches
 from paged.engine.live_request import LiveRequest
 from paged.errors import PagedError, RequestInFlight, UnknownRequest
-from paged.scheduler import Batch, Hint, Request, Scheduler
+from paged.scheduler import Batch, Hint, HintOutcome, Request, Scheduler
 from paged.storage import BlockStore
 
 PIECE_BYTES = 32 * 2**20
 """Of blocks that are read at a time, and copied between two steps."""
 PATIENCE_S = 10.0
 """For what was asked for, or twice as long as to compute it, if that is more. Then the rest is computed."""
+SESSION_TOKENS = 2**24
+"""Of sessions' last turns, which are remembered to be prefetched; what ended longest ago is forgotten."""
 _WAIT_S = 0.01
 """Where nothing can be computed before blocks are there."""
 _RECENT = 0.2
@@ -42,26 +45,30 @@ _RECENT = 0.2
 
 
 class TierStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of a tier, in blocks: `loaded` came in time, of those that were `asked` for; and requests that were
-    `late`, and that were `cheaper` to compute."""
+    """Totals of a tier, in blocks: `loaded` came in time, of those that requests `asked` for, and `prefetched` for hints; and
+    requests that were `late`, and that were `cheaper` to compute."""
 
     asked: int
     loaded: int
+    prefetched: int
     late: int
     cheaper: int
 
 
 class _Chain:
     """The keys of a sequence's full blocks, how many of them the store has, and how often it was asked for them; those of a
-    sequence that `is_private` go to none."""
+    sequence that `is_private` go to none. `named`: its prompt; `tokens`: of a turn of a session, in full blocks, as bytes."""
 
-    def __init__(self, root: bytes, *, is_private: bool) -> None:
+    def __init__(self, named: Hint, *, is_private: bool = False, session: str | None = None) -> None:
         self.keys: list[bytes] = []
         self.num_kept, self.num_asked, self.is_private = 0, 0, is_private
-        self._root = namespace_digest(root)
+        self.named, self.session, self.tokens = named, session, bytearray()
+        self._root = namespace_digest(named.root)
 
     def extend(self, data: bytes, block_bytes: int) -> None:
         """More blocks of token ids."""
+        if self.session is not None:
+            self.tokens += data
         extend_chain(self.keys, self.keys[-1] if self.keys else self._root, data, block_bytes)
 
 
@@ -75,9 +82,10 @@ class _Load:
 
 
 class _Piece(NamedTuple):
-    """Blocks that were read for a load, uint8 [n, block bytes], of which the first `num_whole` are right, and the seconds that it took."""
+    """Blocks that were read for a load or a prefetch, uint8 [n, block bytes], of which the first `num_whole` are right, and the
+    seconds that it took."""
 
-    load: _Load
+    load: _Load | Prefetch
     blocks: NDArray[np.uint8]
     num_whole: int
     seconds: float
@@ -104,6 +112,9 @@ class DiskTier:
         self._chains: dict[str, list[_Chain]] = {}
         self._expected: set[str] = set()
         self._loads: dict[str, _Load] = {}
+        # By session, what its last turn had, in the order in which they ended, and tokens of all of them.
+        self._turns: OrderedDict[str, Hint] = OrderedDict()
+        self._num_turn_tokens = 0
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="paged-disk-reader")
         self._arrived: deque[_Piece] = deque()
         self._has_arrived = Event()
@@ -111,20 +122,50 @@ class DiskTier:
         self._block_s: float | None = None
         self._token_s: float | None = None
         self._asked = self._num_loaded = self._late = self._cheaper = 0
+        self.prefetches = Prefetches(
+            scheduler,
+            pool,
+            self._look_up,
+            self._read_later,
+            clock,
+            patience=PATIENCE_S,
+            most_in_piece=self._most_in_piece,
+        )
 
     @property
     def is_loading(self) -> bool:
-        """Whether a request waits for blocks."""
-        return bool(self._loads)
+        """Whether a request or a prefetch waits for blocks."""
+        return bool(self._loads) or self.prefetches.is_busy
 
     def stats(self) -> TierStats:
         """Totals so far."""
-        return TierStats(asked=self._asked, loaded=self._num_loaded, late=self._late, cheaper=self._cheaper)
+        return TierStats(
+            asked=self._asked,
+            loaded=self._num_loaded,
+            prefetched=self.prefetches.num_brought,
+            late=self._late,
+            cheaper=self._cheaper,
+        )
+
+    def hinted(self, hint: Hint, outcome: HintOutcome) -> HintOutcome:
+        """Carry a hint out, of which memory makes `outcome`. Return what becomes of it in all."""
+        if hint.action not in ("prefetch", "end"):
+            return outcome
+        self._forget_ended()
+        if hint.action == "end" and hint.session is not None:
+            self._note_turn(hint.session, None)
+        if hint.action == "end" or outcome.status == "accepted":
+            return outcome
+        named: Hint | None = hint
+        if hint.request is not None:
+            named = self._chains[hint.request][0].named if hint.request in self._chains else None
+        elif hint.session is not None:
+            named = self._turns.get(hint.session)
+        return outcome if named is None else self.prefetches.ask(named, outcome)
 
     def num_held(self, hint: Hint) -> int:
         """Tokens at the beginning of a hint's that the store has, in whole blocks. Having been named they count as used."""
-        apart = (hint.salt, hint.adapter, hint.extra_key)
-        chain = _Chain(root_prefix(None if apart == (None, None, None) else apart), is_private=False)
+        chain = _Chain(hint)
         tokens = np.asarray(hint.tokens, np.int32)
         chain.extend(tokens[: len(tokens) // self._size * self._size].tobytes(), 4 * self._size)
         return self._look_up(chain.keys) * self._size
@@ -132,16 +173,17 @@ class DiskTier:
     def with_loads(self, request: Request, prompt: list[int]) -> Request:
         """Return the request, which asks for what only the store has of it, see `elsewhere`, as it is admitted. From now on its
         full blocks are written, if others may find them."""
-        for ended in [each for each in self._chains if each not in self._live]:
-            self._forget(ended)
+        self._forget_ended()
         try:
-            apart = (request.salt, request.adapter, request.extra_key)
-            namespace = None if apart == (None, None, None) else apart
-            root, tokens = root_prefix(namespace), np.asarray(prompt, np.int32)
+            tokens = np.asarray(prompt, np.int32)
+            apart = {"salt": request.salt, "adapter": request.adapter, "extra_key": request.extra_key}
+            named = Hint(action="prefetch", tokens=tokens, **apart)
+            _ = named.root
         except (PagedError, OverflowError):
             # The scheduler refuses it, and says why.
             return request
-        chains = [_Chain(root, is_private=not request.writes_cache) for _ in range(request.num_sequences)]
+        is_private, session = not request.writes_cache, request.session_id
+        chains = [_Chain(named, is_private=is_private, session=session) for _ in range(request.num_sequences)]
         self._chains[request.id] = chains
         # The scheduler loads for one sequence.
         if not request.reads_cache or request.num_sequences > 1:
@@ -226,14 +268,16 @@ class DiskTier:
 
     def take_arrived(self) -> None:
         """Copy in the blocks that were read, between two steps, and let requests go on whose loads are complete."""
-        if not self._loads:
+        if not self.is_loading:
             self._arrived.clear()
             return
         self._has_arrived.clear()
         while self._arrived:
             piece = self._arrived.popleft()
-            if self._loads.get(piece.load.request_id) is piece.load and self._is_waiting(piece.load):
-                self._copy_in(piece)
+            if isinstance(piece.load, Prefetch):
+                piece.load.blocks = piece.blocks[: piece.num_whole]
+            elif self._loads.get(piece.load.request_id) is piece.load and self._is_waiting(piece.load):
+                self._copy_in(piece, piece.load)
         now = self._clock()
         for load in list(self._loads.values()):
             if not self._is_waiting(load):
@@ -242,6 +286,7 @@ class DiskTier:
                 self._late += not load.is_over
                 load.is_over = True
                 self._let_go_on(load)
+        self.prefetches.go_on(may_read=not self._loads)
 
     def wait(self) -> None:
         """Wait a little for the reader."""
@@ -254,14 +299,30 @@ class DiskTier:
 
     def close(self) -> None:
         """Write all queued blocks, and stop. Calling it again does nothing."""
+        self.prefetches.clear()
         self._reader.shutdown(cancel_futures=True)
         self.store.close()
 
-    def _forget(self, request_id: str) -> None:
-        """Note the end of a request: its blocks were used now, the last ones first."""
-        for chain in self._chains.pop(request_id):
-            self._look_up(chain.keys)
-        self._expected.discard(request_id)
+    def _forget_ended(self) -> None:
+        """Note the ends of requests: their blocks were used now, the last ones first, and what they were is a session's last turn."""
+        for request_id in [each for each in self._chains if each not in self._live]:
+            for chain in (chains := self._chains.pop(request_id)):
+                self._look_up(chain.keys)
+            self._expected.discard(request_id)
+            last = chains[-1]
+            if last.session is not None and last.num_kept:
+                tokens = np.frombuffer(bytes(last.tokens), np.int32)[: last.num_kept * self._size]
+                self._note_turn(last.session, msgspec.structs.replace(last.named, tokens=tokens))
+
+    def _note_turn(self, session: str, turn: Hint | None) -> None:
+        """Remember what names a session's last turn; None: forget it."""
+        if (before := self._turns.pop(session, None)) is not None:
+            self._num_turn_tokens -= len(before.tokens)
+        if turn is not None:
+            self._turns[session] = turn
+            self._num_turn_tokens += len(turn.tokens)
+            while self._num_turn_tokens > SESSION_TOKENS:
+                self._num_turn_tokens -= len(self._turns.popitem(last=False)[1].tokens)
 
     def _look_up(self, keys: list[bytes]) -> int:
         """As BlockStore.look_up."""
@@ -289,10 +350,14 @@ class DiskTier:
 
     def _read_on(self, load: _Load) -> None:
         start = load.first + load.done
-        keys = self._chains[load.request_id][0].keys[start : min(load.stop, start + self._most_in_piece)]
+        self._read_later(
+            load, self._chains[load.request_id][0].keys[start : min(load.stop, start + self._most_in_piece)]
+        )
+
+    def _read_later(self, load: _Load | Prefetch, keys: list[bytes]) -> None:
         self._reader.submit(self._read, load, keys)
 
-    def _read(self, load: _Load, keys: list[bytes]) -> None:
+    def _read(self, load: _Load | Prefetch, keys: list[bytes]) -> None:
         """Read pieces, in the reader's thread."""
         began = time.perf_counter()
         try:
@@ -304,8 +369,8 @@ class DiskTier:
         self._arrived.append(_Piece(load, blocks, count, time.perf_counter() - began))
         self._has_arrived.set()
 
-    def _copy_in(self, piece: _Piece) -> None:
-        load, start = piece.load, piece.load.first + piece.load.done
+    def _copy_in(self, piece: _Piece, load: _Load) -> None:
+        start = load.first + load.done
         if piece.num_whole:
             # As the table is now: a load that was listed again has other blocks.
             table = self._manager.rows.table(load.row)[start : start + piece.num_whole].astype(np.int64)

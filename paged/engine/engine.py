@@ -234,8 +234,9 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is alive, an output has not been handed out, or a prefetch waits for its step."""
-        return bool(self._live or self._undelivered or self._prefetches)
+        """Whether any request is alive, an output has not been handed out, or a prefetch waits for its step or the disk."""
+        prefetches = self._prefetches or (self.disk is not None and self.disk.prefetches.is_busy)
+        return bool(self._live or self._undelivered or prefetches)
 
     def add_request(
         self,
@@ -294,8 +295,8 @@ class Engine:
             return request_id
 
     def hint(self, hint: Hint) -> HintOutcome:
-        """As Scheduler.hint, now; `tokens` of the hint may be text. The next `step` makes the copies of a prefetch. What only the disk has is not
-        prefetched: a request brings it.
+        """As Scheduler.hint, now; `tokens` of the hint may be text. The next `step` makes the copies of a prefetch. What only the disk has
+        comes to free blocks of the device, too, between later steps, once it is read: `has_unfinished` until then.
 
         Raises InvalidHint, InvalidRequest (text without a tokenizer), or EngineInUse while another thread calls the engine.
         """
@@ -305,13 +306,7 @@ class Engine:
                 hint = self._with_tokens(hint)
             outcome = self.scheduler.hint(hint, self._clock())
             self._prefetches |= hint.action == "prefetch" and outcome.num_tokens > 0
-            if self.disk is not None and hint.action == "prefetch" and hint.tokens is not None:
-                below = self.disk.num_held(hint) - outcome.num_tokens
-                if below > 0 and outcome.status in ("missing", "clipped"):
-                    why = f"{below:,} tokens of it lie on the disk alone; the request that needs them brings them."
-                    status = "clipped" if outcome.num_tokens else "rejected"
-                    return HintOutcome(status, why, outcome.num_tokens)
-            return outcome
+            return outcome if self.disk is None else self.disk.hinted(hint, outcome)
 
     def explain_prefix(self, prompt: str | Sequence[int], *, salt: str | None = None) -> PrefixExplanation:
         """As Scheduler.explain_prefix, of text or token ids; says what the disk has beyond memory, too. Raises InvalidRequest."""
@@ -539,8 +534,8 @@ class Engine:
         is_launched = steps.launch(self._note_admitted, self.on_logits)
         if disk is not None and is_idle and not is_launched and disk.is_loading:
             disk.wait()
-        # One that lists loads is ended at once: then they begin.
-        stays = is_launched and not len(steps.latest.loads)
+        # One that lists loads is ended at once: then they begin. So is one before prefetched blocks are written.
+        stays = is_launched and not len(steps.latest.loads) and not (disk is not None and disk.prefetches.has_read)
         # The latest stays out, if steps are taken ahead, unless no request is left that could need it.
         while steps.num_outstanding > (self.config.scheduling.steps_ahead if stays else 0) or not self._live:
             found = steps.finish(self._deliver)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paged import Hint, LayerGroup
-from paged.errors import InvalidConfig, InvalidHint, InvalidRequest, NeverFits, UnknownRequest
+from paged.errors import InvalidConfig, InvalidHint, InvalidRequest, NeverFits, UnknownRequest, UnsupportedByLayers
 
 
 def said(outcome):
@@ -566,3 +566,113 @@ def test_what_a_tenant_left_over_its_quota_goes_first_its_oldest_first_and_no_mo
     assert [desk.on_device([token] * 3) for token in (1, 2, 3)] == [1, 3, 3]
     desk.serve([5] * 2, tenant="d")
     assert [desk.on_device([token] * 3) for token in (1, 2, 3)] == [1, 1, 3]
+
+
+# Content that exists elsewhere
+
+
+def brought(desk, tokens, first=0):
+    """How many blocks came, and what was to be filled: (start, number of blocks) of each call."""
+    filled = []
+    num = desk.scheduler.bring(
+        Hint(action="prefetch", tokens=tokens), first, lambda start, blocks: filled.append((start, len(set(blocks))))
+    )
+    return num, filled
+
+
+def test_what_is_brought_from_elsewhere_is_found_and_counts_for_nothing(desk):
+    desk = desk(8, 2)
+    assert brought(desk, [1, 2, 3, 4, 5]) == (2, [(0, 2)])
+    assert (desk.manager.stats().queries, desk.manager.stats().hit_tokens, desk.manager.device.num_used) == (0, 0, 0)
+    desk.serve([1, 2, 3, 4, 5])
+    assert desk.scheduler.stats().hit_tokens == 4
+
+
+def test_it_goes_on_behind_what_the_device_has_or_does_not_come(desk):
+    desk = desk(8)
+    desk.serve([1, 2, 3])
+    assert brought(desk, [1, 2, 3, 4, 5], 3) == (2, [(0, 2)])
+    assert desk.on_device([1, 2, 3, 4, 5]) == 5
+    assert brought(desk, [6, 7, 8], 1) == (0, [])
+    # What has come meanwhile is not written again, but for the last one, which is let go.
+    assert brought(desk, [1, 2, 3, 4, 5], 3) == (2, [(1, 1)])
+    assert desk.manager.device.num_free == 3
+
+
+def test_it_takes_free_blocks_alone_and_a_request_that_needs_them_gets_them(desk):
+    desk = desk(6)
+    desk.serve([1] * 4)
+    assert brought(desk, [2] * 4) == (2, [(0, 2)])
+    assert (desk.on_device([1] * 4), desk.on_device([2] * 4)) == (4, 2)
+    assert brought(desk, [3]) == (0, [])
+    desk.serve([4] * 5)
+    assert desk.on_device([4] * 5) == 5
+
+
+def test_nothing_is_brought_while_a_batch_that_may_write_to_free_blocks_is_out_or_copies_wait(desk):
+    desk = desk(6)
+    id = desk.add([1] * 4, writes_cache=False)
+    batch = desk.scheduler.schedule()
+    desk.scheduler.abort(id)
+    assert desk.manager.device.num_free == 6
+    assert brought(desk, [2] * 4) == (None, [])
+    desk.scheduler.update(batch, [0])
+    assert brought(desk, [2] * 4) == (4, [(0, 4)])
+
+
+def test_content_on_the_host_comes_first_and_is_not_loaded_for_what_is_brought(desk):
+    desk = desk(6, host_blocks=8)
+    desk.serve([1] * 4)
+    desk.serve([2] * 5, writes_cache=False)
+    assert (desk.on_device([1] * 4), desk.on_host([1] * 4)) == (1, 3)
+    assert brought(desk, [1] * 5, 4) == (0, [])
+    desk.hint("prefetch", tokens=[1] * 4)
+    assert brought(desk, [1] * 5, 4) == (None, [])
+    desk.step()
+    assert brought(desk, [1] * 5, 4) == (1, [(0, 1)])
+    assert (desk.on_device([1] * 5), desk.manager.stats().loaded_blocks) == (5, 3)
+
+
+def test_a_fork_that_lets_content_come_from_the_host_lets_none_come_for_what_is_brought(desk):
+    desk = desk(8, host_blocks=8)
+    desk.serve([1] * 4)
+    desk.serve([2] * 7, writes_cache=False)
+    id = desk.add([3, 3], max_tokens=4)
+    desk.step()
+    desk.scheduler.fork(id)
+    assert (desk.on_device([1] * 4), desk.on_host([1] * 4)) == (1, 3)
+    assert brought(desk, [1] * 5, 4) == (0, [])
+    desk.run()
+
+
+def test_a_write_that_fails_leaves_nothing(desk):
+    desk = desk(6)
+    with pytest.raises(ZeroDivisionError):
+        desk.scheduler.bring(Hint(action="prefetch", tokens=[1, 2]), 0, lambda start, blocks: 1 / 0)
+    assert (desk.on_device([1, 2]), desk.manager.device.num_free) == (0, 6)
+
+
+@pytest.mark.parametrize(("what", "first"), [({"session": "a"}, 0), ({"tokens": [1]}, -1), ({"tokens": [1]}, "0")])
+def test_what_cannot_be_brought_is_refused(desk, what, first):
+    with pytest.raises(InvalidHint, match="from block 0 or a later one"):
+        desk(6).scheduler.bring(Hint(action="prefetch", **what), first, print)
+
+
+def test_layers_of_several_kinds_bring_nothing_from_elsewhere(desk):
+    desk = desk(16, groups=(FULL, WINDOW))
+    with pytest.raises(UnsupportedByLayers, match="bring"):
+        brought(desk, [1])
+
+
+def test_nothing_is_brought_while_copies_of_a_cancelled_batch_wait(desk):
+    desk = desk(6, host_blocks=8)
+    desk.serve([1] * 4)
+    desk.serve([2] * 5, writes_cache=False)
+    id = desk.add([1] * 5)
+    batch = desk.scheduler.schedule()
+    assert len(batch.moves.host_to_device) == 3
+    desk.scheduler.cancel(batch)
+    desk.scheduler.abort(id)
+    assert brought(desk, [3]) == (None, [])
+    desk.step()
+    assert brought(desk, [3])[0] == 1

@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from .http_client import CHAT, ask, got, run  # noqa: TID252
+from .http_client import CHAT, ask, asked, got, run  # noqa: TID252
 from .serving_process import END_S, flags, started  # noqa: TID252
 
 SAID = "Explain what the with statement of Python does when the body of it raises an exception. " * 6
@@ -58,3 +58,25 @@ def test_a_server_that_is_killed_takes_its_engine_with_it_and_the_next_turn_find
             in got(server, "/metrics").body
         )
     assert cached >= usage["prompt_tokens"] // 16 * 16 > 64
+
+
+def test_a_server_that_starts_again_prefetches_a_prompt_from_the_disk_before_it_is_asked_for(tmp_path):
+    options = flags({"disk_cache": tmp_path / "cache", "disk_cache_gb": 1})
+    body = {"prompt": SAID, "max_tokens": 1, "temperature": 0}
+    with started(*options) as server:
+        num_blocks = asked(server, body).body["usage"]["prompt_tokens"] // 16
+        # The writer is a moment behind.
+        while num_written(tmp_path / "cache") < num_blocks:
+            time.sleep(0.01)
+    with started(*options) as server:
+        outcome = asked(server, {"action": "prefetch", "prompt": SAID}, "/v1/kv_hints").body
+        assert outcome["num_tokens"] == num_blocks * 16 and outcome["status"] == "accepted"
+        on_device = {"prompt": SAID}
+        server.wait_until(lambda: asked(server, on_device, "/explain").body["device_tokens"] == num_blocks * 16)
+        usage = asked(server, body).body["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        of_all = f'vllm:prompt_tokens_cached_total{{engine="0",model_name="paged"}} {cached:.1f}'
+        server.wait_until(lambda: of_all in got(server, "/metrics").body)
+        of_disk = 'vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="paged",source="disk"} 0.0'
+        assert of_disk in got(server, "/metrics").body
+    assert cached == (usage["prompt_tokens"] - 1) // 16 * 16 > 64

@@ -6,100 +6,25 @@ import random
 import sys
 import weakref
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-from paged import Engine, Hint, SamplingParams
+from paged import Engine, SamplingParams
 from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedByLayers, UnusableStore
 from paged.sampling.search_params import BeamSearchParams
-from paged.storage import StoreStats
 from paged.testing.engine_rig import EngineRig, alone
 from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
 from paged.testing.tiny_model import tiny_model
+
+from .asking import PROMPT, Memory, ask, assert_same  # noqa: TID252
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 from kill_disk import SPOILERS
 
 DRAFT = {"speculate": "draft", "draft_model": tiny_model(64, 0.03)}
-PROMPT = [7 * place % 61 + 1 for place in range(43)]
-
-
-class Memory:
-    """A store in a dictionary, which waits with what it reads for `may_read`, and gives `breaks` blocks at most."""
-
-    def __init__(self):
-        self.blocks, self.may_read, self.breaks = {}, Event(), 10**9
-        self.may_read.set()
-
-    def look_up(self, keys):
-        return next((place for place, key in enumerate(keys) if key not in self.blocks), len(keys))
-
-    def read(self, keys, into):
-        assert self.may_read.wait(60)
-        count = min(len(keys), self.breaks)
-        for place in range(count):
-            into[place] = self.blocks[keys[place]]
-        return count
-
-    def write(self, keys, copy):
-        places = [place for place, key in enumerate(keys) if key not in self.blocks]
-        if places:
-            self.blocks.update(zip([keys[place] for place in places], copy(places), strict=True))
-        return len(keys)
-
-    def stats(self):
-        return StoreStats(held=len(self.blocks))
-
-    def close(self):
-        pass
-
-
-@pytest.fixture
-def made():
-    """made(...): an engine of blocks of 4; with `store`, on that one."""
-    engines = []
-
-    def make(store=None, **options):
-        if store is not None:
-            options["open_store"] = lambda identity, block_bytes: store
-        engines.append(
-            Engine(tiny_model(64), **{"block_size": 4, "num_blocks": 40, "max_tokens_per_step": 16} | options)
-        )
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.close()
-
-
-def ask(engine, prompt=PROMPT, id="a", max_tokens=6, **options):
-    """Tokens, logits and cached tokens of an answer."""
-    logits = []
-    engine.on_logits = lambda _, place, row: logits.append(row.numpy().copy())
-    engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), id=id, **options)
-    tokens = []
-    while engine.has_unfinished:
-        for output in engine.step():
-            tokens += output.token_ids
-            usage = output.usage
-    assert engine.check() == []
-    return tokens, np.array(logits), usage.hit_tokens
-
-
-@pytest.fixture
-def filled(made):
-    """A store in which an engine has left an answer to PROMPT, and that answer."""
-    store = Memory()
-    return store, ask(made(store))
-
-
-def assert_same(one, other):
-    assert one[0] == other[0]
-    assert np.array_equal(one[1], other[1])
 
 
 def test_the_next_engine_finds_what_this_one_computed_and_answers_with_the_same_bits(made, tmp_path):
@@ -270,22 +195,6 @@ def test_an_engine_that_is_forgotten_frees_its_memory_at_once():
         assert kept() is None
     finally:
         gc.enable()
-
-
-def test_what_only_the_disk_has_is_not_prefetched_and_that_is_said(made):
-    store = Memory()
-    ask(made(store))
-    second = made(store)
-    asked = Hint(action="prefetch", tokens=PROMPT)
-    outcome = second.hint(asked)
-    assert (outcome.status, outcome.num_tokens) == ("rejected", 0)
-    assert outcome.reason == "40 tokens of it lie on the disk alone; the request that needs them brings them."
-    assert str(second.explain_prefix(PROMPT)).endswith("40 tokens more lie on the disk.")
-    ask(second, PROMPT[:21])
-    outcome = second.hint(asked)
-    assert (outcome.status, outcome.num_tokens) == ("clipped", 20)
-    ask(second, id="b")
-    assert second.hint(asked).status == "accepted"
 
 
 def test_a_prompt_goes_on_below_the_host(made):
