@@ -194,7 +194,11 @@ def _bound(host: str, port: int) -> socket.socket:
         found.bind(address)
     except OSError as error:
         taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
-        advice = "port; 0 is any free one" if taken else "--host; 127.0.0.1 is this machine alone, 0.0.0.0 all of its addresses"
+        advice = (
+            "port; 0 is any free one"
+            if taken
+            else "--host; 127.0.0.1 is this machine alone, 0.0.0.0 all of its addresses"
+        )
         raise ServerFailed(f"cannot listen on {host}:{port}: {error.strerror}. Name another {advice}.") from None
     return found
 
