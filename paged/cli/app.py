@@ -138,6 +138,8 @@ def _status_of(problem: BaseException) -> int:
 def _usage_message(problem: Any) -> str:
     """Return what Typer says of a usage error, without pydantic's additions and with the value that it leaves out."""
     message: str = problem.format_message().replace("Value error, ", "").partition(", unable to parse")[0]
+    if message.startswith("Got unexpected extra") and problem.ctx.command.name in ("generate", "chat"):
+        message += "; --model names a model"
     tried: list[Any] = getattr(problem.__cause__, "errors", list)()
     return message + "".join(f'; got "{each["input"]}"' for each in tried[:1] if repr(each["input"]) not in message)
 
