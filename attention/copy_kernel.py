@@ -1,6 +1,6 @@
 """Copies of rows between a GPU's memory and pinned memory of the host, by one kernel that reads and writes both where they lie.
 
-An H200 copies pages of 64 KiB to 2 MiB so at 0.93 to 0.95 of the rate of one large copy; a copy a page comes to 0.14 at 64 KiB
+An H200 copies pages of 64 KiB to 2 MiB so at 0.92 to 0.95 of the rate of one large copy; a copy a page comes to 0.14 at 64 KiB
 (benchmarks/results/gpu.md). Imported only where there is Triton.
 """
 
@@ -28,7 +28,8 @@ def _copy_rows(source, target, sources, destinations, num_words, size: tl.conste
 
 def copy_rows(source: Tensor, target: Tensor, sources: Tensor, destinations: Tensor) -> None:
     """Rows `sources` of `source`, [rows, words], become rows `destinations` of `target`, both int64 [n]. One of the two lies on a GPU, the other there or
-    in pinned memory. Nothing waits: it is done when the current stream comes to it."""
+    in pinned memory. The call does not wait for it: it is done when the current stream comes to it, and only behind that the host may read its side.
+    The rows' numbers do wait for what the stream has to do before, unless they lie on the GPU."""
     gpu = source if source.is_cuda else target
     num_words = source.shape[1]
     kernel: Any = _copy_rows[len(sources), triton.cdiv(num_words, _WORDS_A_PROGRAM)]

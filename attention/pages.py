@@ -62,7 +62,7 @@ class Pages:
         self._device_words.index_fill_(0, pages.to(self.device), 255 if self._device_words.dtype == torch.uint8 else -1)
 
     def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy device pages to host pages, both int64 [n]. A GPU does it behind what it was given before, and nothing waits for it."""
+        """Copy device pages to host pages, both int64 [n]. A GPU does it behind what it was given before; the call does not wait for it."""
         _copy(self._device_words, self._host_words, sources, destinations)
 
     def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
@@ -86,7 +86,8 @@ class Pages:
 
 def _copy(source: Tensor, target: Tensor, sources: Tensor, destinations: Tensor) -> None:
     """Rows `sources` of `source` become rows `destinations` of `target`."""
-    copy_rows = _kernel() if source.is_cuda or target.is_cuda else None
+    gpu = source if source.is_cuda else target
+    copy_rows = _kernel(gpu.device) if gpu.is_cuda else None
     if copy_rows is not None:
         copy_rows(source, target, sources, destinations)
     else:
@@ -95,9 +96,12 @@ def _copy(source: Tensor, target: Tensor, sources: Tensor, destinations: Tensor)
 
 
 @cache
-def _kernel() -> Any:
-    """The copy as one kernel; None without Triton."""
+def _kernel(device: torch.device) -> Any:
+    """The copy as one kernel, tried on this device; None without Triton, and where it does not run: it needs a C compiler, and a folder to write to."""
     try:
-        return import_module("paged.attention.copy_kernel").copy_rows
-    except ImportError:
+        copy_rows = import_module("paged.attention.copy_kernel").copy_rows
+        word = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        copy_rows(word, word, word[0], word[0])
+    except Exception:
         return None
+    return copy_rows

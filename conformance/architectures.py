@@ -133,7 +133,9 @@ def main(
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="Only list the rows.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Families that are tried at once.")] = os.cpu_count() or 1,
-    device: Annotated[str, typer.Option(help="cpu, or cuda, where tokens have to be equal and bits need not.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="cpu, or cuda, where under pressure tokens have to be equal and logits up to rounding.")
+    ] = "cpu",
     out: Annotated[Path | None, typer.Option(metavar="NAME", help="Write the table as NAME.md.")] = None,
 ) -> None:
     """Try small models of every family of decoders against transformers' `generate`, with ample memory and with too little."""

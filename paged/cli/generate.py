@@ -293,7 +293,7 @@ def _document(engine: "Engine", completions: "dict[int, Completion]") -> dict[st
     return {
         "model": str(engine.model.path),
         "backend": engine.runner.backend.name,
-        "batch_invariant": engine.config.model.batch_invariant,
+        "batch_invariant": engine.config.model.is_invariant_on(engine.model.device.type),
         "completions": [msgspec.to_builtins(completion) for _, completion in sorted(completions.items())],
         "stats": msgspec.to_builtins(stats),
         "groups": msgspec.to_builtins(engine.manager.stats().groups),

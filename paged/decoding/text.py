@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 # A window of fewer characters could begin and end within the same character, which has at most four bytes.
 _LEAST_CHARS = 4
 
-# Tokens that usually say so many; a window is cut back to them when it has become four times as long.
+# Tokens that usually say so many; a window is cut back to them when it has become three times as long.
 _LEAST_TOKENS = 8
-_MOST_TOKENS = 32
+_MOST_TOKENS = 24
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -61,9 +61,13 @@ class TextStream:
 
         Raises InvalidTokens for what are no token ids, and TextEnded after `finish`.
         """
+        return self.push_known(token_array(ids).tolist())
+
+    def push_known(self, ids: list[int]) -> str:
+        """As `push`, of ids that need no check."""
         if self._has_ended:
             raise TextEnded("the stream was finished; tokens that come later need a stream of their own.")
-        self._window += self._spoken(token_array(ids).tolist())
+        self._window += self._spoken(ids)
         if not self._window or self._is_byte(self._window[-1]):
             return ""
         text = self._advanced_to(_settled(self._decoded(self._window)))

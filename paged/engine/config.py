@@ -264,7 +264,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
 
     model: Annotated[Any | None, Field(help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", when="To run a model of your own.", usually="embedded", letter="-m", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel", vllm=("model",))] = None
     backend: Annotated[str, Field(help="How attention is computed; `paged doctor` lists what works here. auto: the fastest.", when="To compare backends, or to look for a fault in one.")] = "auto"
-    batch_invariant: Annotated[bool, Field(help="An answer depends on nothing but its request; fast: words may differ with what else runs.", when="Turn it off for speed, where an answer may depend on the batch.", turns_off="--fast")] = True
+    batch_invariant: Annotated[bool | None, Field(help="An answer depends on nothing but its request; fast: words may differ with what else runs.", when="Turn it off for speed, where an answer may depend on the batch.", usually="on a CPU yes, on a GPU no", turns_off="--fast")] = None
     dtype: Annotated[str, Field(help="auto (on a CPU float32), float32, bfloat16 or float16.", when="bfloat16 or float16 halve the memory of float32.", vllm=("dtype",))] = "auto"
     quantization: Annotated[str | None, Field(help="Linear layers and experts as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", when="When weights are too large, or decoding on a CPU is too slow. Answers change a little.", letter="-q", choices=QUANTIZATIONS, vllm=("quantization",))] = None
     quantize_head: Annotated[bool, Field(help="Beside a quantization the output projection as int8, too, and an embedding that shares its weights, unless it scales them.", when="When the vocabulary is large beside the model.")] = False
@@ -280,6 +280,10 @@ class ModelConfig(Config, frozen=True, kw_only=True):
             raise InvalidConfig(
                 f'tensor_parallel_size={self.tensor_parallel_size} splits weights that are floats; quantization="{self.quantization}" goes with 1.'
             )
+
+    def is_invariant_on(self, device: str) -> bool:
+        """Return whether answers depend on nothing but their requests on a type of device, "cpu" or another."""
+        return device == "cpu" if self.batch_invariant is None else self.batch_invariant
 
 
 class MemoryConfig(Config, frozen=True, kw_only=True):
@@ -330,12 +334,16 @@ class SchedulingConfig(Config, frozen=True, kw_only=True):
 
     policy: Annotated[Any, Field(help="The policy that decides which requests run; `paged policies` lists them.", when="When requests have deadlines or tenants, or to compare.", metavar="NAME", what="a policy's name, or a Policy")] = "paged"
     tenant_weights: Annotated[Any | None, Field(help="Shares of tenants by name, under a policy that is fair between them; of those not named: 1.", when="When tenants are to get unequal shares.", flag="", what="weights above 0 by tenant")] = None
-    max_tokens_per_step: Annotated[int, Field(help="Token budget of a step.", when="Larger: prompts are computed sooner. Smaller: shorter steps, so that running answers do not stall.", least=1, vllm=("max_num_batched_tokens",))] = 256
+    max_tokens_per_step: Annotated[int | None, Field(help="Token budget of a step.", when="Larger: prompts are computed sooner. Smaller: shorter steps, so that running answers do not stall.", usually="on a CPU 256, on a GPU 2,048", least=1, vllm=("max_num_batched_tokens",))] = None
     max_sequences: Annotated[int, Field(help="Sequences in a step.", when="Larger: more tokens a second in all. Smaller: each answer is faster.", least=1, vllm=("max_num_seqs",))] = 32
     max_chunk: Annotated[int | None, Field(help="Prompt tokens of one sequence in a step.", when="When one long prompt keeps others from their first tokens.", usually="what the step has room for", least=1)] = None
     costs: Annotated[Any | None, Field(help="What copying and computing cost; measured: timed here, at the start.", when="When copies are faster or slower on your machine beside computing.", usually="built-in figures", metavar="measured", rule=_costs, what='a Costs, or "measured"')] = None
     steps_ahead: Annotated[int, Field(help="1: the model has a thread of its own and a step is launched before the last one has ended; answers come a step later.", when="When the time between steps counts and cores are to spare; measure both, as on a GPU 1 was slower (docs/performance.md).", least=0, most=1)] = 0
     max_retries: Annotated[int, Field(help="Tries of a step that runs out of memory, after the first, before its requests end with an error.", when="0 to see the first failure.", least=0)] = 2
+
+    def budget_on(self, device: str) -> int:
+        """Return the tokens of a step on a type of device, "cpu" or another."""
+        return self.max_tokens_per_step or (256 if device == "cpu" else 2048)
 
 
 class DecodingConfig(Config, frozen=True, kw_only=True):

@@ -153,7 +153,7 @@ class Engine:
             manager,
             policy=steps.policy,
             tenant_weights=steps.tenant_weights,
-            max_tokens_per_step=steps.max_tokens_per_step,
+            max_tokens_per_step=steps.budget_on(self.model.device.type),
             max_sequences=steps.max_sequences,
             max_chunk=steps.max_chunk,
             max_model_len=longest,
@@ -212,7 +212,7 @@ class Engine:
         if not memory.prefix_caching or config.decoding.speculate == "draft":
             raise InvalidConfig("open_store goes with prefix_caching, and not with a draft model.")
         self.manager.layout.refuse("disk_cache (content on a disk)")
-        identity, words = identity_of(self.runner, batch_invariant=config.model.batch_invariant)
+        identity, words = identity_of(self.runner, batch_invariant=config.model.is_invariant_on(self.model.device.type))
         block_bytes = self.pool.pages.page_bytes
         if memory.disk_cache is None:
             assert open_store is not None, "one of them is there"
@@ -756,13 +756,14 @@ def _loaded(config: EngineConfig) -> tuple[LoadedModel, Ranks | None]:
 def _runner(config: EngineConfig, model: LoadedModel, pool: LayeredPool, ranks: Ranks | None) -> Runner:
     """A model's runner, and that of each other rank, if it is split."""
     its, kept = config.model, config.memory
+    is_invariant = its.is_invariant_on(model.device.type)
     # What ranks add up between them is not captured.
     ours = partial(
         runner_for,
         model,
         pool,
         backend=its.backend,
-        batch_invariant=its.batch_invariant,
+        batch_invariant=is_invariant,
         enforce_eager=its.enforce_eager or ranks is not None,
     )
     if ranks is None:
@@ -776,7 +777,7 @@ def _runner(config: EngineConfig, model: LoadedModel, pool: LayeredPool, ranks: 
         kv_cache_dtype=kept.kv_cache_dtype,
         kv_cache_dtype_skip_layers=kept.kv_cache_dtype_skip_layers,
         backend=its.backend,
-        batch_invariant=its.batch_invariant,
+        batch_invariant=is_invariant,
     )
     return ranks.make(asked, ours)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Event
 from typing import NamedTuple, Protocol
+from weakref import ref
 
 import numpy as np
 import torch
@@ -57,6 +58,7 @@ class Launched:
     has_begun     its tables were taken in and its copies made, or some of them
     lost_content  the copies failed: what the pool holds is not known
     computes      set once a processor or a GPU has all that it needs, or nothing more comes
+    next_computes  the same of the step behind it; None: there is none
     """
 
     def __init__(self, step: StepInput, asked: Asked, *, samples: bool) -> None:
@@ -66,7 +68,7 @@ class Launched:
         self.ran: Ran | None = None
         self.future: Future[None] | None = None
         self.computes = Event()
-        self.next: Launched | None = None
+        self.next_computes: Event | None = None
 
     def run(self, worker: Worker, drafter: Drafter | None, clock: Callable[[], float]) -> None:
         """Begin the step and run it."""
@@ -150,24 +152,25 @@ class LocalExecutor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paged-model") if threaded else None
         # Set where steps run: behind one that failed none begins.
         self._has_failed = False
-        self._latest: Launched | None = None
+        # Weakly: one that has ended may have large logits.
+        self._latest: Callable[[], Launched | None] = lambda: None
 
     def launch(self, step: StepInput, asked: Asked, *, samples: bool) -> Launched:
         """As Executor."""
         launched = Launched(step, asked, samples=samples)
         if self._thread is not None:
-            if self._latest is not None:
-                self._latest.next = launched
-            self._latest = launched
             launched.future = self._thread.submit(self._run_behind, launched)
+            latest, self._latest = self._latest(), ref(launched)
+            if latest is not None:
+                latest.next_computes = launched.computes
         return launched
 
     def result(self, launched: Launched) -> Ran:
         """As Executor."""
         if launched.future is not None:
             launched.future.result()
-            if launched.next is not None:
-                launched.next.computes.wait()
+            if launched.next_computes is not None:
+                launched.next_computes.wait()
         elif launched.ran is None:
             self._run(launched)
         assert launched.ran is not None, "those before it were read, and had not failed"

@@ -72,7 +72,7 @@ class LiveSequence:
         self.token_ids += tokens
         if self._stream is None:
             return ""
-        text = self._stream.push(tokens)
+        text = self._stream.push_known(tokens)
         self.text += text
         return text
 
@@ -86,7 +86,7 @@ class LiveSequence:
         if self._stream is None:
             text = ""
         elif not self.request.params.stop:
-            text = self._stream.push(spoken)
+            text = self._stream.push_known(spoken)
         else:
             text, num_kept = self._up_to_a_stop(spoken)
             tokens = tokens[:num_kept] if self.has_found_stop else tokens
@@ -108,7 +108,7 @@ class LiveSequence:
         text, num_before = "", len(self.token_ids)
         for count, token in enumerate(tokens, 1):
             counts = num_before + count > self.request.params.min_tokens
-            text += self._stops.push(self._stream.push([token]), counts=counts)
+            text += self._stops.push(self._stream.push_known([token]), counts=counts)
             if self.has_found_stop:
                 return text, count
         return text, len(tokens)

@@ -85,7 +85,6 @@ FLAGS: dict[str, Flag] = {
     "--long-prefill-token-threshold": _valued("--max-chunk is the most of one prompt in a step.", "0"),
     "--speculative-config": _valued("drafts are named by --speculate, --num-drafts and --draft-model."),
     "--attention-backend": _valued("--backend names ours; `paged doctor` lists them."),
-    "--enforce-eager": _granted("there are no CUDA graphs."),
     "--stream-interval": _valued("each step's tokens are sent as they come.", "1"),
     "--model": _valued("the model is the argument: paged serve MODEL."),
     "--tokenizer": _valued("the tokenizer is that of the model's folder."),

@@ -166,7 +166,7 @@ class Runner:
         self._fused = fused
         self._decodes: CapturedDecodes | None = None
         if captures and isinstance(backend, RenewsPlans):
-            self._decodes = CapturedDecodes(self._decoded, backend, pool)
+            self._decodes = CapturedDecodes(backend, pool)
         self._shares = any(each.source is not None for each in model.layers)
         # Memory for what latents expand to, from pass to pass.
         self.expanded: dict[Any, LayeredPool] = {}
@@ -227,7 +227,7 @@ class Runner:
                     return logits, states[torch.from_numpy(stateful[wanted])]
                 return logits[torch.from_numpy(is_sampled[wanted])], states[torch.from_numpy(stateful[wanted])]
             if self._decodes is not None and is_sampled.all() and not stateful.any():
-                found = self._decodes.logits(step, token_ids)
+                found = self._decodes.logits(self._decoded, step, token_ids)
                 if found is not None:
                     return found, found[:0]
             is_long = self._is_long(step, step.seq_lens if lengths is None else lengths)
@@ -342,8 +342,10 @@ def runner_for(
 
 
 def _is_plain(model: LoadedModel) -> bool:
-    """Whether a pass does the same for any step: a backend does the attention of all layers, on K and V alone, and no embedding goes by lengths."""
+    """Whether a pass does the same for any step: a backend does the attention of all layers, on K and V alone, no embedding goes by lengths, and no
+    expert gets only the rows that chose it."""
     special = any(each.by_itself or each.expands or each.choosers for each in model.layers)
+    special |= any(map(_groups_rows, model.module.modules()))
     return model.rotary_limit is None and not special
 
 

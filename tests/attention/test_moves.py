@@ -13,6 +13,7 @@ import torch
 
 from paged import Moves
 from paged.attention import KVPool, run_moves
+from paged.attention.pages import _kernel
 from paged.errors import InvalidPool
 
 NUM_DEVICE, NUM_HOST = 5, 4
@@ -121,3 +122,8 @@ def test_a_block_that_is_not_there_is_named_and_nothing_is_copied(pool, kind, wr
     with pytest.raises(InvalidPool, match=f"^{message}$"):
         run_moves(pool, moves(**lists))
     assert state(pool) == ([10, 11, 12, 13, 14], [20, 21, 22, 23])
+
+
+def test_where_the_kernel_that_copies_pages_does_not_run_torch_copies_them():
+    """As on a GPU without a C compiler: Triton is there, and compiles nothing. Here it finds no GPU."""
+    assert _kernel(torch.device("cpu")) is None

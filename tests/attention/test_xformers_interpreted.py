@@ -23,6 +23,7 @@ from hypothesis import given, settings, strategies as st
 
 from paged.attention import LayerOptions, StepTokens, get_backend
 from paged.attention.copy_kernel import copy_rows
+from paged.attention.pages import _kernel
 from paged.errors import UnsupportedByBackend
 
 # The interpreter is numpy: it takes numbers out of arrays of one, and -inf from -inf before it selects.
@@ -136,13 +137,28 @@ def test_a_plan_takes_another_decode_into_its_tensors(build):
     assert there == [mask.block_tables.data_ptr() for masks in plan.masks.values() for mask in masks]
 
 
-def test_the_kernel_that_copies_pages_copies_these_and_no_others():
-    source, target = torch.arange(7 * 5000).view(7, 5000), torch.zeros(9, 5000, dtype=torch.int64)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("words", [1, 7, 4096, 5000])
+def test_the_kernel_that_copies_pages_copies_these_and_no_others(dtype, words):
+    source, target = torch.arange(7 * words).view(7, words).to(dtype), torch.zeros(9, words, dtype=dtype)
     wanted = target.clone()
     sources, destinations = torch.tensor([6, 0, 3]), torch.tensor([1, 8, 4])
     wanted[destinations] = source[sources]
     copy_rows(source, target, sources, destinations)
+    copy_rows(source, target, sources[:0], destinations[:0])
     assert target.equal(wanted)
+    assert _kernel(source.device) is copy_rows
+
+
+def test_the_kernel_that_copies_pages_reaches_those_behind_two_gigabytes():
+    # What is not written takes no memory.
+    large, small = torch.empty(2**31 // 4096 + 2, 4096, dtype=torch.uint8), torch.full((2, 4096), 7, dtype=torch.uint8)
+    last, first = torch.tensor([len(large) - 1]), torch.tensor([0])
+    copy_rows(small, large, first, last)
+    assert large[-1].eq(7).all()
+    large[-1] = 9
+    copy_rows(large, small, last, first)
+    assert small[0].eq(9).all() and small[1].eq(7).all()
 
 
 def test_a_step_of_padding_alone_gives_zeros(build):

@@ -4,6 +4,7 @@ import re
 import sys
 from importlib import import_module
 
+import numpy as np
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from typer.testing import CliRunner
@@ -65,6 +66,23 @@ def test_a_block_that_is_not_copied_back_is_found_in_the_round_that_swaps(one, m
     verdict = one.verdict_of(one.families()["llama"])
     assert verdict.outcome == "wrong"
     assert verdict.why.startswith("swap, request ")
+
+
+@pytest.mark.parametrize(
+    ("off", "said"), [(1e-6, []), (0.5, ["logits are off by 5.0e-01 of the largest; 1e-03 is allowed."])]
+)
+def test_on_a_gpu_logits_may_round_and_may_not_be_others(one, off, said):
+    ours, theirs = one.Answers(), one.Answers()
+    for answers, value in ((ours, 1 - off), (theirs, 1)):
+        answers.tokens, answers.reasons, answers.logits = (
+            {("a", 0): [5]},
+            {("a", 0): "length"},
+            {("a", 0): [np.array([value, 0.1])]},
+        )
+    found = one._beyond_rounding(ours, theirs)
+    assert found == (pytest.approx(off), said)
+    ours.tokens["a", 0] = [6]
+    assert one._beyond_rounding(ours, theirs) == (0, ["request a: tokens [6] instead of [5]."])
 
 
 def test_what_transformers_cannot_run_is_no_fault_of_ours(one):

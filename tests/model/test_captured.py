@@ -3,17 +3,28 @@
 What stands in for a graph here runs the captured pass again, on those tensors alone; `make gpu` runs real ones.
 """
 
+import gc
+import weakref
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Barrier, BrokenBarrierError, Thread
+
 import numpy as np
 import pytest
+import torch
 
 from paged import SamplingParams
 from paged.attention import get_backend
+from paged.engine import engine as engine_module
 from paged.engine.engine import Engine
 from paged.errors import PagedWarning
 from paged.model import runner
 from paged.model.captured import Captured, CapturedDecodes
+from paged.model.runner import Runner, runner_for
 from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import answers_of, differences
+
+from ..driving import tokens_of  # noqa: TID252
 
 
 class Renewing:
@@ -37,13 +48,55 @@ class Renewing:
         return self._theirs.attend(queries, pool, layer, plan[0], options)
 
 
-def stand_in(self, step, inputs):
+def stand_in(self, forward, step, inputs):
     plan = self._backend.prepare(step, self._pool)
-    logits = self._forward(step, inputs, plan)
-    return Captured(lambda: logits.copy_(self._forward(step, inputs, plan)), inputs, plan, logits)
+    logits = forward(step, inputs, plan)
+    return Captured(lambda: logits.copy_(forward(step, inputs, plan)), inputs, plan, logits)
 
 
-def engine_of(model, decodes=None, **options):
+class Cuda:
+    """Streams and captures as torch's: a capture that fails leaves its stream as the current one. What is captured runs, once."""
+
+    def __init__(self, monkeypatch, fails_at=None):
+        self.ours = self.current = self.Stream()
+        self.fails_at, self.captures = fails_at, []
+        for name in ("Stream", "stream", "CUDAGraph", "graph"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self.current)
+
+    class Stream:
+        def __init__(self, device=None):
+            self.behind = None
+
+        def wait_stream(self, other):
+            self.behind = other
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    class CUDAGraph:
+        def pool(self):
+            return "the memory of graphs"
+
+        def replay(self):
+            pass
+
+    @contextmanager
+    def graph(self, graph, *, pool, stream, capture_error_mode):
+        before, self.current = self.current, stream
+        self.captures.append((stream, pool))
+        yield
+        if len(self.captures) == self.fails_at:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        self.current = before
+
+
+def engine_of(model, *, captures=False, **options):
     engine = Engine(
         model,
         num_blocks=options.pop("num_blocks", 60),
@@ -53,9 +106,8 @@ def engine_of(model, decodes=None, **options):
         max_sequences=8,
         **options,
     )
-    if decodes is not None:
-        engine.runner.backend = Renewing()
-        engine.runner._decodes = decodes(engine.runner._decoded, engine.runner.backend, engine.pool)
+    if captures:
+        engine.runner = engine.worker.runner = Runner(engine.model, engine.pool, Renewing(), None, captures=True)
     return engine
 
 
@@ -72,7 +124,7 @@ def requests():
 def test_replayed_decodes_give_what_decodes_give(loaded, monkeypatch, options):
     monkeypatch.setattr(CapturedDecodes, "_captured", stand_in)
     model = loaded("llama")
-    engine = engine_of(model, CapturedDecodes, **options)
+    engine = engine_of(model, captures=True, **options)
     found, wanted = answers_of(engine, requests()), answers_of(engine_of(model, **options), requests())
     assert found.tokens == wanted.tokens and not found.violations
     for who, rows in wanted.logits.items():
@@ -85,7 +137,7 @@ def test_replayed_decodes_give_what_decodes_give(loaded, monkeypatch, options):
 
 def test_the_logits_of_one_decode_outlive_the_next(loaded, monkeypatch):
     monkeypatch.setattr(CapturedDecodes, "_captured", stand_in)
-    engine = engine_of(loaded("llama"), CapturedDecodes)
+    engine = engine_of(loaded("llama"), captures=True)
     kept = []
     engine.on_logits = lambda id, place, row: kept.append((row, row.clone()))
     engine.add_request([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))
@@ -96,12 +148,12 @@ def test_the_logits_of_one_decode_outlive_the_next(loaded, monkeypatch):
 
 
 def test_where_capturing_fails_it_is_said_once_and_decodes_go_on(loaded, monkeypatch):
-    def fail(self, step, inputs):
+    def fail(self, forward, step, inputs):
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
     monkeypatch.setattr(CapturedDecodes, "_captured", fail)
     model = loaded("llama")
-    engine = engine_of(model, CapturedDecodes)
+    engine = engine_of(model, captures=True)
     with pytest.warns(PagedWarning, match=r"decodes run uncaptured, which is slower: operation .* capturing$") as said:
         found = answers_of(engine, requests())
     assert len(said) == 1
@@ -109,8 +161,122 @@ def test_where_capturing_fails_it_is_said_once_and_decodes_go_on(loaded, monkeyp
     engine.close()
 
 
+def test_graphs_are_captured_on_one_stream_into_one_memory_and_share_logits(loaded, monkeypatch):
+    cuda = Cuda(monkeypatch)
+    engine = engine_of(loaded("llama"), captures=True)
+    answers_of(engine, requests())
+    graphs = engine.runner._decodes.graphs
+    assert len(cuda.captures) == len(graphs) > 3
+    assert {stream for stream, _ in cuda.captures} != {cuda.ours} and len({stream for stream, _ in cuda.captures}) == 1
+    assert [pool for _, pool in cuda.captures] == [None] + ["the memory of graphs"] * (len(graphs) - 1)
+    logits = {(n, graph.logits.data_ptr()) for (n, _), graph in graphs.items()}
+    assert len(logits) == len({n for n, _ in graphs}) < len(graphs)
+    engine.close()
+
+
+def test_a_capture_that_fails_frees_all_graphs_and_leaves_the_stream_that_was(loaded, monkeypatch):
+    cuda = Cuda(monkeypatch, fails_at=3)
+    engine = engine_of(loaded("llama"), captures=True)
+    with pytest.warns(PagedWarning, match=r"decodes run uncaptured"):
+        answers_of(engine, requests())
+    decodes = engine.runner._decodes
+    assert len(cuda.captures) == 3 and not decodes.graphs and not decodes._logits and decodes._memory is None
+    assert cuda.current is cuda.ours
+    engine.close()
+
+
+def test_what_an_interrupted_trial_pass_writes_comes_before_the_next_step(loaded, monkeypatch):
+    cuda = Cuda(monkeypatch)
+    engine = engine_of(loaded("llama"), captures=True)
+    decodes, attend = engine.runner._decodes, engine.runner.backend.attend
+
+    def interrupted(*arguments):
+        if cuda.current is not cuda.ours:
+            raise KeyboardInterrupt
+        return attend(*arguments)
+
+    engine.runner.backend.attend = interrupted
+    engine.add_request([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))
+    with pytest.raises(KeyboardInterrupt):
+        tokens_of(engine)
+    assert cuda.ours.behind is decodes._stream is not None and cuda.current is cuda.ours
+    engine.close()
+
+
+def test_engines_in_two_threads_capture_one_after_the_other(loaded, monkeypatch):
+    both, met = Barrier(2), []
+
+    def meets(self, *arguments):
+        try:
+            both.wait(0.2)
+            met.append(self)
+        except BrokenBarrierError:
+            pass
+        return stand_in(self, *arguments)
+
+    monkeypatch.setattr(CapturedDecodes, "_captured", meets)
+    engines = [engine_of(loaded("llama"), captures=True) for _ in range(2)]
+    threads = [Thread(target=answers_of, args=(engine, requests()[:1])) for engine in engines]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not met and all(engine.runner._decodes.graphs for engine in engines)
+    for engine in engines:
+        engine.close()
+
+
+def test_an_engine_that_is_forgotten_frees_its_pool_at_once(loaded, monkeypatch):
+    Cuda(monkeypatch)
+    engine = engine_of(loaded("llama"), captures=True)
+    engine.add_request([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))
+    tokens_of(engine)
+    assert engine.runner._decodes.graphs
+    pool = weakref.ref(engine.pool)
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert pool() is None
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize(
     ("architecture", "is_plain"), [("llama", True), ("gpt2", True), ("deepseek_v3", False), ("falcon", False)]
 )
 def test_captured_are_models_whose_attention_a_backend_does_on_k_and_v(loaded, architecture, is_plain):
     assert runner._is_plain(loaded(architecture)) == is_plain
+
+
+def test_experts_that_get_the_rows_that_chose_them_are_not_captured(loaded, monkeypatch):
+    model = loaded("mixtral")
+    assert runner._is_plain(model)
+    # As on a GPU, where they are not in C.
+    monkeypatch.setattr(runner, "PackedExperts", ())
+    assert not runner._is_plain(model)
+
+
+def test_on_a_gpu_decodes_are_captured_unless_each_kernel_is_to_be_launched(loaded, monkeypatch):
+    monkeypatch.setattr(runner, "get_backend", lambda name, invariant: Renewing())
+    model = loaded("llama")
+    pool = engine_of(model).pool
+
+    def captures(device, **options):
+        its = replace(model, device=torch.device(device))
+        return runner_for(its, pool, backend="renewing", batch_invariant=False, **options)._decodes is not None
+
+    assert captures("cuda") and not captures("cuda", enforce_eager=True) and not captures("cpu")
+
+
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_enforce_eager_reaches_the_runners_of_a_model_and_of_its_draft(loaded, monkeypatch, is_eager):
+    asked = []
+
+    def asks(*arguments, enforce_eager, **options):
+        asked.append(enforce_eager)
+        return runner_for(*arguments, **options)
+
+    monkeypatch.setattr(engine_module, "runner_for", asks)
+    engine_of(loaded("llama"), enforce_eager=is_eager, speculate="draft", draft_model=loaded("llama")).close()
+    assert asked == [is_eager, is_eager]

@@ -17,11 +17,11 @@ from paged.serving.settings import Settings, read_settings
 SETTINGS = fields_of(EngineConfig)
 NAN = float("nan")
 DEFAULTS = {
-    "model": None, "backend": "auto", "batch_invariant": True, "dtype": "auto", "quantization": None, "quantize_head": False, "device": "cpu", "max_model_len": None,
+    "model": None, "backend": "auto", "batch_invariant": None, "dtype": "auto", "quantization": None, "quantize_head": False, "device": "cpu", "enforce_eager": False, "max_model_len": None,
     "num_blocks": None, "kv_cache_bytes": None, "block_size": 16, "host_blocks": 0, "prefix_caching": True, "host_caching": False, "tensor_parallel_size": 1,
     "max_pinned": 0, "max_pinned_per_tenant": None, "max_cached_per_tenant": None, "remember_evicted": 0,
     "disk_cache": None, "disk_cache_gb": None, "kv_cache_dtype": "auto", "kv_cache_dtype_skip_layers": (),
-    "policy": "paged", "tenant_weights": None, "max_tokens_per_step": 256, "max_sequences": 32, "max_chunk": None, "costs": None,
+    "policy": "paged", "tenant_weights": None, "max_tokens_per_step": None, "max_sequences": 32, "max_chunk": None, "costs": None,
     "steps_ahead": 0, "max_retries": 2, "seed": 0, "speculate": None, "num_drafts": None, "draft_model": None,
 }  # fmt: skip
 
@@ -195,3 +195,11 @@ def test_every_old_keyword_works():
 def test_every_old_option_is_one_still(command):
     params = typer.main.get_command(app).commands[command].params
     assert set(OLD_OPTIONS[command].split()) <= {name for each in params for name in (*each.opts, *each.secondary_opts)}
+
+
+def test_speed_on_a_gpu_and_answers_apart_on_a_cpu_are_what_nothing_named_means():
+    for device, is_invariant, budget in (("cpu", True, 256), ("cuda", False, 2048)):
+        assert EngineConfig().model.is_invariant_on(device) is is_invariant
+        assert EngineConfig().scheduling.budget_on(device) == budget
+        named = EngineConfig.of(batch_invariant=not is_invariant, max_tokens_per_step=7)
+        assert (named.model.is_invariant_on(device), named.scheduling.budget_on(device)) == (not is_invariant, 7)

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+import weakref
 from signal import SIGINT, pthread_kill
 
 import pytest
@@ -77,6 +78,30 @@ def test_a_result_is_given_out_when_the_step_behind_it_computes():
     assert last > 3
     for number in range(1, last):
         assert trace.index(("computes", number + 1)) < trace.index(("told", number))
+
+
+def test_a_step_that_has_ended_is_held_by_nothing_and_holds_no_later_one():
+    """It has logits, which may be large."""
+    engine, all_of_them = engine_with_requests(), []
+    launch = engine._steps._executor.launch
+
+    def launches(step, asked, *, samples):
+        launched = launch(step, asked, samples=samples)
+        all_of_them.append(weakref.ref(launched))
+        return launched
+
+    engine._steps._executor.launch = launches
+    engine.step()
+    kept = all_of_them[0]()
+    gc.collect()
+    gc.disable()
+    try:
+        tokens_of(engine)
+        # The thread lets go of the last one a little after its result.
+        engine.close()
+        assert len(all_of_them) > 4 and [each() for each in all_of_them] == [kept] + [None] * (len(all_of_them) - 1)
+    finally:
+        gc.enable()
 
 
 def test_without_a_step_ahead_there_is_no_thread():

@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from paged.cli import app
+from paged.engine.config import EngineConfig, fields_of
 from paged.engine.vllm_flags import FLAGS
 from paged.serving import server as serving
 from paged.serving.kv_config import KvEventsConfig
@@ -43,6 +44,14 @@ def refused(monkeypatch, capsys):
 @pytest.mark.parametrize(("vllm", "ours"), shown_in("serving/same_flags.txt", "$"))
 def test_a_flag_of_vllm_is_ours_where_it_means_the_same(settings_of, vllm, ours):
     assert settings_of("a/folder", *vllm.split()) == settings_of("a/folder", *ours.split())
+
+
+def test_no_flag_that_is_granted_is_an_option_of_ours(settings_of):
+    """It would be dropped."""
+    spelled = [each for kind in (EngineConfig, Settings) for its in fields_of(kind).values() for each in its.options]
+    ours = {name for each in spelled for name in each.split("/")}
+    assert "--fast" in ours and not ours & {name for name, flag in FLAGS.items() if flag.granted or flag.values}
+    assert settings_of("--enforce-eager").engine.model.enforce_eager
 
 
 def test_options_change_what_they_name_and_nothing_else(settings_of):
