@@ -32,7 +32,7 @@ class Server:
             logits = self.engine.forward(
                 batch.token_ids, batch.positions, batch.slot_mapping, batch.block_tables, batch.rows, batch.seq_lens
             )
-            for output in self.scheduler.update(batch, *self.engine.sample(logits, batch), now=time.monotonic()):
+            for output in self.scheduler.update(batch, self.engine.sample(logits[batch.samples]), now=time.monotonic()):
                 if output.id in self.queues:
                     self.queues[output.id].put_nowait(self.line_of(output))
             if not self.scheduler.has_unfinished:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Batch, BlockManager, Moves, Request, Scheduler
+from paged import BlockManager, Moves, Request, Scheduler
 
 VOCABULARY = 1_009
 
@@ -47,9 +47,9 @@ class StandInEngine:
         contexts = (self.device[block_tables[row]].reshape(-1)[:length] for row, length in zip(rows, seq_lens))
         return np.array([checksum(context) for context in contexts], dtype=np.int64)
 
-    def sample(self, logits: NDArray[np.int64], batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The ids of the rows that sample, packed, and how many each row of the batch gets: one or none."""
-        return logits[batch.samples], batch.samples.astype(np.int64)
+    def sample(self, logits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give one token id for each row that samples, int64 [rows]: the stand-in's logits are the ids."""
+        return logits
 
 
 def checksum(context: NDArray[np.int64]) -> int:
@@ -71,7 +71,7 @@ def serve(requests: Iterable[Request], num_blocks: int, host_blocks: int = 0) ->
         logits = engine.forward(
             batch.token_ids, batch.positions, batch.slot_mapping, batch.block_tables, batch.rows, batch.seq_lens
         )
-        for output in scheduler.update(batch, *engine.sample(logits, batch), now=time.monotonic()):
+        for output in scheduler.update(batch, engine.sample(logits[batch.samples]), now=time.monotonic()):
             outputs.setdefault(output.id, []).extend(output.token_ids)
     return outputs, scheduler
 

@@ -568,7 +568,7 @@ class UnknownModel(_UnknownName):
     """A model's name that is not known."""
 
     kind = "model"
-    own = "a path names a checkpoint folder, its config.json, or a .json file of your own"
+    own = "embedded and hybrid ship with weights; a path names a checkpoint folder, its config.json, or a .json file of your own"
 
 
 class UnknownDevice(_UnknownName):

@@ -600,8 +600,9 @@ class Scheduler(Uncopyable):
             most = state.limits.max_pinned
             pinned = f" without {most:,} that may be pinned" if most else ""
             advice = f", or shorten the prompt to {fits:,} tokens" if new.num_live == 1 and fits > 0 else ""
+            each = f" of each of its {new.num_live:,} sequences" if new.num_live > 1 else ""
             message = (
-                f'request "{new.id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output; the pool has '
+                f'request "{new.id}" needs {needed:,} blocks for its {num_tokens:,} prompt tokens and a first output{each}; the pool has '
                 f"{num_blocks:,}{pinned}. Raise num_blocks to {needed + most:,}{advice}."
             )
             error = errors.NeverFits(message, needed=needed, limit=num_blocks, unit="blocks")

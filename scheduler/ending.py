@@ -42,7 +42,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         return None
     array = counts if type(counts) is np.ndarray and counts.dtype == _INT64 else int64_array(counts)
     if array is None or array.shape != rows.shape:
-        raise _wrong(batch, f"counts has to hold {len(rows)} integers, one a row; got {counts!r}.")
+        raise _wrong(batch, f"counts has to hold an integer for each of {len(rows)} rows, its tokens; got {counts!r}.")
     # The usual counts are recognised by their bytes: a reduction costs more.
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
     if array.tobytes() == usual.tobytes() and num == ticket.num_samples:

@@ -233,7 +233,8 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
 
 
 def _free(free: int, kept: int) -> str:
-    return f"{max(0, free)} are free and not promised to others, of which {kept} are kept as watermark."
+    watermark = f", of which {kept} are kept as watermark" if kept else ""
+    return f"{max(0, free)} are free and not promised to others{watermark}."
 
 
 def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -> str:

@@ -123,8 +123,7 @@ def _status_of(problem: BaseException) -> int:
         _forget_output()
         return READER_GONE
     if isinstance(problem, PagedError | MissingExtra | _UsageError):
-        format_message = getattr(problem, "format_message", problem.__str__)
-        return _refused(format_message())
+        return _refused(_usage_message(problem) if isinstance(problem, _UsageError) else str(problem))
     if isinstance(problem, MemoryError):
         return _refused("this machine has too little memory for a pool of that size")
     if not isinstance(problem, OSError):
@@ -134,6 +133,15 @@ def _status_of(problem: BaseException) -> int:
     # Every file that we write is named in what it raises; this one has no name.
     _forget_output()
     return _refused(f"standard output: {problem.strerror or problem}")
+
+
+def _usage_message(problem: Any) -> str:
+    """Return what Typer says of a usage error, without pydantic's additions and with the value that it leaves out."""
+    message: str = problem.format_message().replace("Value error, ", "").partition(", unable to parse")[0]
+    if message.startswith("Got unexpected extra") and problem.ctx.command.name in ("generate", "chat"):
+        message += "; --model names a model"
+    tried: list[Any] = getattr(problem.__cause__, "errors", list)()
+    return message + "".join(f'; got "{each["input"]}"' for each in tried[:1] if repr(each["input"]) not in message)
 
 
 def _forget_output() -> None:

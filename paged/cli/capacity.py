@@ -40,7 +40,7 @@ from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.hardware.placement import check_skipped
 
 _LENGTHS = (1024, 8192, 32768, 131072)
-_MODEL_HELP = f"{', '.join(model_names())}; for its pages alone {', '.join(sorted({*published_layers()} - {*model_names()}))}; a publisher's name; a checkpoint folder or its config.json; or a .json file of your own (docs/hardware.md)."
+_MODEL_HELP = f"{', '.join(model_names())}; for its pages alone {', '.join(sorted({*published_layers()} - {*model_names()}))}; a publisher's name; embedded or hybrid, which ship with weights; a checkpoint folder or its config.json; or a .json file of your own (docs/hardware.md)."
 _DEVICE_HELP = f"{', '.join(device_names())}; or a .json file of your own."
 _LEFT_OUT = "weights, activations and steps of this model: its pages alone are known"
 _OF_PAGES = ("model", "dtype", "kv_dtype", "kv_dtype_skip_layers", "block_size", "json")

@@ -198,11 +198,20 @@ def generate(
             search or params,
             lambda found: print_json(_document(llm.engine, found)) if json else _write(found),
         )
+    cut = [each for each in answered if any(_is_cut(output, max_tokens) for output in each.outputs)]
+    if cut:
+        say(
+            f"{len(cut):,} of {counted(len(answered), 'answer')} ended before --max-tokens {max_tokens:,}: the model's context, or memory, was full"
+        )
     failed = [completion for completion in answered if completion.error is not None]
     if failed:
         why = f"{failed[0].id} with {failed[0].error}"
         say(f"{len(failed):,} of {counted(len(answered), 'request')} failed; {why}")
         raise typer.Exit(SOME_FAILED)
+
+
+def _is_cut(output: "CompletionOutput", max_tokens: int) -> bool:
+    return output.finish_reason == "length" and len(output.token_ids) < max_tokens
 
 
 def _form(

@@ -158,7 +158,7 @@ def targets_of(plan: Plan) -> str:
 def value_of(plan: Plan, value: float) -> str:
     """A value with its unit, and what it comes to."""
     if plan.find == "rate":
-        return f"{_plain(value)} ({per_second(_per_s(plan, value))} requests/s)"
+        return f"{per_second(_per_s(plan, value))} requests/s ({_plain(value)} × the trace's)"
     if plan.find == "memory":
         return counted(int(value), unit_of(plan)) + (f" ({_kv(plan, value)} of KV a device)" if plan.kv_bytes else "")
     degree = plan.scenario.device.tensor_parallel
@@ -193,7 +193,7 @@ def _title(plan: Plan) -> str:
 
 def _value_columns(plan: Plan) -> list[str]:
     if plan.find == "rate":
-        return ["rate", "requests/s"]
+        return ["× trace", "requests/s"]
     if plan.find == "devices":
         return ["replicas"]
     return [f"{unit_of(plan)}s", *(["KV"] if plan.kv_bytes else [])]

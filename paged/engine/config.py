@@ -338,7 +338,7 @@ class SchedulingConfig(Config, frozen=True, kw_only=True):
     max_sequences: Annotated[int, Field(help="Sequences in a step.", when="Larger: more tokens a second in all. Smaller: each answer is faster.", least=1, vllm=("max_num_seqs",))] = 32
     max_chunk: Annotated[int | None, Field(help="Prompt tokens of one sequence in a step.", when="When one long prompt keeps others from their first tokens.", usually="what the step has room for", least=1)] = None
     costs: Annotated[Any | None, Field(help="What copying and computing cost; measured: timed here, at the start.", when="When copies are faster or slower on your machine beside computing.", usually="built-in figures", metavar="measured", rule=_costs, what='a Costs, or "measured"')] = None
-    steps_ahead: Annotated[int, Field(help="1: the model has a thread of its own and a step is launched before the last one has ended; answers come a step later.", when="When the time between steps counts: on a GPU, or with cores to spare.", least=0, most=1)] = 0
+    steps_ahead: Annotated[int, Field(help="1: the model has a thread of its own and a step is launched before the last one has ended; answers come a step later.", when="When the time between steps counts and cores are to spare; measure both, as on a GPU 1 was slower (docs/performance.md).", least=0, most=1)] = 0
     max_retries: Annotated[int, Field(help="Tries of a step that runs out of memory, after the first, before its requests end with an error.", when="0 to see the first failure.", least=0)] = 2
 
     def budget_on(self, device: str) -> int:

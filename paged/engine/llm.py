@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +163,9 @@ def _listed(prompts: Any) -> list[Any]:
 def _one_each(params: Any, num_prompts: int) -> list[Params | None]:
     if isinstance(params, Params) or params is None:
         return [params] * num_prompts
-    try:
-        each = list(params)
-    except TypeError:
-        raise InvalidConfig(f"params have to be SamplingParams, or a list of them; got {params!r}.") from None
+    if isinstance(params, str | Mapping) or not isinstance(params, Iterable):
+        raise InvalidConfig(f"params have to be SamplingParams, or a list of them; got {params!r}.")
+    each = list(params)
     if len(each) != num_prompts:
         raise InvalidConfig(f"{num_prompts} prompts and {len(each)} sampling parameters; one for each is needed.")
     return each

@@ -237,9 +237,13 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        unknown = f"{request.url.path[:200]} is no address of this server; GET / lists them."
-        found = ApiError(error.status_code, unknown if error.detail == "Not Found" else str(error.detail))
-        return error_response(found, {**(error.headers or {}), **_headers(request)})
+        path, headers = request.url.path[:200], error.headers or {}
+        said = {
+            "Not Found": f"{path} is no address of this server; GET / lists them.",
+            "Method Not Allowed": f"{path} does not take {request.method}; it takes {headers.get('Allow')}.",
+        }
+        found = ApiError(error.status_code, said.get(error.detail, str(error.detail)))
+        return error_response(found, {**headers, **_headers(request)})
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:

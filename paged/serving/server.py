@@ -6,6 +6,7 @@ SIGTERM ─> no new requests, running ones go on ─> all have ended, or the tim
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import signal
@@ -192,9 +193,13 @@ def _bound(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
     except OSError as error:
-        raise ServerFailed(
-            f"cannot listen on {host}:{port}: {error.strerror}. Name another port; 0 is any free one."
-        ) from None
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        advice = (
+            "port; 0 is any free one"
+            if taken
+            else "--host; 127.0.0.1 is this machine alone, 0.0.0.0 all of its addresses"
+        )
+        raise ServerFailed(f"cannot listen on {host}:{port}: {error.strerror}. Name another {advice}.") from None
     return found
 
 

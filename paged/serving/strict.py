@@ -51,7 +51,7 @@ _KINDS = {"str", "int", "float", "bool", "TextPart", "KvHint", "KvHintsEnvelope"
 def refused(found: Sequence[Any], within: tuple[str, ...] = ()) -> ApiError:
     """The error that names the field which pydantic did not take, `within` an object of the body."""
     # A field that is refused by name says more than the kinds of values that were tried beside it.
-    first = next((each for each in found if each["type"] in (UNKNOWN, UNSUPPORTED)), found[0])
+    first = next((each for each in found if each["type"] in (UNKNOWN, UNSUPPORTED)), None) or _nearest(found)
     code = first["type"] if first["type"] in (UNKNOWN, UNSUPPORTED) else "invalid_value"
     # Between fields and places pydantic names the kinds that were tried.
     named = [str(part) for part in (*within, *first["loc"]) if str(part).isidentifier() or str(part).isdigit()]
@@ -59,10 +59,19 @@ def refused(found: Sequence[Any], within: tuple[str, ...] = ()) -> ApiError:
     place = ".".join(part for part in named if part not in _KINDS)[:200]
     if first["type"] == "json_invalid":
         place, first = "", {"msg": f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}"}
-    elif first["type"] == "model_attributes_type" and not place:
+    elif first["type"] in ("model_attributes_type", "missing") and not place:
         first = {"msg": "the body has to be a JSON object, sent with Content-Type: application/json"}
     message = f"{place}: {first['msg']}" if place else str(first["msg"])
     return wrong(message[:1000], place or None, code)
+
+
+def _nearest(found: Sequence[Any]) -> Any:
+    """Of the kinds of values that were tried for the first wrong field, the error of the one that the value is nearest to."""
+    tried = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
+    nearest = max(tried, key=lambda each: (not each["type"].endswith("_type"), len(each["loc"])))
+    if nearest["type"] == "string_type" and any(each["type"] == "list_type" for each in tried):
+        return {**nearest, "msg": "Input should be a valid string or list"}
+    return nearest
 
 
 # Half of a surrogate pair, as JSON escapes it or as bytes; an escaped backslash before it may make it none.

@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.errors import HypothesisException
 from hypothesis.stateful import run_state_machine_as_test
 
+from paged.base.arguments import checked_integer
+from paged.errors import InvalidConfig
 from paged.testing.adapter import ManagerAdapter
 from paged.testing.engine_machine import EngineMachine
 from paged.testing.layer_machine import LayerMachine
@@ -38,14 +40,18 @@ PROGRAMS = 5000
 
 
 class AdapterMachine(ManagerMachine):
-    """The manager's machine for a `ManagerAdapter`: `build` may be the class itself, if it is made from a world."""
+    """The manager's machine for a `ManagerAdapter`: `build` may be the class itself, if it is made from a world, and says its `capabilities` then."""
 
     capabilities = ManagerAdapter.capabilities
+
+    def __init_subclass__(cls) -> None:
+        if "build" in vars(cls) and "capabilities" not in vars(cls):
+            cls.capabilities = getattr(cls.build, "capabilities", cls.capabilities)
 
 
 def num_examples(few: int) -> int:
     """PAGED_EXAMPLES from the environment, else `few`."""
-    return int(os.environ.get("PAGED_EXAMPLES", few))
+    return int(os.environ.get("PAGED_EXAMPLES", checked_integer("few", few, 1)))
 
 
 def settings_for(few: int, *, steps: int = 50) -> settings:
@@ -67,7 +73,13 @@ def run_machine(machine: type[Any], few: int, *, steps: int = 50) -> None:
 
     Made short by the kit, which is sooner than Hypothesis would be; by Hypothesis where a rule of yours does what no rig replays. With
     PAGED_FAILURES in the environment the program is saved in that folder; `paged check replay FILE` runs it again.
+    `few`: examples, at least 1. Raises InvalidConfig for another number, and for what is no machine.
     """
+    if not callable(getattr(machine, "build", None)):
+        name = getattr(machine, "__name__", repr(machine))
+        raise InvalidConfig(
+            f"{name} is no machine: `build`, which makes the subject from a world, is missing. Subclass AdapterMachine, say, and set it."
+        )
     how = settings_for(few, steps=steps)
     with kept(machine.build):
         violation, _ = first_violation(machine, how)

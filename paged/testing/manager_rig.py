@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paged.testing import invariants
-from paged.testing.conformance import held_to
+from paged.testing.conformance import BrokenPromise, held_to
 from paged.testing.content import typed
 from paged.testing.event_reader import EventWatch
 from paged.testing.late_device import LateDevice
@@ -679,7 +679,13 @@ class ManagerRig:
             row = probe.add([0], namespace=self.namespaces[namespace])
             probe.allocate([row], [1])
             probe.confirm()
-            self.roots[namespace] = next(iter(probe.cached_contents()))[0]
+            contents = probe.cached_contents()
+            if not contents:
+                raise BrokenPromise(
+                    "a full block that was computed is not found: cached_contents() is empty. "
+                    "A manager without a prefix cache says so: Capabilities(prefix_cache=False)."
+                )
+            self.roots[namespace] = next(iter(contents))[0]
         data, size = np.array(tokens, np.int32).tobytes(), 4 * self.world.block_size
         return (self.roots[namespace], *(data[i : i + size] for i in range(0, len(data), size)))
 

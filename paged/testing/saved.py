@@ -136,11 +136,11 @@ def load(file: str | Path) -> SavedProgram:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidProgram(f"{file}: not JSON: {error}.") from error
-    found = document.get("format") if isinstance(document, dict) else None
-    if found != FORMAT:
-        version = document.get("paged", "unknown") if isinstance(document, dict) else "unknown"
+    if not isinstance(document, dict) or document.get("format") is None:
+        raise InvalidProgram(f"{file}: not a program that the kit saved: a JSON object with `format` is needed.")
+    if document["format"] != FORMAT:
         raise InvalidProgram(
-            f"{file}: a saved program of format {found!r} (paged {version}); this version reads format {FORMAT}."
+            f"{file}: a saved program of format {document['format']!r} (paged {document.get('paged', 'unknown')}); this version reads format {FORMAT}."
         )
     try:
         return msgspec.convert(document, SavedProgram)

@@ -32,6 +32,13 @@ def test_a_prompt_goes_on_and_the_same_call_gives_the_same_text(printed):
         assert first == again
 
 
+def test_an_answer_that_memory_ends_early_is_said_in_a_line(paged):
+    status, out, error = paged("generate", "--prompt", "a", "--blocks", 1, "--max-tokens", 100)
+    assert (status, out[:1]) == (0, "a")
+    assert error == "paged: 1 of 1 answer ended before --max-tokens 100: the model's context, or memory, was full\n"
+    assert paged("generate", "--prompt", "a", "--max-tokens", 4)[2] == ""
+
+
 def test_json_tells_ids_text_reasons_and_times(document):
     found = document("generate", "-p", PROMPT, "-p", "Return", "--max-tokens", 8)
     first, second = found["completions"]

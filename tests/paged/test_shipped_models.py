@@ -28,6 +28,11 @@ def test_both_names_are_folders_and_nothing_else_is_a_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_ships_has_its_capacity_by_name(printed, name):
+    assert printed("capacity", name) == printed("capacity", str(named_or_shipped(name)))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_model_that_ships_is_small_and_has_learned(name):
     folder = named_or_shipped(name)
     assert sum(file.stat().st_size for file in folder.glob("*.*") if file.suffix != ".py") <= MOST_BYTES

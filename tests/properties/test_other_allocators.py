@@ -153,10 +153,40 @@ class ReturnsLastFirst(HasHost):
 
 def machine_of(allocator):
     class Machine(machines.AdapterMachine):
-        capabilities = allocator.capabilities
         build = allocator
 
     return Machine
+
+
+class SaysNothing(Plain):
+    """Without a prefix cache, and it does not say so."""
+
+    capabilities = ManagerAdapter.capabilities
+
+    def match(self, tokens, namespace):
+        return []
+
+    def forget_cache(self):
+        pass
+
+
+def test_a_manager_that_finds_no_content_is_asked_to_say_that_it_has_no_prefix_cache():
+    with pytest.raises(Violation, match=r"is not found: .*\n?.*Capabilities\(prefix_cache=False\)") as caught:
+        machines.run_machine(machine_of(SaysNothing), few=50, steps=20)
+    assert [verb for verb, _ in caught.value.program.calls] == ["add", "allocate", "confirm"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "few", "message"),
+    [
+        (Plain, 5, "Plain is no machine: `build`, .* is missing"),
+        (machine_of(Plain), 0, "few has to be at least 1; got 0"),
+        (machine_of(Plain), "5", "few has to be an integer; got '5'"),
+    ],
+)
+def test_a_machine_is_run_with_a_build_for_a_number_of_examples(machine, few, message):
+    with pytest.raises(InvalidConfig, match=message):
+        machines.run_machine(machine, few)
 
 
 @pytest.mark.parametrize("allocator", [CopiesOnWrite, HasHost])

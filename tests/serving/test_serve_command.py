@@ -130,6 +130,7 @@ for command in {commands}:
 """
 CANNOT_BEGIN = {
     "--port {port}": r"cannot listen on 127.0.0.1:{port}: Address already in use\. Name another port; 0 is any free one\.",
+    "--host 192.0.2.1": r"cannot listen on 192.0.2.1:0: Cannot assign requested address\. Name another --host; .*",
     "{folder}/none": r"{folder}/none: no such folder\..*",
     "--max-model-len 1025": r"max_model_len 1025 is beyond the model's 1024 tokens\.",
     "--tls-certificate {folder}/none --tls-key {folder}/none": r"{folder}/none: No such file or directory\.",

@@ -63,9 +63,12 @@ def test_a_body_that_is_wrong_gets_an_error_of_openais_form(usual_server, what):
     assert len(heard.error["message"]) < 1200
 
 
-def test_a_body_that_is_no_object_and_a_wrong_address_say_what_is_right(usual_server):
-    heard = asked(usual_server, b"[]")
-    assert heard.error["message"] == "the body has to be a JSON object, sent with Content-Type: application/json"
+def test_a_body_that_is_no_object_a_wrong_method_and_a_wrong_address_say_what_is_right(usual_server):
+    for body in (b"[]", b""):
+        heard = asked(usual_server, body)
+        assert heard.error["message"] == "the body has to be a JSON object, sent with Content-Type: application/json"
+    heard = got(usual_server, "/v1/completions")
+    assert (heard.status, heard.error["message"]) == (405, "/v1/completions does not take GET; it takes POST.")
     heard = got(usual_server, "/v1/complet")
     assert (heard.status, heard.error["message"]) == (
         404,

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from paged.errors import UnknownDevice, UnknownModel
+from paged.model.checkpoint import NAMES, named_or_shipped
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import ModelShape
 from paged.study.hardware.device import Device
@@ -69,12 +70,13 @@ def model_named(name: str) -> ModelShape:
 
 def is_path(name: str) -> bool:
     """Whether a model or a device is named by a file or a folder, whose content may be another the next time."""
-    return name.endswith(".json") or (bool(name) and name not in model_names() and Path(name).is_dir())
+    return name.endswith(".json") or name in NAMES or (bool(name) and name not in model_names() and Path(name).is_dir())
 
 
 def file_of(name: str) -> Path:
-    """The file by which a model is named: of a folder its config.json."""
-    return Path(name, "config.json") if Path(name).is_dir() else Path(name)
+    """The file by which a model is named: of a folder, or of `embedded` and `hybrid`, which ship with weights, its config.json."""
+    path = Path(named_or_shipped(name))
+    return path / "config.json" if path.is_dir() else path
 
 
 def device_named(name: str) -> Device:

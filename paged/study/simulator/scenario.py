@@ -209,9 +209,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     def roofline(self) -> Roofline | None:
         """The model on the device where they are named."""
-        if (self.model is None) != (self.device is None):
-            raise InvalidConfig(f"a model runs on a device; model is {self.model!r}, device is {self.device!r}")
         if self.model is None or self.device is None:
+            if self.model is not None:
+                raise InvalidConfig(f"the model {self.model} needs a device beside it, h100 say")
+            if self.device is not None:
+                raise InvalidConfig(f"the device {self.device} needs a model beside it, llama-3-8b say")
             if (self.link_gbps, self.link_us) != (None, None):
                 raise InvalidConfig("a link was named; a model and a device are needed beside it")
             return None

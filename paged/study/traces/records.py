@@ -66,8 +66,8 @@ class Line:
         """Any other whole number. Raises TraceError unless it is one, from `least` to `most`."""
         number = _whole_number(self.values.get(column))
         if number is None or not least <= number <= most:
-            problem = f"{_shown(self.values.get(column))} is not a whole number from {least:,} to {most:,}"
-            raise self.error(column, problem)
+            given = _shown(self.values.get(column))
+            raise self.error(column, f"a whole number from {least:,} to {most:,} is needed; got {given}")
         return number
 
     def name(self, column: str) -> str:
