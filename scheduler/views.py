@@ -286,6 +286,7 @@ class Outlook(msgspec.Struct, frozen=True):
     slots, spare         tokens that the pool holds for all of these, and how many of them admission leaves
     block_size           tokens of a block
     limits               of a step: tokens, and sequences that run at a time
+    joins                requests may join those that run; otherwise they enter when nothing runs, whatever the budget is
     chunked              a prompt may be split over steps
     reserves             slots for all outputs are taken when a request enters
     looks_ahead          a request enters only if memory suffices until all have ended
@@ -303,6 +304,7 @@ class Outlook(msgspec.Struct, frozen=True):
     spare: int
     block_size: int
     limits: Limits
+    joins: bool
     chunked: bool
     reserves: bool
     looks_ahead: bool
@@ -358,6 +360,7 @@ def outlook(state: State) -> Outlook:
         spare=books.watermark_blocks * size // full,
         block_size=size,
         limits=state.limits,
+        joins=state.admission.joins,
         chunked=state.admission.chunked,
         reserves=reserves,
         looks_ahead=state.foresight is not None,

@@ -19,7 +19,10 @@ def load_of(outlook: Outlook, pace: Pace, *, received: Mapping[str, int] | None 
     held, limits = outlook.held, outlook.limits
     num, most = int(outlook.num_sequences.sum()), limits.max_tokens_per_step
     usual = max(1, min(int(held.mean()) if len(held) else 1, outlook.max_total - 1))
-    has_room = num < limits.max_sequences and int(held.sum()) + usual + num * outlook.block_size < outlook.slots
+    can_join = outlook.joins or not num
+    has_room = (
+        can_join and num < limits.max_sequences and int(held.sum()) + usual + num * outlook.block_size < outlook.slots
+    )
     does_wait = len(outlook.todo) > outlook.num_running + outlook.num_suspended
     begin_s = 0.0
     if does_wait or not has_room or int(outlook.todo.sum()) >= most:

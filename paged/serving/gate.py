@@ -143,9 +143,9 @@ class Gate:
         return max(LEAST_WAIT_S, wait)
 
     def _is_too_long(self, num: int, forecast: Sequence[float]) -> bool:
-        """Whether the last of so many new ones would wait longer than `max_queue_s`."""
+        """Whether the last of so many new ones would wait longer than `max_queue_s`; what is not known is not too long."""
         most = self._max_queue_s
-        return most is not None and begins(self.all.num + num - 1, forecast) > most
+        return most is not None and len(forecast) > 0 and begins(self.all.num + num - 1, forecast) > most
 
     def _crowd(self, tenant: str | None) -> Crowd:
         if tenant is None:

@@ -55,3 +55,12 @@ def test_where_places_or_memory_are_short_a_request_begins_later():
         scheduler.add(Request(id="a", prompt=range(40), max_tokens=4, expected_tokens=4))
         step(scheduler)
         assert load(scheduler).begin_s > 0
+
+
+def test_where_no_request_joins_a_batch_it_begins_when_the_batch_has_ended():
+    scheduler = scheduler_of(policy="static")
+    assert load(scheduler).begin_s == 0
+    scheduler.add(Request(id="a", prompt=range(4), max_tokens=4, expected_tokens=4))
+    step(scheduler)
+    # Three decodes of 0.11 s.
+    assert abs(load(scheduler).begin_s - 0.33) < 1e-9
