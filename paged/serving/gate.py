@@ -126,13 +126,6 @@ class Gate:
         """Places that are kept."""
         return self.all.num_kept
 
-    @property
-    def queued(self) -> dict[str, int]:
-        """Prompt tokens that wait, by tenant; "" of those without one."""
-        found = {name: crowd.tokens for name, crowd in self._tenants.items() if crowd.tokens}
-        rest = self.all.tokens - sum(found.values())
-        return {**found, "": rest} if rest else found
-
     def _wait(self, crowd: Crowd, num: int, forecast: Sequence[float]) -> float:
         """Seconds until places for so many more, behind all that are kept, are free, and near enough to the head of the queue."""
         over = max(self.all.num_over(num), crowd.num_over(num) if crowd is not self.all else 0)
