@@ -269,6 +269,15 @@ def test_resetting_takes_back_what_runs_and_not_what_loads():
     assert output.num_scheduled_tokens == {"a": 1, "b": 1}
 
 
+def test_one_that_was_taken_back_and_loads_in_the_next_step_has_what_it_loads():
+    core = connected(request("a", [1, 2, 3, 4, 5]))
+    step(core)
+    assert core.reset_prefix_cache(reset_running_requests=True)
+    core.connector.elsewhere = lambda *_: (4, True)
+    assert core.schedule().preempted_req_ids == {"a"}
+    assert core._live["a"].request.num_computed_tokens == 4
+
+
 class Memory:
     """Slots that hold token ids, and what is stored elsewhere: tokens of block-aligned prefixes."""
 

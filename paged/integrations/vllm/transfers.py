@@ -189,12 +189,12 @@ class Transfers:
 
     def tell(self, output: Any, batch: Batch | None) -> None:
         """Put the connector's work of this step into the runner's output."""
-        lost = self.withdrawn | ({id for id, _ in batch.preempted} if batch is not None else set())
-        self.withdrawn = set()
-        if lost:
+        preempted = {id for id, _ in batch.preempted} if batch is not None else set()
+        if lost := self.withdrawn | preempted:
             output.preempted_req_ids = lost | (output.preempted_req_ids or set())
-            for id in lost & self.lives.keys():
-                self.lives[id].request.num_computed_tokens = 0
+        for id in preempted & self.lives.keys():
+            self.lives[id].request.num_computed_tokens = 0
+        self.withdrawn = set()
         cached = output.scheduled_cached_reqs
         if cached.resumed_req_ids:
             cached.all_token_ids |= {id: self._decisions.tokens_of(id).tolist() for id in cached.resumed_req_ids}
@@ -315,7 +315,7 @@ class Transfers:
             self._let_go(live.id)
         self._stop_loading(live.id)
         self.withdrawn.add(live.id)
-        live.request.status = RequestStatus.PREEMPTED
+        live.request.status, live.request.num_computed_tokens = RequestStatus.PREEMPTED, 0
 
     def statistics(self, told: Any) -> Any:
         """Return both sides' statistics of the connector in a step, as one; None: there are none."""
