@@ -106,6 +106,18 @@ def test_a_connector_that_needs_nothing_longer_is_told_of_the_end_and_the_blocks
     assert core.manager.device.num_used == 0
 
 
+def test_blocks_of_saves_that_end_together_go_in_the_order_of_their_ids():
+    core = connected(*(request(id, [k, 2, 3], most=1) for k, id in enumerate("abcdef")), num_blocks=12)
+    core.connector.delays = lambda *_: (True, None)
+    step(core)
+    # The second block of each is not full, and no content. What is released last is drawn first.
+    partial = [blocks[1] for _, blocks, _, _ in core.connector.told]
+    step(core, told=transferred(finished_sending=set("abcdef")))
+    core.add_request(request("next", [9] * 11, most=1))
+    step(core)
+    assert core.connector.told[-1][1] == partial[::-1]
+
+
 def test_an_id_that_is_being_saved_comes_again_when_it_is():
     core = connected(request("a", [1, 2, 3], most=1))
     core.connector.delays = lambda *_: (True, None)

@@ -164,7 +164,7 @@ class Scheduler(SchedulerInterface):
             if request_ids is None
             else [request_ids]
             if isinstance(request_ids, str)
-            else set(request_ids)
+            else list(dict.fromkeys(request_ids))
         )
         ended = []
         for id in ids:

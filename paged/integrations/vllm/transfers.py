@@ -273,14 +273,14 @@ class Transfers:
     def take(self, told: Any) -> None:
         """Note the transfers that have ended."""
         self.connector.update_connector_output(told)
-        for id in told.finished_recving or ():
+        for id in sorted(told.finished_recving or ()):
             if id in self.ended:
                 self._let_go(id)
             elif id in self.loading:
                 self.arrived.add(id)
             else:
                 logger.warning('paged: the connector has loaded for request "%s", which waits for nothing.', id)
-        for id in told.finished_sending or ():
+        for id in sorted(told.finished_sending or ()):
             if id in self.ended:
                 self._let_go(id)
             else:
