@@ -27,6 +27,8 @@ from typing import Any
 
 import host_cost_table
 
+from paged.model.machine import processor
+
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 Run = dict[str, Any]
@@ -143,13 +145,8 @@ class Bench:
 
 def hardware() -> dict[str, Any]:
     """The machine, as a reader of the table wants it: no name and no path of it."""
-    cpu = platform.processor()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        models = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
-        cpu = models[0] if models else cpu
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {"cpu": cpu, "cores": os.cpu_count(), "memory_gib": round(memory / 2**30), "system": platform.system()}
+    gib = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+    return {"cpu": processor(), "cores": os.cpu_count(), "memory_gib": gib, "system": platform.system()}
 
 
 def in_turns(what: str, measure: Callable[[str], Run], rounds: int) -> dict[str, list[Run]]:

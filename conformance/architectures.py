@@ -11,13 +11,11 @@ accepted answers wrongly, or was not tried as it should be.
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +26,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from conformance.one_architecture import LENGTHS, MAX_TOKENS, ROUNDS, Verdict, families
+from paged.model.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
 app = typer.Typer(add_completion=False)
@@ -82,11 +81,12 @@ def summary(verdicts: list[Verdict]) -> str:
 
 def page(verdicts: list[Verdict], command: str) -> str:
     """The verdicts as Markdown."""
-    versions = ", ".join(f"{name} {version(name)}" for name in ("transformers", "torch"))
+    its = machine()
+    versions = ", ".join(f"{name} {its[name]}" for name in ("transformers", "torch"))
     lines = [
         "# Architectures",
         "",
-        f"{summary(verdicts)} Python {platform.python_version()}, {versions}; {processor()}, {os.cpu_count()} cores.",
+        f"{summary(verdicts)} Python {its['python']}, {versions}; {its['processor']}, {its['cores']} cores.",
         "",
         "```",
         command,
@@ -104,15 +104,6 @@ def page(verdicts: list[Verdict], command: str) -> str:
     ]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row(each)) + " |" for each in verdicts]
     return "\n".join([*lines, ""])
-
-
-def processor() -> str:
-    """The name of this machine's processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def chosen(only: list[str]) -> Iterator[str]:

@@ -26,11 +26,11 @@ import torch
 
 from paged import POLICIES, Engine, SamplingParams
 from paged.errors import InvalidConfig, NeverFits, UnsupportedModel
-from paged.model.load_check import BOUND, generated
+from paged.model.load_check import BOUND, difference, generated
 from paged.model.loading import LoadedModel, load_model
 from paged.model.shrinking import VOCABULARY, shrunk
 from paged.testing.engine_world import EngineRequest
-from paged.testing.pressure import Answers, answers_of, differences
+from paged.testing.pressure import Answers, answers_in_turn, answers_of, differences
 
 FAMILIES = Path(__file__).with_name("architectures.toml")
 # Of every engine; on a GPU the batch-invariant mode has to be asked for.
@@ -201,7 +201,7 @@ def _apart(folder: Path, theirs: Answers, device: torch.device) -> float:
                 out = module(input_ids=ids[:, at : at + 1], past_key_values=cache, use_cache=True)
                 cache = out.past_key_values
                 steps.append(out.logits[0, 0])
-        apart = max(apart, float((torch.stack(steps) - whole).abs().max() / whole.abs().max()))
+        apart = max(apart, difference(torch.stack(steps), whole))
     return apart
 
 
@@ -264,13 +264,7 @@ def _alone(model: LoadedModel) -> Answers:
     """One request after the other, its prompt in one step, in memory that it cannot fill."""
     longest = max(LENGTHS) + MAX_TOKENS
     engine = Engine(model, num_blocks=500, **ENGINE, prefix_caching=False, max_tokens_per_step=longest, max_sequences=1)
-    answers = Answers()
-    for request in _requests():
-        one = answers_of(engine, [request], MOST_STEPS)
-        answers.tokens |= one.tokens
-        answers.logits |= one.logits
-        answers.reasons |= one.reasons
-    return answers
+    return answers_in_turn(engine, _requests(), MOST_STEPS)
 
 
 def _starved(model: LoadedModel, options: dict[str, Any], first: int, preempted: set[str]) -> Answers:
@@ -304,8 +298,7 @@ def _off(ours: list[Any], theirs: list[Any]) -> float:
     """The largest difference, as a part of the largest number."""
     if len(ours) != len(theirs):
         return np.inf
-    a, b = np.array(ours), np.array(theirs)
-    return float(np.abs(a - b).max() / np.abs(b).max())
+    return difference(*(torch.from_numpy(np.array(rows)) for rows in (ours, theirs)))
 
 
 def _beyond_rounding(ours: Answers, theirs: Answers) -> tuple[float, list[str]]:

@@ -282,11 +282,13 @@ class Outlook(msgspec.Struct, frozen=True):
     left                 outputs to come of each sequence: by `expected_tokens`, else by the mean of longer ones that
                          ended, else half of what is left of max_tokens
     num_running, num_suspended  sequences of each kind
+    tenants              of waiting requests alone, "" for none
     mean_output          outputs of a new request; None: none has ended
     max_total            tokens of a sequence, prompt and outputs
     slots, spare         tokens that the pool holds for all of these, and how many of them admission leaves
     block_size           tokens of a block
     limits               of a step: tokens, and sequences that run at a time
+    joins                requests may join those that run; otherwise they enter when nothing runs, whatever the budget is
     chunked              a prompt may be split over steps
     reserves             slots for all outputs are taken when a request enters
     looks_ahead          a request enters only if memory suffices until all have ended
@@ -298,12 +300,14 @@ class Outlook(msgspec.Struct, frozen=True):
     left: Counts
     num_running: int
     num_suspended: int
+    tenants: tuple[str, ...]
     mean_output: int | None
     max_total: int
     slots: int
     spare: int
     block_size: int
     limits: Limits
+    joins: bool
     chunked: bool
     reserves: bool
     looks_ahead: bool
@@ -314,11 +318,12 @@ def outlook(state: State) -> Outlook:
     layout, full = manager.layout, max(manager.layout.full_pages, 1)
     num_running, rows = state.running.num_rows, books.rows_in()
     num_rows, reserves = len(rows), state.reservation.reserves
-    num, waiting, held = [1] * num_rows, [], []
+    num, waiting, held, tenants = [1] * num_rows, [], [], []
     for request in state.waiting:
         known, place = len(request.first_tokens), request.live_sequences[0]
         before = request.prompt_len + request.appended[place]
         num.append(request.num_live)
+        tenants.append(request.request.tenant or "")
         waiting.append((known, before, request.max_total[place], before + (request.request.expected_tokens or 0)))
         held.append(books.to_enter(request) * size // full if reserves else 0)
     in_rows = manager.rows.num_tokens, columns.prompt_total, columns.max_total, columns.expected_total
@@ -353,12 +358,14 @@ def outlook(state: State) -> Outlook:
         left=left,
         num_running=num_running,
         num_suspended=num_rows - num_running,
+        tenants=tuple(tenants),
         mean_output=None if math.isnan(mean[-1]) else round(mean[-1]),
         max_total=books.max_total,
         slots=slots,
         spare=books.watermark_blocks * size // full,
         block_size=size,
         limits=state.limits,
+        joins=state.admission.joins,
         chunked=state.admission.chunked,
         reserves=reserves,
         looks_ahead=state.foresight is not None,

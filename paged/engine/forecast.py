@@ -6,8 +6,8 @@
     waiting                 □■■■■■■■■■■     enters at step 14
 
 Requests enter in order, when seats, memory and budget suffice, and stay for their expected outputs. The forecast ignores
-preemptions, content that is evicted or cached from now on, requests that pass others, batches that no request joins, and
-requests that come later.
+preemptions, content that is evicted or cached from now on, requests that pass others, and requests that come later. Of batches
+that no request joins it counts the tokens, and no step of their prompts.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class _Future:
         # The step in which the next one may enter, tokens that are computed before it, and tokens that are left in it.
         self._step = self._tokens = 0
         self._budget = outlook.limits.max_tokens_per_step
+        # The step in which a batch that no request joins began, and may be entered.
+        self._began = -1
         # Those who are in, the latest end first: (−end, sequences, base, growth); at step t each holds base + growth · t tokens.
         self._stays: list[tuple[int, int, float, int]] = []
         self._num_in = self._growth = 0
@@ -68,12 +70,15 @@ class _Future:
         outlook = self._outlook
         least = 1 if outlook.chunked else todo
         while self._num_in:
-            has_room = self._has_room(num, held, left)
-            if has_room and self._budget >= least:
+            is_open = outlook.joins or self._step == self._began
+            has_room = is_open and self._has_room(num, held, left)
+            if has_room and (self._budget >= least or not outlook.joins):
                 break
             # The next step is better for one that has room in it; for others nothing changes before the next end.
             is_soon = has_room and outlook.limits.max_tokens_per_step - self._num_in >= least
             self._go_on(self._step + 1 if is_soon else -self._stays[-1][0])
+        if not self._num_in:
+            self._began = self._step
         entered = self._step, self._tokens
         self.put_in(num, held, todo, left)
         return entered
@@ -81,7 +86,7 @@ class _Future:
     def put_in(self, num: int, held: int, todo: int, left: int) -> None:
         """Admit a request now: its prompt takes budget, then each of its sequences decodes until its end."""
         outlook = self._outlook
-        while todo > self._budget:
+        while todo > self._budget and outlook.joins:
             todo -= max(0, self._budget)
             self._budget = min(0, self._budget)
             self._go_on(self._step + 1)

@@ -54,7 +54,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     begin_s      in how many seconds a request that came now would begin (`forecast`, in seconds)
     token_s      seconds that a prompt token takes; 0: not known yet
     num_running  sequences that run
-    queued       prompt tokens that wait, by tenant
+    queued       tokens of waiting requests that are to be computed, without what is cached of them, by tenant
     is_fair      tenants take turns there, so that one waits for as much of another as it has itself
     is_full      it refuses requests now
     received     the number of the latest request of each router that it counts; None: it does not say

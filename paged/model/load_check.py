@@ -99,14 +99,14 @@ def _compare(config: Any, name: Path) -> None:
     layers = _Layers(model.module, len(small.layers))
     with torch.inference_mode(), refusing(model.module, name):
         found, places = _paged(model, rows)
-    worst = max(map(_difference, found, expected))
+    worst = max(map(difference, found, expected))
     if worst <= BOUND:
         _check_generate(theirs, rows, [each for each in small.lengths if each != model.rotary_limit], name)
         return
     first = None
     for layer, output in enumerate(layers.taken()):
         its = [each[layer] for each in of_layers]
-        if first is None and max(map(_difference, [output[place] for place in places], its)) > BOUND:
+        if first is None and max(map(difference, [output[place] for place in places], its)) > BOUND:
             first = layer
     where = "what follows its layers" if first is None else f"layer {small.layers[first]} ({layers.kinds[first]})"
     raise UnsupportedModel(
@@ -172,7 +172,7 @@ def _check_generate(theirs: Any, rows: list[NDArray[np.int64]], limits: list[int
                     f"{name}: a small random model of its configuration does not generate in transformers: {short_cause(error)}"
                 ) from error
             expected = theirs(input_ids=out.sequences[:, :-1], use_cache=False).logits[0, length - 1 :]
-        apart = _difference(torch.cat(out.logits), expected)
+        apart = difference(torch.cat(out.logits), expected)
         if apart > BOUND:
             raise UnsupportedModel(
                 f"{name}: a small random model of its configuration answers otherwise in transformers with a cache than without (logits differ "
@@ -293,6 +293,6 @@ def _noting(outputs: list[Tensor]) -> Callable[..., None]:
     return note
 
 
-def _difference(ours: Tensor, theirs: Tensor) -> float:
+def difference(ours: Tensor, theirs: Tensor) -> float:
     """The largest difference, as a part of the largest number."""
     return float((ours - theirs).abs().max() / theirs.abs().max())

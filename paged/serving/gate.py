@@ -126,13 +126,6 @@ class Gate:
         """Places that are kept."""
         return self.all.num_kept
 
-    @property
-    def queued(self) -> dict[str, int]:
-        """Prompt tokens that wait, by tenant; "" of those without one."""
-        found = {name: crowd.tokens for name, crowd in self._tenants.items() if crowd.tokens}
-        rest = self.all.tokens - sum(found.values())
-        return {**found, "": rest} if rest else found
-
     def _wait(self, crowd: Crowd, num: int, forecast: Sequence[float]) -> float:
         """Seconds until places for so many more, behind all that are kept, are free, and near enough to the head of the queue."""
         over = max(self.all.num_over(num), crowd.num_over(num) if crowd is not self.all else 0)
@@ -143,9 +136,9 @@ class Gate:
         return max(LEAST_WAIT_S, wait)
 
     def _is_too_long(self, num: int, forecast: Sequence[float]) -> bool:
-        """Whether the last of so many new ones would wait longer than `max_queue_s`."""
+        """Whether the last of so many new ones would wait longer than `max_queue_s`; what is not known is not too long."""
         most = self._max_queue_s
-        return most is not None and begins(self.all.num + num - 1, forecast) > most
+        return most is not None and len(forecast) > 0 and begins(self.all.num + num - 1, forecast) > most
 
     def _crowd(self, tenant: str | None) -> Crowd:
         if tenant is None:

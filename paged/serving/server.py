@@ -100,9 +100,8 @@ def serve(
     """
     if settings.log == "json":
         divert(to_stderr)
-    for path in (settings.tls_certificate, settings.tls_key, settings.tls_client_ca):
-        _must_read(path)
     # Before a tokenizer's library is loaded, which takes seconds.
+    context = None if settings.tls_certificate is None else _tls(settings)
     check_folder(Path(named_or_shipped(settings.engine.model.model)))
     listening = _bound(settings.host, settings.port)
     _raise_file_limit(settings.max_connections + _OTHER_FILES)
@@ -124,10 +123,7 @@ def serve(
         backlog=_BACKLOG,
         timeout_keep_alive=int(settings.keep_alive_s),
         timeout_graceful_shutdown=2,
-        ssl_certfile=settings.tls_certificate,
-        ssl_keyfile=settings.tls_key,
-        ssl_ca_certs=settings.tls_client_ca,
-        ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
+        ssl_context_factory=None if context is None else lambda *_: context,
         # Guard makes paths of it.
         root_path="",
     )
@@ -154,10 +150,6 @@ def serve(
         finally:
             watcher.cancel()
 
-    try:
-        config.load()
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidConfig(f"the certificate or its key cannot be read: {error}") from None
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(run())
     if failure:
@@ -173,14 +165,29 @@ async def _when_started(server: uvicorn.Server, then: Callable[[], Any]) -> None
     await then()
 
 
-def _must_read(path: str | None) -> None:
-    """Raise InvalidConfig, with the file's name, which libraries leave out."""
+def _tls(settings: Settings) -> ssl.SSLContext:
+    """Read the certificate, its key, and who signs for clients. Raises InvalidConfig with the file's name, which libraries leave out."""
+    certificate, key, clients = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
+    for path in (certificate, key, clients):
+        try:
+            if path is not None:
+                with open(path, "rb"):
+                    pass
+        except OSError as error:
+            raise InvalidConfig(f"{path}: {error.strerror}.") from None
+    assert certificate is not None, "only with one there is TLS"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        if path is not None:
-            with open(path, "rb"):
-                pass
-    except OSError as error:
-        raise InvalidConfig(f"{path}: {error.strerror}.") from None
+        context.load_cert_chain(certificate, key)
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"{certificate} and {key} are no certificate and its key: {error}") from None
+    if clients is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(clients)
+        except (OSError, ValueError) as error:
+            raise InvalidConfig(f"{clients} has no certificate that signs for clients: {error}") from None
+    return context
 
 
 def _bound(host: str, port: int) -> socket.socket:

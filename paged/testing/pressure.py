@@ -53,6 +53,13 @@ class Answers:
         if output.finish_reason is not None:
             self.reasons[who] = output.finish_reason
 
+    def add(self, others: Answers) -> None:
+        """Answers of other requests, and what was found with them."""
+        self.tokens |= others.tokens
+        self.logits |= others.logits
+        self.reasons |= others.reasons
+        self.violations += others.violations
+
 
 def serve(engine: Any, answers: Answers, most_steps: int) -> None:
     """Step until the engine has nothing left, or so many steps are over; what comes goes into `answers`."""
@@ -76,6 +83,14 @@ def answers_of(engine: Any, requests: Sequence[EngineRequest], most_steps: int =
     return answers
 
 
+def answers_in_turn(engine: Any, requests: Sequence[EngineRequest], most_steps: int = 10_000) -> Answers:
+    """The same, each request once the one before has ended; so many steps for each."""
+    alone = Answers()
+    for request in requests:
+        alone.add(answers_of(engine, [request], most_steps))
+    return alone
+
+
 def pressure_differences(
     build: Callable[[Conditions], Any],
     requests: Sequence[EngineRequest],
@@ -91,13 +106,7 @@ def pressure_differences(
     shows them, logits, bit by bit. What `check()` of either says counts, too. A request that does not end within `most_steps` steps is a
     difference. What the engine raises goes through.
     """
-    alone, roomy = Answers(), build(ample)
-    for request in requests:
-        one = answers_of(roomy, [request], most_steps)
-        alone.tokens |= one.tokens
-        alone.logits |= one.logits
-        alone.reasons |= one.reasons
-        alone.violations += one.violations
+    alone = answers_in_turn(build(ample), requests, most_steps)
     pressed = answers_of(build(tight), requests, most_steps)
     return differences(pressed, alone) + pressed.violations + alone.violations
 

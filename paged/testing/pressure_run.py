@@ -165,9 +165,5 @@ def run_alone(model: LoadedModel, requests: Sequence[Request], backend: str, kv_
             backend=backend,
             kv_dtype=kv_dtype,
         )
-        answers = PressureRun(model, world).run([request])
-        together.tokens |= answers.tokens
-        together.logits |= answers.logits
-        together.reasons |= answers.reasons
-        together.violations += answers.violations
+        together.add(PressureRun(model, world).run([request]))
     return together

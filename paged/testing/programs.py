@@ -6,6 +6,7 @@ All chance comes from one seeded generator, so a seed is a program.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from paged.testing.reserving import DRAWN
 from paged.testing.scheduler_rig import SchedulerRig
@@ -20,7 +21,7 @@ COUNTS: tuple[tuple[int, ...], ...] = ((), (), (), (), (1, 0), (2,), (3, 1), (0,
 
 def random_world(chance: random.Random) -> World:
     """A tiny world in which sharing, eviction and preemption are hard to avoid."""
-    return World(
+    world = World(
         num_blocks=chance.randint(2, 12),
         block_size=chance.choice([1, 2, 4]),
         host_blocks=chance.choice([0, 0, 2, 4, 8]),
@@ -43,6 +44,7 @@ def random_world(chance: random.Random) -> World:
         max_preemptions=chance.choice([None, None, 1, 2]),
         known_outputs=chance.choice([None, 0, 2]),
     )
+    return replace(world, max_lead=4.0 * world.event_stride) if world.policy == "paged-cached" else world
 
 
 class RandomEngine:

@@ -11,7 +11,8 @@ RESERVES_ALL = ("static", "orca-max", "tgi", "trtllm-guaranteed-no-evict")
 IN_REGIONS = ("orca-max", "orca-pow2", "orca-oracle")
 """A sequence lies in one piece, and pieces are powers of two blocks."""
 DRAWN = (
-    *(("paged",) * 10),
+    *(("paged",) * 9),
+    "paged-cached",
     *("static", "orca-max", "orca-pow2", "orca-oracle", "tgi", "vllm", "vllm"),
     *("trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi"),
 )

@@ -197,12 +197,14 @@ def engine_wishes() -> st.SearchStrategy[Wish]:
 
 
 def _world(*, known_outputs: int | None, host_blocks: int, max_pinned: int, **sizes: Any) -> World:
-    """`resumes_known` goes with another switch that has nothing to do with it: a draw of its own would be one more of many. A host of one
-    block goes with all that lets content come and go there: what a batch reads of it is soon written over."""
+    """`resumes_known` and `max_lead` go with others that have nothing to do with them: draws of their own would be two more of many. A host of
+    one block goes with all that lets content come and go there: what a batch reads of it is soon written over."""
     if host_blocks == 1:
         sizes |= {"host_caching": True, "prefix_caching": True, "max_sequences": 8}
         sizes["block_size"] = max(2, sizes["block_size"])
     sizes["max_pinned"] = min(max_pinned, sizes["num_blocks"] - 2)
+    if sizes["policy"] == "paged-cached":
+        sizes["max_lead"] = 4.0 * sizes["event_stride"]
     return World(known_outputs=known_outputs, resumes_known=known_outputs == 2, host_blocks=host_blocks, **sizes)
 
 
@@ -251,7 +253,7 @@ KINDS: tuple[tuple[Kind, ...], ...] = (
     ("full", "state", "state"),
 )
 """Which groups a model has, in the order of its layers."""
-ON_DEMAND = ("paged",) * 6 + tuple(name for name in DRAWN if name not in (*PREALLOCATES, "paged"))
+ON_DEMAND = ("paged",) * 5 + tuple(name for name in DRAWN if name not in (*PREALLOCATES, "paged"))
 """Policies that draw blocks when tokens need them: the others are refused for layers of several kinds."""
 
 

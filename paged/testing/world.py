@@ -42,6 +42,9 @@ class World(MemoryWorld):
 
     known_outputs: int | None = None
     """How many have to have ended before admission looks ahead, where the policy does; None: as it says, which is more than come here."""
+    max_lead: float | None = None
+    """Where the cached come first, seconds by which a later one may pass, a second a batch; None: as the policy says, which is longer than all that
+    runs here."""
     max_pinned: int = 0
     """Blocks that hints may pin; requests cannot have them."""
     max_pinned_per_tenant: int | None = None
@@ -129,6 +132,8 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
         wishes["preemption"] = wishes["max_preemptions"] = None
     if POLICIES[world.policy].foresight != "none":
         wishes["known_outputs"] = world.known_outputs
+    if POLICIES[world.policy].order == "cached":
+        wishes["max_lead"] = world.max_lead
     changes = {name: wish for name, wish in wishes.items() if wish is not None}
     return build(
         manager_in(world, world.groups), policy=msgspec.structs.replace(POLICIES[world.policy], **changes), **limits

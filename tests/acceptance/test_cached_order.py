@@ -123,10 +123,8 @@ def test_turns_that_go_on_in_turn_hit_where_arrival_order_evicts_all():
 
 # Seed 2 takes longer than all others together.
 @pytest.mark.parametrize("seed", [0, 1, 3])
-def test_whatever_is_called_no_request_waits_for_ones_beyond_the_lead(seed, monkeypatch):
-    policy = Policy(name="lead of 9", order="cached", max_lead=9.0, max_passes=4, take="tail")
-    monkeypatch.setitem(POLICIES, policy.name, policy)
-    world = World(num_blocks=12, block_size=2, host_blocks=6, max_sequences=3, policy=policy.name)
+def test_whatever_is_called_no_request_waits_for_ones_beyond_the_lead(seed):
+    world = World(num_blocks=12, block_size=2, host_blocks=6, max_sequences=3, policy="paged-cached", max_lead=3.0)
     rig = SchedulerRig(world)
     clients = RandomEngine(rig, random.Random(seed))
     while rig.num_added < 40:

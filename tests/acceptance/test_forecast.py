@@ -126,6 +126,28 @@ def test_prompts_that_are_not_split_wait_for_a_step_with_room():
     assert what_happens(scheduler) == ([0, 1, 1], [0, 6, 6])
 
 
+@pytest.mark.parametrize("policy", ["static", "orca-max", "tgi", "paged"])
+def test_an_idle_scheduler_admits_at_once_what_fits_together(policy):
+    assert of(make(policy=policy, max_tokens_per_step=10), more=2, prompt_len=5, output_len=7) == ([0, 0], [0, 0])
+
+
+def test_a_batch_that_none_joins_begins_whole_when_the_one_before_has_ended():
+    scheduler = make(policy="static", num_blocks=40, max_sequences=3, max_tokens_per_step=10)
+    # Prompts longer than a step go together; steps of prompts are not counted.
+    assert of(scheduler, more=3, prompt_len=30, output_len=7)[0] == [0, 7, 14]
+    for name, outputs in (("a", 2), ("b", 5), ("c", 4), ("d", 3), ("e", 1)):
+        add(scheduler, name, 2, outputs)
+    # Three seats. "a" ends first, and nothing takes its seat.
+    assert of(scheduler)[0] == what_happens(scheduler)[0] == [0, 0, 0, 5, 5]
+
+
+def test_prompts_of_one_static_batch_are_not_bounded_by_the_budget():
+    scheduler = make(policy="static", max_tokens_per_step=10)
+    for name in "abc":
+        add(scheduler, name, 8, 2)
+    assert of(scheduler) == what_happens(scheduler) == ([0, 0, 0], [0, 0, 0])
+
+
 def test_further_requests_come_behind_the_queue():
     scheduler = make(max_sequences=1)
     add(scheduler, "a", 4, 5)

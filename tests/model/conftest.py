@@ -27,7 +27,7 @@ else:
     from paged import Engine
     from paged.model.loading import LoadedModel, load_model, silenced
     from paged.testing.engine_world import EngineRequest, EngineWorld
-    from paged.testing.pressure import Answers, answers_of, differences
+    from paged.testing.pressure import Answers, answers_in_turn, answers_of, differences
 
 VOCABULARY, FIRST_WORD = 97, 3
 # What of each architecture is other than by default; the last three are refused. Windows of 7 are smaller than most prompts and no multiple of
@@ -143,14 +143,8 @@ class ShortMemory:
         ]
 
     def alone(self, model: LoadedModel, **options: Any) -> Answers:
-        answers = Answers()
         engine = Engine(model, num_blocks=500, block_size=8, prefix_caching=False, max_tokens_per_step=64, **options)
-        for request in self.requests():
-            one = answers_of(engine, [request])
-            answers.tokens |= one.tokens
-            answers.logits |= one.logits
-            answers.reasons |= one.reasons
-        return answers
+        return answers_in_turn(engine, self.requests())
 
     def check(self, model: LoadedModel, **options: Any) -> Answers:
         """Fail unless those are the answers when memory is short, in chunks and swapped, to the bit; the answers."""

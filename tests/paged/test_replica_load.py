@@ -55,3 +55,27 @@ def test_where_places_or_memory_are_short_a_request_begins_later():
         scheduler.add(Request(id="a", prompt=range(40), max_tokens=4, expected_tokens=4))
         step(scheduler)
         assert load(scheduler).begin_s > 0
+
+
+def test_where_no_request_joins_a_batch_it_begins_when_the_batch_has_ended():
+    scheduler = scheduler_of(policy="static")
+    assert load(scheduler).begin_s == 0
+    scheduler.add(Request(id="a", prompt=range(4), max_tokens=4, expected_tokens=4))
+    step(scheduler)
+    # Three decodes of 0.11 s.
+    assert abs(load(scheduler).begin_s - 0.33) < 1e-9
+
+
+def test_what_is_queued_of_a_tenant_is_what_is_left_to_compute_of_its_waiting_requests():
+    scheduler = scheduler_of(max_sequences=1)
+    scheduler.add(Request(id="before", prompt=range(40), max_tokens=1))
+    step(scheduler)
+    assert load(scheduler).queued == {}
+    scheduler.add(Request(id="runs", prompt=range(100, 104), max_tokens=5, tenant="c"))
+    step(scheduler)
+    for number, (prompt, tenant) in enumerate(
+        [(range(40), "a"), (range(200, 210), "a"), (range(20), None), (range(7), "b")]
+    ):
+        scheduler.add(Request(id=str(number), prompt=prompt, max_tokens=1, tenant=tenant))
+    # Of 40 tokens 36 are cached, of 20 there are 16, of 7 there are 4.
+    assert load(scheduler).queued == {"a": 4 + 10, "": 4, "b": 3}

@@ -18,6 +18,7 @@ from paged.errors import NeverFits
 from paged.scheduler.reservations import expected
 from paged.study import orca, static, tgi
 from paged.study.policies.orca import context, expected_pow2
+from paged.testing.reserving import DRAWN
 
 STRATEGIES = {
     name: get_args(hint) for name, hint in get_type_hints(Policy).items() if str(hint).startswith("typing.Lit")
@@ -170,3 +171,7 @@ def test_the_strategies_that_are_combined_are_all_there_are():
 @given(policy=policies(), pool=pools, limits=limits, trace=traces)
 def test_under_any_combination_of_strategies_everything_ends(policy, pool, limits, trace):
     assert_all_is_over(run(policy, pool, limits, trace), trace)
+
+
+def test_the_machines_draw_every_named_policy_but_the_one_whose_order_the_kit_cannot_foresee():
+    assert set(POLICIES) - set(DRAWN) == {"paged-fair"}

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -14,9 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paged.errors import EngineAway, ServerFailed
+from paged.errors import EngineAway, InvalidConfig, ServerFailed
 from paged.serving import server as serving
-from paged.serving.settings import Settings
+from paged.serving.settings import SERVED, Settings
 
 from .http_client import DRAWN, LONG, TEXT, USUAL  # noqa: TID252
 from .serving_process import END_S, free_port  # noqa: TID252
@@ -210,16 +211,59 @@ def test_without_allowed_origins_no_browser_of_another_origin_may_ask(usual_serv
     assert b"access-control" not in heard
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate")
-def test_with_a_certificate_it_answers_over_tls_and_nothing_else(tmp_path, hosts):
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    made = ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-subj", "/CN=localhost", "-days", "2"]
-    subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    context = ssl.create_default_context(cafile=str(certificate))
+@pytest.fixture
+def pair(tmp_path):
+    """Make a certificate that signs itself, and its key; return their paths."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate")
+
+    def make(name):
+        certificate, key = (str(tmp_path / f"{name}.{kind}") for kind in ("pem", "key"))
+        made = ["openssl", "req", "-x509", "-nodes", "-newkey", "rsa:2048", "-subj", "/CN=localhost", "-days", "2"]
+        subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        return certificate, key
+
+    return make
+
+
+def talk_over_tls(server, trusts, mine=None):
+    """What a usual request gets back over TLS, from a client that may have a certificate of its own."""
+    context = ssl.create_default_context(cafile=trusts)
     context.check_hostname = False
-    server = hosts(tls_certificate=f"{certificate}", tls_key=f"{key}")
+    if mine is not None:
+        context.load_cert_chain(*mine)
     plain = socket.create_connection(("127.0.0.1", server.port), timeout=600)
     with context.wrap_socket(plain) as connection:
         connection.sendall(request(USUAL, more=CLOSE))
-        assert b"".join(iter(lambda: connection.recv(65536), b"")).startswith(b"HTTP/1.1 200")
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_with_a_certificate_it_answers_over_tls_and_nothing_else(pair, hosts):
+    certificate, key = pair("server")
+    server = hosts(tls_certificate=certificate, tls_key=key)
+    assert talk_over_tls(server, certificate).startswith(b"HTTP/1.1 200")
     assert b"HTTP" not in talk(server, request(USUAL))
+
+
+def test_with_a_client_ca_only_clients_with_a_certificate_that_it_signed_are_answered(pair, hosts):
+    (certificate, key), client = pair("server"), pair("client")
+    server = hosts(tls_certificate=certificate, tls_key=key, tls_client_ca=client[0])
+    assert talk_over_tls(server, certificate, client).startswith(b"HTTP/1.1 200")
+    for other in (None, (certificate, key)):
+        with suppress(ssl.SSLError, ConnectionError):
+            assert talk_over_tls(server, certificate, other) == b""
+
+
+def test_a_certificate_that_is_of_no_use_is_refused_before_anything_is_loaded(pair, tmp_path):
+    (certificate, key), other_key, none = pair("server"), pair("other")[1], f"{tmp_path}/none"
+    for files, says in {
+        (none, key, None): f"{none}: No such file or directory.",
+        (certificate, none, None): f"{none}: No such file or directory.",
+        (certificate, key, none): f"{none}: No such file or directory.",
+        (certificate, other_key, None): f"{certificate} and {other_key} are no certificate and its key: ",
+        (certificate, key, key): f"{key} has no certificate that signs for clients: ",
+    }.items():
+        named = dict(zip(("tls_certificate", "tls_key", "tls_client_ca"), files, strict=True))
+        settings = Settings(engine=SERVED.but(model=none), port=0, **named)
+        with pytest.raises(InvalidConfig, match=re.escape(says)):
+            serving.serve(settings, make=lambda _: pytest.fail("it was loaded"))

@@ -112,6 +112,11 @@ def test_nobody_is_let_in_who_would_wait_for_longer_than_may_be_waited():
     assert (refused(door, "late", 0.0, forecast), refused(door, "later", 0.0, forecast)) == (2.0, 3.0)
 
 
+def test_before_the_first_step_has_ended_none_is_refused_for_what_it_would_wait():
+    door = gate(100, max_queue_s=0.5)
+    assert [refused(door, f"r{i}", 0.0) for i in range(4)] == [None] * 4
+
+
 def test_what_is_asked_and_by_whom_is_the_fingerprint():
     asks = [("k", b"a"), ("k", b"b"), ("l", b"a"), ("", b"a")]
     assert len({fingerprint_of(*each) for each in asks * 2}) == 4

@@ -196,12 +196,12 @@ def test_a_ray_that_does_not_begin_is_one_error_and_replicas_share_the_cores(mon
 def test_a_replica_reports_the_load_of_its_engine_as_it_has_become_since():
     ready = {"policy": "paged-fair", "block_size": 16, "max_model_len": 100, "cache_tokens": 99}
     ready = SimpleNamespace(**ready, kv_endpoint=None, kv_replay_endpoint=None)
-    counted = ReplicaLoad(begin_s=4.0, token_s=0.001, received={"r": 7})
+    counted = ReplicaLoad(begin_s=4.0, token_s=0.001, received={"r": 7}, queued={"": 5})
     engine = SimpleNamespace(state="ready", figures=SimpleNamespace(now=0.75, load=counted), ready=ready)
-    gate = SimpleNamespace(all=SimpleNamespace(has_room=lambda *_, **__: False), queued={"": 5})
+    gate = SimpleNamespace(all=SimpleNamespace(has_room=lambda *_, **__: False))
     front = SimpleNamespace(engine=engine, gate=gate, clock=lambda: 1.0)
     load = convert(Replica.record_routing_stats(SimpleNamespace(_front=front))["load"], ReplicaLoad)
-    now = {"begin_s": 3.75, "queued": {"": 5}, "is_fair": True, "is_full": True, "cache_tokens": 99}
+    now = {"begin_s": 3.75, "is_fair": True, "is_full": True, "cache_tokens": 99}
     assert load == replace(counted, **now)
 
 

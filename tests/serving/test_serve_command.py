@@ -134,7 +134,7 @@ CANNOT_BEGIN = {
     "{folder}/none": r"{folder}/none: no such folder\..*",
     "--max-model-len 1025": r"max_model_len 1025 is beyond the model's 1024 tokens\.",
     "--tls-certificate {folder}/none --tls-key {folder}/none": r"{folder}/none: No such file or directory\.",
-    "--tls-certificate {folder}/broken --tls-key {folder}/broken": "the certificate or its key cannot be .*",
+    "--tls-certificate {folder}/broken --tls-key {folder}/broken": r"{folder}/broken and {folder}/broken are no .*",
 }
 
 

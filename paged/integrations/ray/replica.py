@@ -145,15 +145,14 @@ class Replica:
         front, ready = self._front, self._front.engine.ready
         now, report = front.clock(), Report(at=front.clock())
         if front.engine.state == "ready" and ready is not None:
-            figures, gate = front.engine.figures, front.gate
+            figures = front.engine.figures
             # Until the first step nothing is known of its speed.
             load, age = (ReplicaLoad(), 0.0) if figures is None else (figures.load, now - figures.now)
             load = msgspec.structs.replace(
                 load,
                 begin_s=max(0.0, load.begin_s - age),
-                queued=gate.queued,
                 is_fair=ready.policy in POLICIES and POLICIES[ready.policy].order == "fair",
-                is_full=not gate.all.has_room(1, 1, is_kept=False),
+                is_full=not front.gate.all.has_room(1, 1, is_kept=False),
                 cache_tokens=ready.cache_tokens,
             )
             endpoints = ready.kv_endpoint or "", ready.kv_replay_endpoint or ""

@@ -164,7 +164,7 @@ class Scheduler(SchedulerInterface):
             if request_ids is None
             else [request_ids]
             if isinstance(request_ids, str)
-            else set(request_ids)
+            else list(dict.fromkeys(request_ids))
         )
         ended = []
         for id in ids:
@@ -248,7 +248,8 @@ class Scheduler(SchedulerInterface):
         if self._transfers is not None:
             for id in self._transfers.deliver():
                 self._note_admitted(id, self.clock())
-        if self._held and self._pause != PauseState.PAUSED_ALL:
+        is_clean = self._transfers is None or self._transfers.is_clean()
+        if self._held and is_clean and self._pause != PauseState.PAUSED_ALL:
             for live in list(self._held.values()):
                 if self._submit(live):
                     self._held.pop(live.id, None)
@@ -413,18 +414,22 @@ class Scheduler(SchedulerInterface):
     def _is_taken_back(self, batch: Batch | None, told: Any) -> bool:
         """Deal with loads that failed, and say whether the step was taken back because it computed behind one."""
         assert self._transfers is not None, "a connector has told something"
-        lost, is_void = self._transfers.lost_in(told, batch)
-        if not self._transfers.recomputes:
-            for live in lost:
-                self._refuse(live, "its KV could not be loaded, and kv_load_failure_policy is fail")
-        if is_void and batch is not None:
+        lost = self._transfers.lost_in(told, batch)
+        refused = lost.misled if self._transfers.recomputes else lost.lives
+        why = "it may have answered behind it" if self._transfers.recomputes else "kv_load_failure_policy is fail"
+        for live in refused:
+            self._refuse(live, f"its KV could not be loaded, and {why}")
+        if lost.is_void and batch is not None:
             for live in self._transfers.loading_in(batch):
                 # It may share what is taken back.
                 self._withdraw(live)
             self.decisions.cancel(batch, moved=True)
             self._telling.tell_anew(batch)
             self._transfers.note_taken_back(batch)
-        return is_void
+        if lost.is_late:
+            for live in [each for each in self._live.values() if each.is_submitted and each not in refused]:
+                self._withdraw(live)
+        return lost.is_void
 
     def _batch_of(self, scheduler_output: Any) -> Batch | None:
         for output, batch in self._out:

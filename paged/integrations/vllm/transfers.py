@@ -6,13 +6,14 @@
     request_finished             when it has ended; its blocks stay held until `saved`: at once, or when the connector has finished
 
 A load that comes with its step is computed behind in that very step. If it fails, the step is taken back: what else it
-computed is computed again, and no other request has seen what did not arrive.
+computed is computed again, and no other request has seen what did not arrive. If that is reported only later, any content may
+have been computed behind it: all of it is forgotten, and all requests are computed again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from vllm.v1.core.sched.output import KVConnectorBlockState
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.request import RequestStatus
 
-from paged.errors import RequestInFlight, WrongAnswer
+from paged.errors import RequestInFlight
 from paged.integrations.vllm.groups import FIRST_BLOCK
 from paged.integrations.vllm.live import Live
 from paged.integrations.vllm.options import is_host_tier
@@ -38,6 +39,8 @@ logger = init_logger(f"vllm.{__name__}")
 
 # What a block of ours that was found here has in the place of vLLM's hash: connectors ask only whether there is one.
 _FOUND_HERE = b"found here"
+# In `states` of a pool.
+_CACHED = 1
 
 
 def connector_of(vllm_config: Any, kv_cache_config: Any) -> Any:
@@ -73,6 +76,21 @@ def counting_connectors(vllm_config: Any) -> str:
     )
 
 
+class Lost(NamedTuple):
+    """What did not arrive, as a step's KVConnectorOutput says.
+
+    lives    requests whose loads failed
+    misled   those of them that have answered behind such a load
+    is_void  the step computed behind one, and has to be taken back
+    is_late  an earlier step did, so that content is wrong
+    """
+
+    lives: list[Live]
+    misled: list[Live]
+    is_void: bool
+    is_late: bool
+
+
 class Transfers:
     """Calls one connector, and keeps which loads and saves of our scheduler are for it.
 
@@ -96,6 +114,8 @@ class Transfers:
         # Answers of this step: hit, tokens elsewhere, whether they come late; of those that were admitted, by what was asked then.
         self._asked: dict[str, tuple[int, int, bool]] = {}
         self._matched: dict[str, tuple[int, int]] = {}
+        # Whether content is to be forgotten before a request comes in.
+        self._is_spoilt = False
         # Requests that were withdrawn since the last step, and whose blocks are others' now.
         self.withdrawn: set[str] = set()
 
@@ -189,12 +209,12 @@ class Transfers:
 
     def tell(self, output: Any, batch: Batch | None) -> None:
         """Put the connector's work of this step into the runner's output."""
-        lost = self.withdrawn | ({id for id, _ in batch.preempted} if batch is not None else set())
-        self.withdrawn = set()
-        if lost:
+        preempted = {id for id, _ in batch.preempted} if batch is not None else set()
+        if lost := self.withdrawn | preempted:
             output.preempted_req_ids = lost | (output.preempted_req_ids or set())
-            for id in lost & self.lives.keys():
-                self.lives[id].request.num_computed_tokens = 0
+        for id in preempted & self.lives.keys():
+            self.lives[id].request.num_computed_tokens = 0
+        self.withdrawn = set()
         cached = output.scheduled_cached_reqs
         if cached.resumed_req_ids:
             cached.all_token_ids |= {id: self._decisions.tokens_of(id).tolist() for id in cached.resumed_req_ids}
@@ -217,11 +237,13 @@ class Transfers:
 
     # What became of it.
 
-    def lost_in(self, told: Any, batch: Batch | None) -> tuple[list[Live], bool]:
-        """Return the requests whose loads failed, by a step's KVConnectorOutput, and whether the step computed behind any of them, so
-        that it has to be taken back. Raises WrongAnswer for a block of tokens that have been confirmed."""
+    def lost_in(self, told: Any, batch: Batch | None) -> Lost:
+        """Return what did not arrive, by a step's KVConnectorOutput. If it is late, no request comes in before all content is forgotten."""
         invalid = np.array(sorted(told.invalid_block_ids), np.int64) - FIRST_BLOCK
-        found, is_void = dict[str, Live](), False
+        invalid = invalid[(invalid >= 0) & (invalid < self._manager.num_blocks)]
+        found, misled, is_void = dict[str, Live](), list[Live](), False
+        # What has ended left it as content, which others may find.
+        is_late = bool((self._manager.device.states[invalid] == _CACHED).any())
         came_now = () if batch is None else batch.loads[:, 2]
         for id, live in self.lives.items() if len(invalid) else ():
             rows = self._decisions.rows_of(id) if live.is_submitted else ()
@@ -231,21 +253,29 @@ class Transfers:
                 if not len(wrong):
                     continue
                 found[id], first = live, int(wrong[0]) * self._manager.block_size
-                if id in self.loading:
+                if id in self.loading and first >= self.loading[id][0]:
                     self._valid_to[id] = min(first, self._valid_to.get(id, first))
                 elif np.isin(table[wrong], came_now).all():
                     is_void = True
                 else:
-                    raise WrongAnswer(
-                        f'the connector reports block {table[wrong[0]] + FIRST_BLOCK} of request "{id}" as not loaded; it did not come with '
-                        "this step, and others may have computed with it. Such a load has to be reported with its step."
-                    )
+                    is_late = True
+                    misled += [live] if live.request.num_tokens > live.request.num_prompt_tokens else []
         for id in told.failed_recving & self.loading.keys():
             found[id], self._valid_to[id] = self.lives[id], 0
         if found:
             what = "what did not arrive is computed" if self.recomputes else "they end with an error"
             logger.warning("paged: loads failed of requests %s; %s.", ", ".join(sorted(found)), what)
-        return list(found.values()), is_void
+        if is_late:
+            logger.error(
+                "paged: a load was reported as failed after its step; all content is forgotten, and what runs is computed again."
+            )
+        self._is_spoilt |= is_late
+        return Lost(list(found.values()), misled, is_void or is_late, is_late)
+
+    def is_clean(self) -> bool:
+        """Forget all content, where some may be wrong. False: transfers still hold blocks, and no request may come in."""
+        self._is_spoilt = self._is_spoilt and not self._manager.reset_cache()
+        return not self._is_spoilt
 
     def note_ended_step(self, batch: Batch, made: Iterable[Any]) -> None:
         """Write down in vLLM's requests what was computed of them and what they answered."""
@@ -273,14 +303,14 @@ class Transfers:
     def take(self, told: Any) -> None:
         """Note the transfers that have ended."""
         self.connector.update_connector_output(told)
-        for id in told.finished_recving or ():
+        for id in sorted(told.finished_recving or ()):
             if id in self.ended:
                 self._let_go(id)
             elif id in self.loading:
                 self.arrived.add(id)
             else:
                 logger.warning('paged: the connector has loaded for request "%s", which waits for nothing.', id)
-        for id in told.finished_sending or ():
+        for id in sorted(told.finished_sending or ()):
             if id in self.ended:
                 self._let_go(id)
             else:
@@ -315,7 +345,7 @@ class Transfers:
             self._let_go(live.id)
         self._stop_loading(live.id)
         self.withdrawn.add(live.id)
-        live.request.status = RequestStatus.PREEMPTED
+        live.request.status, live.request.num_computed_tokens = RequestStatus.PREEMPTED, 0
 
     def statistics(self, told: Any) -> Any:
         """Return both sides' statistics of the connector in a step, as one; None: there are none."""
