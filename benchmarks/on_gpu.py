@@ -511,7 +511,7 @@ def main(
             for name, result in zip(names, pool.map(partial(tried, flags=flags), names), strict=True):
                 found[name] = result
                 if device == "cuda":
-                    # As far as it has come: a machine may be lent for a while only.
+                    # As far as it has come: the machine may be there for a while only.
                     RESULTS.write_text(page(found, device), encoding="utf-8")
     print(page(found, device))
     if any("FAILED" in value or "MISSED" in value for rows, _ in found.values() for _, value in rows):
