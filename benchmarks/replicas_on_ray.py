@@ -279,7 +279,7 @@ def simulated(trace: Trace, router: str, step: Profile) -> Replicas:
         Scheduler(
             BlockManager(BLOCKS, BLOCK_SIZE),
             policy=engine.policy,
-            max_tokens_per_step=engine.max_tokens_per_step,
+            max_tokens_per_step=engine.budget_on("cpu"),
             max_sequences=SEATS,
         )
         for _ in range(2)
@@ -451,7 +451,7 @@ def page(arguments: argparse.Namespace) -> None:
         f"replicas took {min(probes):.2f} to {max(probes):.2f} times what it says. Ray carries a request and its first token in {1e3 * carried_s:.0f} ms, which is added to each. "
         "Nothing was fitted to the runs themselves.",
         "* Both make their reports by one function, every 250 ms at most. The simulator's take 20 ms to the router, as events do; Ray's come with each answer and once a second.",
-        "* The real runs were taken before that. A real replica's report then counted what was cached of waiting prompts, too, and only `exact` reads it. After it: "
+        "* Before that a real replica's report counted what was cached of waiting prompts, too, and `exact` lost more: "
         "[routing.md](../../docs/routing.md#beside-real-replicas).",
         "",
         "```",
