@@ -237,8 +237,9 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
         except (InvalidConfig, UnsupportedModel) as error:
             verdict.left_out[name] = _said(error, model.path)
             continue
-        differing = differences(found, alone)
-        if model.device.type != "cpu":
+        if model.device.type == "cpu":
+            differing = differences(found, alone)
+        else:
             # A device's products round by how many rows they have; how far that moves logits is said.
             off, differing = _beyond_rounding(found, alone)
             verdict.pressed = max(verdict.pressed, off)

@@ -5,6 +5,7 @@ regions.py lays the regions out.
 
 from __future__ import annotations
 
+from paged.base.growing import rounded_up
 from paged.base.words import counted
 from paged.block_manager import Memory
 from paged.errors import NeverFits
@@ -31,7 +32,7 @@ class InRegions(Drawn):
         message = (
             f'request "{request.id}" needs {counted(num, "contiguous region")} of {counted(each, "block")} for its {counted(request.prompt_len, "prompt token")} and '
             f"a first output; regions are powers of two, and the pool of {num_blocks:,} blocks has so many of {largest:,} "
-            f"at most. Raise num_blocks to {num << (each - 1).bit_length():,}."
+            f"at most. Raise num_blocks to {num * rounded_up(each):,}."
         )
         return NeverFits(message, needed=each, limit=largest, unit="blocks")
 
@@ -69,4 +70,4 @@ def context(books: Books, request: RequestState, sequence: int) -> int:
 
 def expected_pow2(books: Books, request: RequestState, sequence: int) -> int:
     """Prompt and expected_tokens, rounded up to a power of two."""
-    return expected(books, request, sequence, lambda outputs: 1 << (outputs - 1).bit_length())
+    return expected(books, request, sequence, rounded_up)
