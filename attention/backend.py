@@ -125,11 +125,12 @@ _MODULES = {
     "reference": "paged.attention.reference",
     "native": "paged.attention.native.backend",
     "torch_gather": "paged.attention.torch_gather",
+    "triton": "paged.attention.triton_blocks",
     "xformers_splitk": "paged.attention.xformers_splitk",
 }
 
 # Those that are faster on a type of device than what runs everywhere, the fastest first.
-_FASTER = {"cuda": ("xformers_splitk",), "cpu": ("native",)}
+_FASTER = {"cuda": ("triton", "xformers_splitk"), "cpu": ("native",)}
 
 
 def known_backends() -> tuple[str, ...]:

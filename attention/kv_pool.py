@@ -163,16 +163,19 @@ class LayeredPool:
         """[num_blocks + 1, block_size, kv heads, size]: V of a layer, as `keys`."""
         return _numbers(self._layers[layer].values)
 
-    def write_kv(self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put K and V, each [T, kv heads, size], into these distinct slots, int64 [T], or [T, k] where a block has k pages; -1: nowhere."""
+    def write_kv(
+        self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor, *, is_whole: bool = False
+    ) -> None:
+        """Put K and V, each [T, kv heads, size], into these distinct slots, int64 [T], or [T, k] where a block has k pages; -1: nowhere. `is_whole`: none
+        is -1, which else has to be read from the device."""
         own = self._layers[layer]
-        self.write(own.keys, slot_mapping, keys)
-        self.write(own.values, slot_mapping, values)
+        self.write(own.keys, slot_mapping, keys, is_whole=is_whole)
+        self.write(own.values, slot_mapping, values, is_whole=is_whole)
 
-    def write(self, entries: AnyEntries, slot_mapping: Tensor, new: Tensor) -> None:
+    def write(self, entries: AnyEntries, slot_mapping: Tensor, new: Tensor, *, is_whole: bool = False) -> None:
         """Put one piece of a layer's entries, [T, heads, size], into these slots, as `write_kv`."""
         for piece, its in zip(entries.stored, entries.encoded(new), strict=True):
-            rows, kept = self._rows_of(slot_mapping, piece)
+            rows, kept = self._rows_of(slot_mapping, piece, is_whole)
             piece.tokens.index_copy_(0, rows, its if kept is None else its[kept])
 
     def read(self, entries: AnyEntries, slots: NDArray[np.int64]) -> Tensor:
@@ -183,7 +186,7 @@ class LayeredPool:
         ]
         return entries.transformed(entries.decoded(*stored)).to(self.dtype)
 
-    def _rows_of(self, slot_mapping: Tensor, entries: Entries) -> tuple[Tensor, Tensor | None]:
+    def _rows_of(self, slot_mapping: Tensor, entries: Entries, is_whole: bool) -> tuple[Tensor, Tensor | None]:
         """Rows of `entries.tokens` to which tokens go, and which tokens; None: all. Kept for the layers that come with the same slots."""
         if self._mapped[0] is not slot_mapping:
             self._mapped = (slot_mapping, {})
@@ -193,8 +196,9 @@ class LayeredPool:
             slots, kept = slot_mapping, None
             if slots.ndim == 2:
                 slots = slots[:, entries.part]
-                kept = (slots >= 0).nonzero()[:, 0]
-                slots = slots[kept]
+                if not is_whole:
+                    kept = (slots >= 0).nonzero()[:, 0]
+                    slots = slots[kept]
             found[key] = entries.token_steps.of(slots, self.block_size), kept
         return found[key]
 

@@ -19,7 +19,6 @@ the keys is Flash-Decoding (Dao et al., 2023).
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,18 +38,17 @@ from .kv_dtypes import AUTO
 from .kv_pool import LayeredPool
 from .layouts.entries import Entries
 from .step_tokens import Ints, StepTokens
+from .triton_device import check_device
 
 _BLOCK_SIZES = (16, 32, 64)
 _HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 _DTYPES = (torch.float16, torch.bfloat16)
-_LEAST_CAPABILITY = (8, 0)
 # xformers 0.0.35 reads memory by them.
 _FIRST_WITHOUT_BLOCK_POINTERS = (3, 9)
 # Queries in a row. The operator takes 16 at most; shorter rows are for drafts, which are a few tokens on a long context.
 _ROW_LENGTHS = np.array([1, 2, 4, 8, 16])
-_OTHERS = 'the backends "torch_gather" and "reference" can.'
+_OTHERS = 'the backends "triton", "torch_gather" and "reference" can.'
 _SOFT_CAP, _SINKS, _CHUNKS = "a soft cap on scores", "attention sinks", "attention within chunks"
-_OTHERS_ON_CPU = 'the backends "native", "torch_gather" and "reference" can.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ class Backend:
 
         Knows without xformers.
         """
-        _check_device(shape.device)
+        check_device(Backend.name, shape.device, _OTHERS)
         # The operator takes bfloat16 on a GPU alone.
         dtypes = _DTYPES if shape.device.type == "cuda" else _DTYPES[:1]
         limits: tuple[tuple[str, object, tuple[object, ...]], ...] = (
@@ -231,23 +229,6 @@ def _only_errors(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _check_device(device: torch.device) -> None:
-    is_cpu = device.type == "cpu"
-    is_interpreted = is_cpu and os.environ.get("TRITON_INTERPRET") == "1"
-    if torch.version.hip is not None or not (device.type == "cuda" or is_interpreted):
-        raise _unsupported(
-            f"device {device}{' of ROCm' if torch.version.hip is not None else ''}",
-            f"it takes CUDA devices, and a CPU with Triton's interpreter (TRITON_INTERPRET=1); {_OTHERS_ON_CPU if is_cpu else _OTHERS}",
-        )
-    if device.type == "cuda" and torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability(device)
-        if capability < _LEAST_CAPABILITY:
-            raise _unsupported(
-                f"compute capability {_dotted(capability)}",
-                f"it takes {_dotted(_LEAST_CAPABILITY)} and above; {_OTHERS}",
-            )
 
 
 def _cut(step: StepTokens, chosen: Ints, length: int, device: torch.device) -> Rows:

@@ -40,7 +40,7 @@ from paged.attention.layouts.quantised import AnyEntries
 from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
 from paged.model.capacity import trial_memory, trial_step
-from paged.model.captured import CapturedDecodes
+from paged.model.captured import CapturedPasses, Steps
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.experts import PackedExperts
@@ -66,6 +66,16 @@ class Read(NamedTuple):
     states: Tensor
 
 
+class _Seen(NamedTuple):
+    """A pass as a group of layers sees it: its tokens, the slots that they go to, int64 [T] or [T, k], the backend's plan, and whether all tokens go
+    somewhere."""
+
+    step: StepTokens
+    slots: Tensor
+    plan: Any
+    is_whole: bool
+
+
 class _Pass:
     """The attention of one forward pass: writes this step's K and V of a layer, then attends."""
 
@@ -77,12 +87,12 @@ class _Pass:
             self.states = PassStates(runner.pool, step, is_invariant=runner.tile is not None)
         self._runner = runner
         self._step = step
-        self._groups: dict[int, tuple[StepTokens, Tensor, Any]] = {}
+        self._groups: dict[int, _Seen] = {}
         self._latents: dict[int, Latents] = {}
 
-    def take(self, slots: Tensor, plan: Any) -> None:
-        """The slots and the plan of the only group, instead of those that it would make."""
-        self._groups[0] = self._step, slots, plan
+    def take(self, group: int, seen: _Seen) -> None:
+        """What a group sees, instead of what it would make."""
+        self._groups[group] = seen
 
     def attend(
         self,
@@ -96,10 +106,10 @@ class _Pass:
     ) -> Tensor:
         pool, backend = self._runner.pool, self._runner.backend
         own = pool.layer(layer)
-        step, slots, plan = self._of_group(own.group)
+        step, slots, plan, is_whole = self._of_group(own.group)
         if not own.is_shared:
             # Padded places write nothing: the scratch block stays zero.
-            pool.write_kv(layer, slots, keys[: step.num_tokens], values[: step.num_tokens])
+            pool.write_kv(layer, slots, keys[: step.num_tokens], values[: step.num_tokens], is_whole=is_whole)
         if expand is None and chosen is None:
             return backend.attend(queries, pool, layer, plan, options)
         if own.group not in self._latents:
@@ -124,17 +134,17 @@ class _Pass:
     def _kept(self, group: int, entries: AnyEntries, first: int, new: Tensor) -> Tensor:
         """Write entries of tokens of one sequence, [tokens, heads, size], from token `first` on. Returns those of the sequence up to there."""
         pool = self._runner.pool
-        step, slots, _ = self._of_group(group)
+        step, slots, _, is_whole = self._of_group(group)
         stop = first + len(new)
-        pool.write(entries, slots[first:stop], new)
+        pool.write(entries, slots[first:stop], new, is_whole=is_whole)
         sequence = int(np.searchsorted(step.query_start_loc, first, "right")) - 1
         return pool.read(entries, step.slots_of(sequence, int(step.positions[stop - 1]) + 1, entries.part))
 
-    def _of_group(self, group: int) -> tuple[StepTokens, Tensor, Any]:
-        """What the tokens are to a group, the slots that they go to, and the backend's plan."""
+    def _of_group(self, group: int) -> _Seen:
         if group not in self._groups:
             pool, step = self._runner.pool, self._step.of_group(group)
-            self._groups[group] = step, step.slot_tensor(pool.device), self._runner.backend.prepare(step, pool)
+            slots, plan = step.slot_tensor(pool.device), self._runner.backend.prepare(step, pool)
+            self._groups[group] = _Seen(step, slots, plan, is_whole=bool((step.slot_mapping >= 0).all()))
         return self._groups[group]
 
     def refuse(self, what: str, *, can_itself: bool = False) -> None:
@@ -144,7 +154,7 @@ class _Pass:
 class Runner:
     """Runs steps on one pool, by a backend in the mode that `tile` wants: a forward pass has so many places, and
     None has all tokens of a step in one. One that `adapts` leaves cores to others who use them. `fused` is the whole model in one call, which
-    does what the backend would. One that `captures` replays decodes as CUDA graphs. `runner_for` chooses them all."""
+    does what the backend would. One that `captures` replays tiles, or decodes, as CUDA graphs. `runner_for` chooses them all."""
 
     def __init__(
         self,
@@ -164,9 +174,10 @@ class Runner:
         self._is_small = is_small(model)
         self._adapts = adapts and not self._is_small
         self._fused = fused
-        self._decodes: CapturedDecodes | None = None
+        self._captured: CapturedPasses | None = None
         if captures and isinstance(backend, RenewsPlans):
-            self._decodes = CapturedDecodes(backend, pool)
+            groups = {pool.layer(each.layer).group for each in model.layers}
+            self._captured = CapturedPasses(backend, pool, groups, tile)
         self._shares = any(each.source is not None for each in model.layers)
         # Memory for what latents expand to, from pass to pass.
         self.expanded: dict[Any, LayeredPool] = {}
@@ -226,10 +237,6 @@ class Runner:
                 if len(wanted) == np.count_nonzero(is_sampled):
                     return logits, states[torch.from_numpy(stateful[wanted])]
                 return logits[torch.from_numpy(is_sampled[wanted])], states[torch.from_numpy(stateful[wanted])]
-            if self._decodes is not None and is_sampled.all() and not stateful.any():
-                found = self._decodes.logits(self._decoded, step, token_ids)
-                if found is not None:
-                    return found, found[:0]
             is_long = self._is_long(step, step.seq_lens if lengths is None else lengths)
             if self.tile is None:
                 return self._forward_part(step, token_ids, is_sampled, stateful, is_long)
@@ -259,6 +266,11 @@ class Runner:
     ) -> tuple[Tensor, Tensor]:
         device = self.model.device
         picked, of_states = is_sampled.nonzero()[0], stateful.nonzero()[0]
+        if self._captured is not None and not len(of_states):
+            found = self._captured.logits(self._replayed, step, token_ids)
+            if found is not None:
+                wanted = found if len(picked) == len(found) else found[torch.from_numpy(picked).to(device)]
+                return wanted, found[:0]
         inputs, positions = self._padded(token_ids, step), self._padded(step.positions, step)
         keep: Any
         if self.tile is not None:
@@ -282,10 +294,15 @@ class Runner:
             logits = logits[torch.from_numpy(picked).to(device)]
         return logits.float(), states.float()
 
-    def _decoded(self, step: StepTokens, inputs: Tensor, plan: Any) -> Tensor:
+    def _replayed(self, steps: Steps, inputs: Tensor, plans: dict[int, Any]) -> Tensor:
         """As captured.Forward. What the pool and the pass keep by the identity of a tensor is made anew: each call has its own slices."""
+        step = next(iter(steps.values()))
         its = _Pass(self, step, inputs[1], None)
-        its.take(inputs[2], plan)
+        row = 2
+        for group, seen in steps.items():
+            num_pages = seen.slot_mapping.size // seen.num_tokens
+            its.take(group, _Seen(seen, inputs[row : row + num_pages].T, plans[group], is_whole=True))
+            row += num_pages
         with under_way(its), padded(step.num_tokens, step.num_tokens):
             out: Any = self.model.module(input_ids=inputs[:1], position_ids=inputs[1:2], use_cache=False)
         logits: Tensor = out.logits[0]
@@ -315,7 +332,8 @@ def runner_for(
     enforce_eager: bool = False,
 ) -> Runner:
     """A runner of this backend, or of the best: of the whole model in one call where that is possible, and else packed, or batch-invariant
-    by tiles of 32, by single tokens where a tile's places disagree. On a GPU a packed one captures decodes where it can, but with `enforce_eager`.
+    by tiles of 32, by single tokens where a tile's places disagree. On a GPU tiles, and decodes of a packed one, are captured where they can be, but with
+    `enforce_eager`.
 
     Raises UnknownBackend or UnsupportedByBackend.
     """
@@ -331,14 +349,14 @@ def runner_for(
         fused = fused_decoder(model.module)
         if fused is not None and fused.fits(pool):
             return Runner(model, pool, chosen, None, adapts=True, fused=fused)
+    captures = model.device.type == "cuda" and not enforce_eager and not pool.states and _is_plain(model)
     if not batch_invariant:
-        captures = model.device.type == "cuda" and not enforce_eager and _is_plain(model)
         return Runner(model, pool, chosen, None, adapts=on_cpu, captures=captures)
     tried = chosen.name, torch.get_num_threads()
     if tried not in model.tiles:
         model.tiles[tried] = _tile_of(model, chosen)
     tile, adapts = model.tiles[tried]
-    return Runner(model, pool, chosen, tile, adapts=adapts)
+    return Runner(model, pool, chosen, tile, adapts=adapts, captures=captures)
 
 
 def _is_plain(model: LoadedModel) -> bool:

@@ -32,9 +32,11 @@ class ShadowedPool(KVPool):
         """Each position's slot, by the block table, holds what is expected there, int64 [length]."""
         self.violations += self.shadow.mismatches(table, contents, who)
 
-    def write_kv(self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write_kv(
+        self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor, *, is_whole: bool = False
+    ) -> None:
         """As it is; a slot that no token of the batch was to go to holds nothing that anybody may read."""
-        super().write_kv(layer, slot_mapping, keys, values)
+        super().write_kv(layer, slot_mapping, keys, values, is_whole=is_whole)
         if layer == 0:
             self.written(slot_mapping)
 

@@ -1,4 +1,4 @@
-"""Captured decodes: the numbers of each step reach the tensors that a graph reads.
+"""Captured passes: the numbers of each step reach the tensors that a graph reads.
 
 What stands in for a graph here runs the captured pass again, on those tensors alone; `make gpu` runs real ones.
 """
@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from paged import SamplingParams
-from paged.attention import get_backend
+from paged.attention import StepTokens, get_backend
+from paged.base.growing import rising
 from paged.engine import engine as engine_module
 from paged.engine.engine import Engine
 from paged.errors import PagedWarning
 from paged.model import runner
-from paged.model.captured import Captured, CapturedDecodes
+from paged.model.captured import Captured, CapturedPasses
 from paged.model.runner import Runner, runner_for
 from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import answers_of, differences
@@ -30,10 +31,11 @@ from ..driving import tokens_of  # noqa: TID252
 class Renewing:
     """torch_gather, whose plan of a step can be replaced by that of another one."""
 
-    name, is_invariant, piece = "renewing", False, 1
+    name, piece = "renewing", 1
 
-    def __init__(self):
-        self._theirs = get_backend("torch_gather")
+    def __init__(self, is_invariant=False):
+        self.is_invariant = is_invariant
+        self._theirs = get_backend("torch_gather", invariant=is_invariant)
 
     def check(self, shape):
         self._theirs.check(shape)
@@ -48,10 +50,10 @@ class Renewing:
         return self._theirs.attend(queries, pool, layer, plan[0], options)
 
 
-def stand_in(self, forward, step, inputs):
-    plan = self._backend.prepare(step, self._pool)
-    logits = forward(step, inputs, plan)
-    return Captured(lambda: logits.copy_(forward(step, inputs, plan)), inputs, plan, logits)
+def stand_in(self, forward, steps, inputs):
+    plans = {group: self._backend.prepare(step, self._pool) for group, step in steps.items()}
+    logits = forward(steps, inputs, plans)
+    return Captured(lambda: logits.copy_(forward(steps, inputs, plans)), inputs, plans, logits)
 
 
 class Cuda:
@@ -96,18 +98,20 @@ class Cuda:
         self.current = before
 
 
-def engine_of(model, *, captures=False, **options):
+def engine_of(model, *, captures=False, batch_invariant=False, **options):
     engine = Engine(
         model,
         num_blocks=options.pop("num_blocks", 60),
-        block_size=4,
+        block_size=options.pop("block_size", 4),
         backend="torch_gather",
-        batch_invariant=False,
+        batch_invariant=batch_invariant,
         max_sequences=8,
         **options,
     )
     if captures:
-        engine.runner = engine.worker.runner = Runner(engine.model, engine.pool, Renewing(), None, captures=True)
+        engine.runner = engine.worker.runner = Runner(
+            engine.model, engine.pool, Renewing(batch_invariant), engine.runner.tile, captures=True
+        )
     return engine
 
 
@@ -122,21 +126,64 @@ def requests():
 
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 14, "host_blocks": 20}, {"steps_ahead": 1}], ids=str)
 def test_replayed_decodes_give_what_decodes_give(loaded, monkeypatch, options):
-    monkeypatch.setattr(CapturedDecodes, "_captured", stand_in)
+    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
     model = loaded("llama")
     engine = engine_of(model, captures=True, **options)
     found, wanted = answers_of(engine, requests()), answers_of(engine_of(model, **options), requests())
     assert found.tokens == wanted.tokens and not found.violations
     for who, rows in wanted.logits.items():
         np.testing.assert_allclose(np.array(found.logits[who]), np.array(rows), rtol=1e-4, atol=1e-4)
-    shapes = set(engine.runner._decodes.graphs)
+    shapes = set(engine.runner._captured.graphs)
     assert len(shapes) > 3 and all(n.bit_count() == columns.bit_count() == 1 for n, columns in shapes)
     assert engine.pool.pages.on_device[-1].eq(0).all()
     engine.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"num_blocks": 30, "host_blocks": 60}], ids=str)
+def test_layers_in_groups_read_and_write_by_their_own_tables(loaded, monkeypatch, options):
+    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
+    model = loaded("gemma3_text")
+    engine = engine_of(model, captures=True, **options)
+    assert len(engine.runner._captured._groups) > 1
+    found, wanted = answers_of(engine, requests()), answers_of(engine_of(model, **options), requests())
+    assert found.tokens == wanted.tokens and not found.violations
+    for who, rows in wanted.logits.items():
+        np.testing.assert_allclose(np.array(found.logits[who]), np.array(rows), rtol=1e-4, atol=1e-4)
+    assert len(engine.runner._captured.graphs) > 3
+    engine.close()
+
+
+@pytest.mark.parametrize(("architecture", "num_blocks"), [("llama", 14), ("gemma3_text", 30)])
+def test_replayed_tiles_give_a_request_what_it_gets_alone_to_the_last_bit(
+    loaded, monkeypatch, architecture, num_blocks
+):
+    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
+    model = loaded(architecture)
+    options = {"batch_invariant": True, "max_tokens_per_step": 40}
+    engine = engine_of(model, captures=True, num_blocks=num_blocks, host_blocks=60, **options)
+    found = answers_of(engine, requests())
+    assert not differences(found, answers_of(engine_of(model, num_blocks=200, **options), requests()))
+    graphs = engine.runner._captured.graphs
+    assert {n for n, _ in graphs} == {engine.runner.tile} and len(graphs) > 2
+    its = engine.scheduler.stats()
+    assert its.preemptions_swap + its.preemptions_recompute
+    assert engine.pool.pages.on_device[-1].eq(0).all()
+    engine.close()
+
+
+def test_a_pass_in_which_a_token_is_written_nowhere_is_not_captured(loaded, monkeypatch):
+    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
+    engine = engine_of(loaded("gemma3_text"), captures=True)
+    captured, tables = engine.runner._captured, [np.zeros((2, 1, 16), np.int32) for _ in range(2)]
+    step = StepTokens.of_groups(np.array([1, 2]), rising(3), np.array([2, 3]), tuple(tables), 4)
+    assert captured.logits(engine.runner._replayed, step, np.array([5, 6], np.int32)) is not None
+    tables[1][1] = -1
+    assert captured.logits(engine.runner._replayed, step, np.array([5, 6], np.int32)) is None
+    engine.close()
+
+
 def test_the_logits_of_one_decode_outlive_the_next(loaded, monkeypatch):
-    monkeypatch.setattr(CapturedDecodes, "_captured", stand_in)
+    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
     engine = engine_of(loaded("llama"), captures=True)
     kept = []
     engine.on_logits = lambda id, place, row: kept.append((row, row.clone()))
@@ -148,10 +195,10 @@ def test_the_logits_of_one_decode_outlive_the_next(loaded, monkeypatch):
 
 
 def test_where_capturing_fails_it_is_said_once_and_decodes_go_on(loaded, monkeypatch):
-    def fail(self, forward, step, inputs):
+    def fail(self, forward, steps, inputs):
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
-    monkeypatch.setattr(CapturedDecodes, "_captured", fail)
+    monkeypatch.setattr(CapturedPasses, "_captured", fail)
     model = loaded("llama")
     engine = engine_of(model, captures=True)
     with pytest.warns(PagedWarning, match=r"decodes run uncaptured, which is slower: operation .* capturing$") as said:
@@ -165,7 +212,7 @@ def test_graphs_are_captured_on_one_stream_into_one_memory_and_share_logits(load
     cuda = Cuda(monkeypatch)
     engine = engine_of(loaded("llama"), captures=True)
     answers_of(engine, requests())
-    graphs = engine.runner._decodes.graphs
+    graphs = engine.runner._captured.graphs
     assert len(cuda.captures) == len(graphs) > 3
     assert {stream for stream, _ in cuda.captures} != {cuda.ours} and len({stream for stream, _ in cuda.captures}) == 1
     assert [pool for _, pool in cuda.captures] == [None] + ["the memory of graphs"] * (len(graphs) - 1)
@@ -179,7 +226,7 @@ def test_a_capture_that_fails_frees_all_graphs_and_leaves_the_stream_that_was(lo
     engine = engine_of(loaded("llama"), captures=True)
     with pytest.warns(PagedWarning, match=r"decodes run uncaptured"):
         answers_of(engine, requests())
-    decodes = engine.runner._decodes
+    decodes = engine.runner._captured
     assert len(cuda.captures) == 3 and not decodes.graphs and not decodes._logits and decodes._memory is None
     assert cuda.current is cuda.ours
     engine.close()
@@ -188,7 +235,7 @@ def test_a_capture_that_fails_frees_all_graphs_and_leaves_the_stream_that_was(lo
 def test_what_an_interrupted_trial_pass_writes_comes_before_the_next_step(loaded, monkeypatch):
     cuda = Cuda(monkeypatch)
     engine = engine_of(loaded("llama"), captures=True)
-    decodes, attend = engine.runner._decodes, engine.runner.backend.attend
+    decodes, attend = engine.runner._captured, engine.runner.backend.attend
 
     def interrupted(*arguments):
         if cuda.current is not cuda.ours:
@@ -214,14 +261,14 @@ def test_engines_in_two_threads_capture_one_after_the_other(loaded, monkeypatch)
             pass
         return stand_in(self, *arguments)
 
-    monkeypatch.setattr(CapturedDecodes, "_captured", meets)
+    monkeypatch.setattr(CapturedPasses, "_captured", meets)
     engines = [engine_of(loaded("llama"), captures=True) for _ in range(2)]
     threads = [Thread(target=answers_of, args=(engine, requests()[:1])) for engine in engines]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    assert not met and all(engine.runner._decodes.graphs for engine in engines)
+    assert not met and all(engine.runner._captured.graphs for engine in engines)
     for engine in engines:
         engine.close()
 
@@ -231,7 +278,7 @@ def test_an_engine_that_is_forgotten_frees_its_pool_at_once(loaded, monkeypatch)
     engine = engine_of(loaded("llama"), captures=True)
     engine.add_request([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))
     tokens_of(engine)
-    assert engine.runner._decodes.graphs
+    assert engine.runner._captured.graphs
     pool = weakref.ref(engine.pool)
     gc.collect()
     gc.disable()
@@ -258,15 +305,23 @@ def test_experts_that_get_the_rows_that_chose_them_are_not_captured(loaded, monk
 
 
 def test_on_a_gpu_decodes_are_captured_unless_each_kernel_is_to_be_launched(loaded, monkeypatch):
-    monkeypatch.setattr(runner, "get_backend", lambda name, invariant: Renewing())
+    monkeypatch.setattr(runner, "get_backend", lambda name, invariant: Renewing(invariant))
     model = loaded("llama")
     pool = engine_of(model).pool
 
     def captures(device, **options):
         its = replace(model, device=torch.device(device))
-        return runner_for(its, pool, backend="renewing", batch_invariant=False, **options)._decodes is not None
+        # What it would try, on the device.
+        its.tiles["renewing", torch.get_num_threads()] = 32, False
+        asked = {"batch_invariant": False, **options}
+        return runner_for(its, pool, backend="renewing", **asked)._captured is not None
 
-    assert captures("cuda") and not captures("cuda", enforce_eager=True) and not captures("cpu")
+    assert (
+        captures("cuda")
+        and captures("cuda", batch_invariant=True)
+        and not captures("cuda", enforce_eager=True)
+        and not captures("cpu")
+    )
 
 
 @pytest.mark.parametrize("is_eager", [False, True])

@@ -12,7 +12,7 @@ import torch
 
 from paged import LLM, SamplingParams, load_model
 from paged.attention import LayerShape, best_backend, get_backend, known_backends
-from paged.attention.xformers_splitk import Backend as SplitK
+from paged.attention import triton_blocks, xformers_splitk
 from paged.errors import BuildFailed, PagedWarning, UnsupportedByBackend
 from paged.model.checkpoint import checkpoint_path
 from paged.model.doctor.findings import REPORT, BackendFound, CudaDevice, Problem, cause
@@ -76,9 +76,10 @@ def backends(device: str, *, native_is_built: bool) -> tuple[list[BackendFound],
 def _reason(name: str, shape: LayerShape) -> str:
     """Why this backend cannot do such layers here; "" where it can."""
     try:
-        if name == SplitK.name:
-            # What it cannot do on this device it says without xformers.
-            SplitK.check(shape)
+        for each in (triton_blocks, xformers_splitk):
+            if name == each.Backend.name:
+                # What it cannot do on this device it says without xformers, or Triton.
+                each.Backend.check(shape)
         get_backend(name).check(shape)
     except UnsupportedByBackend as error:
         if isinstance(error.__cause__, BuildFailed):
