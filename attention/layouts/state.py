@@ -85,11 +85,12 @@ class State:
         whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         return whole[:, : math.prod(self.shape)].reshape(len(index), *self.shape)
 
-    def write(self, destinations: Tensor, values: Tensor) -> None:
-        """Put values, [n, *shape], onto these distinct pages, int [n, k]; a row of -1 is not written."""
+    def write(self, destinations: Tensor, values: Tensor, *, is_whole: bool = False) -> None:
+        """Put values, [n, *shape], onto these distinct pages, int [n, k]; a row of -1 is not written. `is_whole`: there is none, which else has to be read
+        from the device."""
         index = destinations.to(self._device, torch.int64)
-        is_written = index[:, 0] >= 0
-        if not is_written.all():
+        if not is_whole:
+            is_written = index[:, 0] >= 0
             index, values = index[is_written], values[is_written]
         whole = values.reshape(len(index), math.prod(self.shape)).to(self.dtype)
         missing = self._num_units * self._elements - whole.shape[1]

@@ -13,15 +13,16 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged.attention import LayeredPool, StepTokens
+from paged.attention import AttentionBackend, LayeredPool, StepTokens
 from paged.attention.backend import RenewsPlans
+from paged.attention.step_tokens import Ints
 from paged.base.growing import rising, rounded_up
 from paged.errors import PagedWarning
 
@@ -30,10 +31,17 @@ _MOST_TOKENS = 512
 # A capture begins by waiting for the whole device, which one that is under way in another thread does not survive.
 _ONE_AT_A_TIME = Lock()
 
-Steps = dict[int, StepTokens]
-"""A pass as each group of layers sees it, and so its plans."""
-Forward = Callable[[Steps, Tensor, dict[int, Any]], Tensor]
-"""(a pass of n tokens; int64 [2 + k, n]: tokens, positions, and slots by group and page of a block; plans) → logits [n, vocabulary]"""
+
+class Pass(NamedTuple):
+    """n tokens, each the last of its sequence, and what each group of layers that attend sees of them."""
+
+    step: StepTokens
+    groups: dict[int, StepTokens]
+
+
+Forward = Callable[[Pass, Tensor, dict[int, Any]], Tensor]
+"""(a pass; int64 [2 + k, n]: tokens, positions, pages that states are read from and written to, and slots by group and page of a block; plans by group)
+→ logits [n, vocabulary]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class CapturedPasses:
     """The graphs of one model on one pool, whose layers are in these groups; with `tile` of tiles of so many places, else of decodes. Where a pass cannot be
     captured it warns, once, frees them, and leaves all passes to the caller."""
 
-    def __init__(self, backend: RenewsPlans, pool: LayeredPool, groups: Iterable[int], tile: int | None) -> None:
+    def __init__(self, backend: AttentionBackend, pool: LayeredPool, groups: Iterable[int], tile: int | None) -> None:
         self._backend, self._pool, self._groups, self._tile = backend, pool, sorted(groups), tile
         # By tokens and columns, both rounded up.
         self.graphs: dict[tuple[int, int], Captured] = {}
@@ -65,73 +73,88 @@ class CapturedPasses:
         """float32 [n, vocabulary] after the tokens of a step, int32 [n]; None: it is none that can be captured. `forward` is the same each time:
         it is not kept, since it has the runner that has this."""
         n = step.num_tokens
-        if self._has_failed or n > _MOST_TOKENS or (self._tile is None and n != step.num_sequences):
+        # A state is that behind all tokens of its sequence.
+        may_cut = self._tile is not None and step.states is None
+        if self._has_failed or n > _MOST_TOKENS or not (may_cut or n == step.num_sequences):
             return None
         size = self._tile or rounded_up(n)
-        steps = _as_sequences(step, self._groups, size)
-        slots = [its.slot_mapping.reshape(size, -1).T for its in steps.values()]
         chosen = np.minimum(np.arange(size), n - 1)
-        inputs = torch.from_numpy(np.concatenate([token_ids[None, chosen], step.positions[None, chosen], *slots]))
+        its = _as_sequences(step, self._groups, chosen)
+        pages = [each.T for each in its.step.states or ()]
+        slots = [each.slot_mapping.reshape(size, -1).T for each in its.groups.values()]
+        inputs = torch.from_numpy(np.concatenate([token_ids[None, chosen], its.step.positions[None], *pages, *slots]))
         if bool((inputs[2:] < 0).any()):
-            # Some place writes nothing.
+            # Some place writes nothing, or has no state yet.
             return None
         key = size, rounded_up(-(-int(step.positions.max() + 1) // step.block_size))
         captured = self.graphs.get(key)
         if captured is None:
-            try:
-                with _ONE_AT_A_TIME:
-                    captured = self.graphs[key] = self._captured(forward, steps, inputs.to(self._pool.device))
-            except RuntimeError as error:
-                self._has_failed, self._memory = True, None
-                self.graphs.clear()
-                self._logits.clear()
-                said = (str(error).splitlines() or [""])[0]
-                warnings.warn(f"decodes run uncaptured, which is slower: {said}", PagedWarning, stacklevel=2)
-                return None
-        else:
-            captured.inputs.copy_(inputs)
-            for group, its in steps.items():
-                self._backend.renew(captured.plans[group], its, self._pool)
+            with _ONE_AT_A_TIME:
+                found = self._first(key, forward, its, inputs.to(self._pool.device))
+            return found[:n].to(torch.float32, copy=True)
+        captured.inputs.copy_(inputs)
+        for group, seen in its.groups.items():
+            assert isinstance(self._backend, RenewsPlans), "whoever captures has such a backend"
+            self._backend.renew(captured.plans[group], seen, self._pool)
         captured.replay()
         # The next replay writes there, while these may not have been read.
         return captured.logits[:n].to(torch.float32, copy=True)
 
-    def _captured(self, forward: Forward, steps: Steps, inputs: Tensor) -> Captured:
-        """Run the pass, so that its kernels are compiled and its plans are whole, and capture it."""
-        plans = {group: self._backend.prepare(its, self._pool) for group, its in steps.items()}
+    def _first(self, key: tuple[int, int], forward: Forward, its: Pass, inputs: Tensor) -> Tensor:
+        """Run the pass, so that its kernels are compiled and its plans are whole; then capture it, which runs nothing. Returns the logits of the run: a
+        second one would begin with states that the first one left."""
+        plans = {group: self._backend.prepare(seen, self._pool) for group, seen in its.groups.items()}
+        found = self._run(forward, its, inputs, plans)
+        logits = self._logits.setdefault(len(found), found)
+        try:
+            replay = self._capture(lambda: logits.copy_(forward(its, inputs, plans)))
+        except RuntimeError as error:
+            self._has_failed, self._memory = True, None
+            self.graphs.clear()
+            self._logits.clear()
+            said = (str(error).splitlines() or [""])[0]
+            warnings.warn(f"decodes run uncaptured, which is slower: {said}", PagedWarning, stacklevel=3)
+        else:
+            self.graphs[key] = Captured(replay, inputs, plans, logits)
+        return found
+
+    def _run(self, forward: Forward, its: Pass, inputs: Tensor, plans: dict[int, Any]) -> Tensor:
+        """The logits of the pass, on the stream on which it will be captured."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._pool.device)
         stream, current = self._stream, torch.cuda.current_stream(self._pool.device)
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                found = forward(steps, inputs, plans)
+                return forward(its, inputs, plans)
         finally:
             # Of a pass that is interrupted, too: what it writes comes before what is run next.
             current.wait_stream(stream)
-        logits = self._logits.setdefault(len(found), found)
-        graph = torch.cuda.CUDAGraph()
+
+    def _capture(self, work: Callable[[], object]) -> Callable[[], None]:
+        """What replays the kernels that this launches."""
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._pool.device)
         # Other threads go on with their own work. A capture that fails leaves its stream as the current one.
-        captures = torch.cuda.graph(graph, pool=self._memory, stream=stream, capture_error_mode="thread_local")
+        captures = torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local")
         with torch.cuda.stream(current), captures:
-            logits.copy_(forward(steps, inputs, plans))
+            work()
         self._memory = graph.pool()
-        return Captured(graph.replay, inputs, plans, logits)
+        return graph.replay
 
 
-def _as_sequences(step: StepTokens, groups: Iterable[int], size: int) -> Steps:
-    """So many sequences, each up to a token of the step, the last of them again and again."""
-    chosen = np.minimum(np.arange(size), step.num_tokens - 1)
+def _as_sequences(step: StepTokens, groups: Iterable[int], chosen: Ints) -> Pass:
+    """The chosen tokens of a step, each the last of a sequence."""
     owners = np.arange(step.num_sequences).repeat(np.diff(step.query_start_loc))[chosen]
-    repeated = replace(
+    its = replace(
         step,
         positions=step.positions[chosen],
         slot_mapping=step.slot_mapping[chosen],
-        query_start_loc=rising(size + 1),
+        query_start_loc=rising(len(chosen) + 1),
         seq_lens=step.positions[chosen] + 1,
         block_tables=step.block_tables[owners],
         num_padded=0,
         tables=step.tables and tuple(each if each is None else each[owners] for each in step.tables),
         written_from=None if step.written_from is None else step.written_from[:, owners],
+        states=step.states and (step.states[0][owners], step.states[1][owners]),
     )
-    return {group: repeated.of_group(group) for group in groups}
+    return Pass(its, {group: its.of_group(group) for group in groups})

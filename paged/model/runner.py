@@ -40,7 +40,7 @@ from paged.attention.layouts.quantised import AnyEntries
 from paged.block_manager import Moves
 from paged.errors import UnsupportedModel
 from paged.model.capacity import trial_memory, trial_step
-from paged.model.captured import CapturedPasses, Steps
+from paged.model.captured import CapturedPasses, Pass
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel
 from paged.model.native.experts import PackedExperts
@@ -79,12 +79,20 @@ class _Seen(NamedTuple):
 class _Pass:
     """The attention of one forward pass: writes this step's K and V of a layer, then attends."""
 
-    def __init__(self, runner: Runner, step: StepTokens, positions: Tensor, is_long: Tensor | None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        step: StepTokens,
+        positions: Tensor,
+        is_long: Tensor | None,
+        states: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         self.positions = positions
         self.is_long = is_long
         self.states: RowStates | None = None
         if step.states is not None:
-            self.states = PassStates(runner.pool, step, is_invariant=runner.tile is not None)
+            is_invariant = runner.tile is not None
+            self.states = PassStates(runner.pool, step, is_invariant=is_invariant, on_device=states)
         self._runner = runner
         self._step = step
         self._groups: dict[int, _Seen] = {}
@@ -175,7 +183,7 @@ class Runner:
         self._adapts = adapts and not self._is_small
         self._fused = fused
         self._captured: CapturedPasses | None = None
-        if captures and isinstance(backend, RenewsPlans):
+        if captures and (isinstance(backend, RenewsPlans) or not model.layers):
             groups = {pool.layer(each.layer).group for each in model.layers}
             self._captured = CapturedPasses(backend, pool, groups, tile)
         self._shares = any(each.source is not None for each in model.layers)
@@ -294,15 +302,19 @@ class Runner:
             logits = logits[torch.from_numpy(picked).to(device)]
         return logits.float(), states.float()
 
-    def _replayed(self, steps: Steps, inputs: Tensor, plans: dict[int, Any]) -> Tensor:
+    def _replayed(self, given: Pass, inputs: Tensor, plans: dict[int, Any]) -> Tensor:
         """As captured.Forward. What the pool and the pass keep by the identity of a tensor is made anew: each call has its own slices."""
-        step = next(iter(steps.values()))
-        its = _Pass(self, step, inputs[1], None)
-        row = 2
-        for group, seen in steps.items():
-            num_pages = seen.slot_mapping.size // seen.num_tokens
-            its.take(group, _Seen(seen, inputs[row : row + num_pages].T, plans[group], is_whole=True))
-            row += num_pages
+        step, at = given.step, 2
+        states = None
+        if step.states is not None:
+            k = step.states[0].shape[1]
+            states = inputs[at : at + k].T, inputs[at + k : at + 2 * k].T
+            at += 2 * k
+        its = _Pass(self, step, inputs[1], None, states)
+        for group, seen in given.groups.items():
+            k = seen.slot_mapping.size // seen.num_tokens
+            its.take(group, _Seen(seen, inputs[at : at + k].T, plans[group], is_whole=True))
+            at += k
         with under_way(its), padded(step.num_tokens, step.num_tokens):
             out: Any = self.model.module(input_ids=inputs[:1], position_ids=inputs[1:2], use_cache=False)
         logits: Tensor = out.logits[0]
@@ -349,7 +361,7 @@ def runner_for(
         fused = fused_decoder(model.module)
         if fused is not None and fused.fits(pool):
             return Runner(model, pool, chosen, None, adapts=True, fused=fused)
-    captures = model.device.type == "cuda" and not enforce_eager and not pool.states and _is_plain(model)
+    captures = model.device.type == "cuda" and not enforce_eager and _is_plain(model)
     if not batch_invariant:
         return Runner(model, pool, chosen, None, adapts=on_cpu, captures=captures)
     tried = chosen.name, torch.get_num_threads()
@@ -360,10 +372,10 @@ def runner_for(
 
 
 def _is_plain(model: LoadedModel) -> bool:
-    """Whether a pass does the same for any step: a backend does the attention of all layers, on K and V alone, no embedding goes by lengths, and no
-    expert gets only the rows that chose it."""
+    """Whether a pass launches the same kernels for any step: a backend does the attention of all layers, on K and V alone, no embedding goes by lengths,
+    and nothing waits to hear how many rows chose an expert."""
     special = any(each.by_itself or each.expands or each.choosers for each in model.layers)
-    special |= any(map(_groups_rows, model.module.modules()))
+    special |= any(_groups_rows(each) and not _counts_on_device(each, model.dtype) for each in model.module.modules())
     return model.rotary_limit is None and not special
 
 
@@ -415,6 +427,13 @@ def _groups_rows(module: nn.Module) -> bool:
     if isinstance(module, PackedExperts) or not name.endswith("Experts") or name.endswith("SharedExperts"):
         return False
     return len(inspect.signature(module.forward).parameters) > 1
+
+
+def _counts_on_device(experts: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether these experts are products of groups of rows whose sizes stay on the device: as transformers computes them with torch's kernel for
+    bfloat16."""
+    chosen = getattr(getattr(experts, "config", None), "_experts_implementation", None)
+    return dtype == torch.bfloat16 and chosen == "grouped_mm" and hasattr(experts, "is_transposed")
 
 
 def is_small(model: LoadedModel) -> bool:

@@ -21,11 +21,16 @@ from paged.engine.engine import Engine
 from paged.errors import PagedWarning
 from paged.model import runner
 from paged.model.captured import Captured, CapturedPasses
+from paged.model.loading import load_model
 from paged.model.runner import Runner, runner_for
+from paged.model.states.trial import Trial
 from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import answers_of, differences
 
 from ..driving import tokens_of  # noqa: TID252
+
+
+STATES = ["mamba2", "qwen3_next", "recurrent_gemma", "minimax", "rwkv"]
 
 
 class Renewing:
@@ -50,10 +55,11 @@ class Renewing:
         return self._theirs.attend(queries, pool, layer, plan[0], options)
 
 
-def stand_in(self, forward, steps, inputs):
-    plans = {group: self._backend.prepare(step, self._pool) for group, step in steps.items()}
-    logits = forward(steps, inputs, plans)
-    return Captured(lambda: logits.copy_(forward(steps, inputs, plans)), inputs, plans, logits)
+@pytest.fixture
+def replays(monkeypatch):
+    """Passes run where they are called, and what is captured runs when it is replayed."""
+    monkeypatch.setattr(CapturedPasses, "_run", lambda self, forward, *given: forward(*given))
+    monkeypatch.setattr(CapturedPasses, "_capture", lambda self, work: work)
 
 
 class Cuda:
@@ -125,8 +131,7 @@ def requests():
 
 
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 14, "host_blocks": 20}, {"steps_ahead": 1}], ids=str)
-def test_replayed_decodes_give_what_decodes_give(loaded, monkeypatch, options):
-    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
+def test_replayed_decodes_give_what_decodes_give(loaded, replays, options):
     model = loaded("llama")
     engine = engine_of(model, captures=True, **options)
     found, wanted = answers_of(engine, requests()), answers_of(engine_of(model, **options), requests())
@@ -140,8 +145,7 @@ def test_replayed_decodes_give_what_decodes_give(loaded, monkeypatch, options):
 
 
 @pytest.mark.parametrize("options", [{}, {"num_blocks": 30, "host_blocks": 60}], ids=str)
-def test_layers_in_groups_read_and_write_by_their_own_tables(loaded, monkeypatch, options):
-    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
+def test_layers_in_groups_read_and_write_by_their_own_tables(loaded, replays, options):
     model = loaded("gemma3_text")
     engine = engine_of(model, captures=True, **options)
     assert len(engine.runner._captured._groups) > 1
@@ -155,9 +159,8 @@ def test_layers_in_groups_read_and_write_by_their_own_tables(loaded, monkeypatch
 
 @pytest.mark.parametrize(("architecture", "num_blocks"), [("llama", 14), ("gemma3_text", 30)])
 def test_replayed_tiles_give_a_request_what_it_gets_alone_to_the_last_bit(
-    loaded, monkeypatch, architecture, num_blocks
+    loaded, replays, architecture, num_blocks
 ):
-    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
     model = loaded(architecture)
     options = {"batch_invariant": True, "max_tokens_per_step": 40}
     engine = engine_of(model, captures=True, num_blocks=num_blocks, host_blocks=60, **options)
@@ -171,8 +174,28 @@ def test_replayed_tiles_give_a_request_what_it_gets_alone_to_the_last_bit(
     engine.close()
 
 
-def test_a_pass_in_which_a_token_is_written_nowhere_is_not_captured(loaded, monkeypatch):
-    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("architecture", STATES)
+def test_states_are_read_from_and_written_to_the_pages_of_each_step(
+    checkpoint, replays, monkeypatch, architecture, batch_invariant
+):
+    # As on a GPU, which finds pages by the numbers there.
+    monkeypatch.setattr(Trial, "recurrence", lambda *arguments: None)
+    model = load_model(checkpoint(architecture))
+    options = {"batch_invariant": batch_invariant, "max_tokens_per_step": 40}
+    engine = engine_of(model, captures=True, num_blocks=90, host_blocks=200, **options)
+    found = answers_of(engine, requests())
+    wanted = answers_of(engine_of(model, num_blocks=400, **options), requests())
+    if batch_invariant:
+        assert not differences(found, wanted)
+    assert found.tokens == wanted.tokens and not found.violations
+    for who, rows in wanted.logits.items():
+        np.testing.assert_allclose(np.array(found.logits[who]), np.array(rows), rtol=1e-4, atol=1e-4)
+    assert len(engine.runner._captured.graphs) > 1
+    engine.close()
+
+
+def test_a_pass_in_which_a_token_is_written_nowhere_is_not_captured(loaded, replays):
     engine = engine_of(loaded("gemma3_text"), captures=True)
     captured, tables = engine.runner._captured, [np.zeros((2, 1, 16), np.int32) for _ in range(2)]
     step = StepTokens.of_groups(np.array([1, 2]), rising(3), np.array([2, 3]), tuple(tables), 4)
@@ -182,8 +205,7 @@ def test_a_pass_in_which_a_token_is_written_nowhere_is_not_captured(loaded, monk
     engine.close()
 
 
-def test_the_logits_of_one_decode_outlive_the_next(loaded, monkeypatch):
-    monkeypatch.setattr(CapturedPasses, "_captured", stand_in)
+def test_the_logits_of_one_decode_outlive_the_next(loaded, replays):
     engine = engine_of(loaded("llama"), captures=True)
     kept = []
     engine.on_logits = lambda id, place, row: kept.append((row, row.clone()))
@@ -194,17 +216,18 @@ def test_the_logits_of_one_decode_outlive_the_next(loaded, monkeypatch):
     engine.close()
 
 
-def test_where_capturing_fails_it_is_said_once_and_decodes_go_on(loaded, monkeypatch):
-    def fail(self, forward, steps, inputs):
+@pytest.mark.parametrize("architecture", ["llama", "recurrent_gemma"])
+def test_where_capturing_fails_it_is_said_once_and_decodes_go_on(loaded, replays, monkeypatch, architecture):
+    def fail(self, work):
         raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
-    monkeypatch.setattr(CapturedPasses, "_captured", fail)
-    model = loaded("llama")
-    engine = engine_of(model, captures=True)
+    monkeypatch.setattr(CapturedPasses, "_capture", fail)
+    model = loaded(architecture)
+    engine = engine_of(model, captures=True, num_blocks=200)
     with pytest.warns(PagedWarning, match=r"decodes run uncaptured, which is slower: operation .* capturing$") as said:
         found = answers_of(engine, requests())
     assert len(said) == 1
-    assert not differences(found, answers_of(engine_of(model), requests()))
+    assert not differences(found, answers_of(engine_of(model, num_blocks=200), requests()))
     engine.close()
 
 
@@ -250,8 +273,10 @@ def test_what_an_interrupted_trial_pass_writes_comes_before_the_next_step(loaded
     engine.close()
 
 
-def test_engines_in_two_threads_capture_one_after_the_other(loaded, monkeypatch):
+def test_engines_in_two_threads_capture_one_after_the_other(loaded, replays, monkeypatch):
     both, met = Barrier(2), []
+
+    first = CapturedPasses._first
 
     def meets(self, *arguments):
         try:
@@ -259,9 +284,9 @@ def test_engines_in_two_threads_capture_one_after_the_other(loaded, monkeypatch)
             met.append(self)
         except BrokenBarrierError:
             pass
-        return stand_in(self, *arguments)
+        return first(self, *arguments)
 
-    monkeypatch.setattr(CapturedPasses, "_captured", meets)
+    monkeypatch.setattr(CapturedPasses, "_first", meets)
     engines = [engine_of(loaded("llama"), captures=True) for _ in range(2)]
     threads = [Thread(target=answers_of, args=(engine, requests()[:1])) for engine in engines]
     for each in threads:
@@ -302,6 +327,17 @@ def test_experts_that_get_the_rows_that_chose_them_are_not_captured(loaded, monk
     # As on a GPU, where they are not in C.
     monkeypatch.setattr(runner, "PackedExperts", ())
     assert not runner._is_plain(model)
+
+
+def test_but_where_the_device_alone_counts_those_rows():
+    from transformers.models.mixtral import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    experts = MixtralExperts(MixtralConfig(hidden_size=8, intermediate_size=8, num_local_experts=2))
+    assert runner._groups_rows(experts)
+    for implementation, dtype, counts in (("grouped_mm", torch.bfloat16, True), ("grouped_mm", torch.float32, False), ("eager", torch.bfloat16, False)):  # fmt: skip
+        experts.config._experts_implementation = implementation
+        assert runner._counts_on_device(experts, dtype) == counts
 
 
 def test_on_a_gpu_decodes_are_captured_unless_each_kernel_is_to_be_launched(loaded, monkeypatch):

@@ -11,8 +11,7 @@ from shutil import which
 import torch
 
 from paged import LLM, SamplingParams, load_model
-from paged.attention import LayerShape, best_backend, get_backend, known_backends
-from paged.attention import triton_blocks, xformers_splitk
+from paged.attention import LayerShape, best_backend, get_backend, known_backends, triton_blocks, xformers_splitk
 from paged.errors import BuildFailed, PagedWarning, UnsupportedByBackend
 from paged.model.checkpoint import checkpoint_path
 from paged.model.doctor.findings import REPORT, BackendFound, CudaDevice, Problem, cause

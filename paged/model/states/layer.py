@@ -103,7 +103,8 @@ class StateLayer:
         held = [states.read(self.unit, k) for k in range(len(self.pieces))]
         new = [row for row, is_new in enumerate(states.is_new) if is_new]
         for piece, state in zip(self.pieces, held, strict=True):
-            state[new] = piece.start
+            if new:
+                state[new] = piece.start
         outputs = Call(self._seam, arguments, held).run(self._cuts(states, arguments), self._projections)
         for k, state in enumerate(held):
             states.write(self.unit, k, state)
@@ -168,18 +169,27 @@ class FirstToken:
 
 class PassStates:
     """The states of one forward pass's rows, as RowStates: a step, or a part of one, says from which of the pool's pages each row's is
-    read, and onto which it is written."""
+    read, and onto which it is written. `on_device`: the same numbers, int64 [n, k] both, where they are there already."""
 
-    def __init__(self, pool: LayeredPool, step: StepTokens, *, is_invariant: bool) -> None:
+    def __init__(
+        self,
+        pool: LayeredPool,
+        step: StepTokens,
+        *,
+        is_invariant: bool,
+        on_device: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
         assert step.states is not None, "a step of a model with state layers says where they are"
-        read, write = step.states
+        self._read, self._write = step.states
         self.starts: Sequence[int] = step.query_start_loc.tolist()
-        self.is_new: Sequence[bool] = (read[:, 0] < 0).tolist()
+        self.is_new: Sequence[bool] = (self._read[:, 0] < 0).tolist()
         self.is_invariant = is_invariant
         self._states = pool.states
-        self._read, self._write = read, write
+        self._is_whole = bool((self._write[:, 0] >= 0).all())
         # Once for all pieces of all layers, each of which would take them to the device.
-        self._sources, self._targets = (torch.from_numpy(each).to(pool.device, torch.int64) for each in (read, write))
+        self._sources, self._targets = on_device or (
+            torch.from_numpy(each).to(pool.device, torch.int64) for each in step.states
+        )
 
     def read(self, unit: int, piece: int) -> Tensor:
         """As RowStates; zeros for rows that are new."""
@@ -187,7 +197,7 @@ class PassStates:
 
     def write(self, unit: int, piece: int, states: Tensor) -> None:
         """As RowStates."""
-        self._states[unit][piece].write(self._targets, states)
+        self._states[unit][piece].write(self._targets, states, is_whole=self._is_whole)
 
     def pages_of(self, unit: int) -> list[RowPages]:
         """As RowStates."""
