@@ -27,7 +27,8 @@ from .kv_dtypes import CODE_BITS
 from .kv_pool import LayerKV
 from .layouts.quantised import AnyEntries
 
-STRETCH = 256
+STRETCH = 512
+"""Positions; a multiple of those of any tile."""
 LEAST_ROWS = 16
 """Of a tile: what a product takes at least, in each direction."""
 _MOST_POSITIONS = 64
@@ -35,7 +36,6 @@ _TILE_BYTES = 16 * 1024
 """Of K or V that a program reads at a time, if that is LEAST_ROWS positions."""
 _MOST_PARTIAL_BYTES = 64 * 2**20
 """Of what comes of stretches side by side; where it were more, one program goes through all of a row's."""
-_WARPS, _STAGES = 4, 2
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
@@ -271,18 +271,21 @@ def attend(
     sinks = out if options.sinks is None else options.sinks
     found = out, highests, weights, totals, sinks, pieces.pieces, num_pieces, num_stretches
     a_position = max(_padded(keys.size), sizes["value_padded"]) * queries.itemsize
+    # Found on an H200 (benchmarks/results/gpu.md): a decode in 16 bits waits for memory, and with two warps more programs run at a time.
+    is_light = pieces.rows == LEAST_ROWS and a_position <= _TILE_BYTES // _MOST_POSITIONS
+    warps, stages = (2, 3) if is_light else (4, 2)
     kernel: Any = _attend[num_pieces, keys.heads, num_stretches if is_split else 1]
-    merge: Any = _merge_stretches[num_pieces, keys.heads]
     # Triton launches on the current device, whichever its arguments are on.
     with torch.cuda.device(queries.get_device()):
         kernel(
             queries, queries.stride(0), queries.stride(1), *found, *_lies(keys, tables[0]), *_lies(values, tables[1]),
             tables[0].shape[1], options.scale, options.soft_cap or 0.0, **alike, **sizes, size=keys.size, padded=_padded(keys.size),
             block=own.keys.stored[0].blocks.shape[1], bits=CODE_BITS.get(keys.kv_dtype, 0), has_cap=options.soft_cap is not None,
-            is_split=is_split, tile=max(LEAST_ROWS, min(_MOST_POSITIONS, _TILE_BYTES // a_position)), num_warps=_WARPS, num_stages=_STAGES,
+            is_split=is_split, tile=max(LEAST_ROWS, min(_MOST_POSITIONS, _TILE_BYTES // a_position)), num_warps=warps, num_stages=stages,
             enable_fp_fusion=False,
         )  # fmt: skip
         if is_split:
+            merge: Any = _merge_stretches[num_pieces, keys.heads]
             merge(*found, **alike, **sizes, enable_fp_fusion=False)
 
 

@@ -3,6 +3,7 @@
 A step has 32 places in all, tokens and padding, as the engine always has it.
 """
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -18,11 +19,10 @@ from paged.attention import KVPool, LayerOptions, StepTokens, get_backend
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLACES = 32
-INVARIANT = {
-    "reference": get_backend("reference"),
-    "torch_gather": get_backend("torch_gather", invariant=True),
-    "native": get_backend("native"),
-}
+# As in test_backends_agree.py.
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+NAMES = ["triton"] if IS_INTERPRETED else ["reference", "torch_gather", "native"]
+INVARIANT = {name: get_backend(name, invariant=True) for name in NAMES}
 each_backend = pytest.mark.parametrize("backend", INVARIANT.values(), ids=INVARIANT.keys())
 
 # Heads of K and V, query heads for each, and their size.
@@ -50,9 +50,15 @@ OPTIONS = st.builds(
 )
 
 
+INSTEAD = {
+    "native": {torch.float16: torch.bfloat16, torch.float64: torch.float32},
+    "triton": {torch.bfloat16: torch.float16, torch.float64: torch.float32},
+}
+
+
 def fitting(backend, sizes, options):
     """Sizes with a dtype that the backend reads, as wide as theirs or half as wide; options with a sink for each head."""
-    instead = {torch.float16: torch.bfloat16, torch.float64: torch.float32} if backend.name == "native" else {}
+    instead = INSTEAD.get(backend.name, {})
     sinks = None if options.sinks is None else options.sinks[: sizes["num_kv_heads"] * sizes["group"]]
     return {**sizes, "dtype": instead.get(sizes["dtype"], sizes["dtype"])}, replace(options, sinks=sinks)
 
@@ -86,7 +92,7 @@ def test_a_backend_bears_its_name_and_says_whether_it_is_invariant(name, asked, 
 
 
 @each_backend
-@settings(max_examples=40, derandomize=True)
+@settings(max_examples=4 if IS_INTERPRETED else 40, derandomize=True)
 @given(
     SIZES,
     OPTIONS,
@@ -116,7 +122,7 @@ EVERY_PLACES = list(range(PLACES, 300, PLACES))
 
 
 @each_backend
-@settings(max_examples=20, derandomize=True)
+@settings(max_examples=2 if IS_INTERPRETED else 20, derandomize=True)
 @given(SIZES, OPTIONS, LONG, CUTS)
 def test_where_prompts_are_cut_changes_nothing(backend, draw_turn, lay_out, sizes, options, spans, cuts):
     sizes, options = fitting(backend, sizes, options)

@@ -33,7 +33,9 @@ def test_every_announced_name_exists_and_type_checkers_see_it_where_it_is_loaded
 
 def test_an_unknown_backend_is_told_the_known_ones():
     pytest.importorskip("torch")
-    message = "^unknown attention backend 'flash'; known ones are reference, native, torch_gather, xformers_splitk.$"
+    message = (
+        "^unknown attention backend 'flash'; known ones are reference, native, torch_gather, triton, xformers_splitk.$"
+    )
     with pytest.raises(errors.UnknownBackend, match=message):
         attention.get_backend("flash")
 

@@ -1,6 +1,6 @@
 """`xformers_splitk` against the reference, its kernels run by Triton's interpreter on the CPU.
 
-`test_xformers_splitk.py` starts this in a process whose environment turns the interpreter on; anywhere else it is skipped.
+`test_on_gpus.py` starts this in a process whose environment turns the interpreter on; anywhere else it is skipped.
 """
 
 import os
@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1; test_xformers_splitk.py runs it", allow_module_level=True)
+    pytest.skip("needs TRITON_INTERPRET=1; test_on_gpus.py runs it", allow_module_level=True)
 with warnings.catch_warnings():
     # xformers asks for an autotuner in a way that newer Tritons deprecate.
     warnings.simplefilter("ignore")
@@ -26,12 +26,7 @@ from paged.attention.copy_kernel import copy_rows
 from paged.attention.pages import _kernel
 from paged.errors import UnsupportedByBackend
 
-# The interpreter is numpy: it takes numbers out of arrays of one, and -inf from -inf before it selects.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
 
 REFERENCE = get_backend("reference")
 XFORMERS = get_backend("xformers_splitk")

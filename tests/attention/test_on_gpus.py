@@ -1,7 +1,7 @@
-"""What `xformers_splitk` refuses, said without xformers; and the start of the tests that run its kernels.
+"""What `triton` and `xformers_splitk` refuse, said without what they need; and the start of the tests that run their kernels.
 
-Triton decides when it is imported whether it interprets, so those tests (`test_xformers_interpreted.py`) have a process to
-themselves.
+Triton decides when it is imported whether it interprets, so those tests (`test_triton_interpreted.py`, `test_xformers_interpreted.py`, and `triton` in the
+tests of all backends) have a process to themselves.
 """
 
 import sys
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.lib import NumpyVersion
 
-from paged.attention import LayerShape, best_backend, get_backend
+from paged.attention import LayerShape, best_backend, get_backend, triton_blocks
 from paged.attention.xformers_splitk import Backend, _operator
 from paged.errors import UnsupportedByBackend
 
@@ -48,7 +48,7 @@ def test_a_triton_without_block_pointers_is_refused_with_what_replaces_it(monkey
 
 
 def test_an_invariant_mode_is_referred_to_the_backends_that_have_one():
-    message = 'an invariant mode: .*; the backends "torch_gather" and "reference" can'
+    message = 'an invariant mode: .*; the backends "triton", "torch_gather" and "reference" can'
     with pytest.raises(UnsupportedByBackend, match=message):
         get_backend("xformers_splitk", invariant=True)
 
@@ -59,10 +59,10 @@ def test_half_precision_on_a_gpu_is_taken(block_size, dtype):
     Backend.check(shape_with(block_size=block_size, dtype=dtype))
 
 
-@pytest.mark.parametrize(("call", "shown"), shown_in("attention/refused_by_xformers.txt", ">>>"))
-def test_a_shape_that_the_operator_does_not_take_is_refused_with_those_that_it_takes(monkeypatch, call, shown):
+@pytest.mark.parametrize(("call", "shown"), shown_in("attention/refused_on_gpus.txt", ">>>"))
+def test_a_shape_that_one_does_not_take_is_refused_with_those_that_it_takes(monkeypatch, call, shown):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert_refused(call, shown, globals())
+    assert_refused(call, shown, {**globals(), "Ours": triton_blocks.Backend})
 
 
 def test_the_interpreter_takes_float16_alone(monkeypatch):
@@ -72,25 +72,25 @@ def test_the_interpreter_takes_float16_alone(monkeypatch):
         Backend.check(shape_with(device=CPU, dtype=torch.bfloat16))
 
 
-def test_on_a_gpu_it_is_chosen_by_itself_where_it_can_do_the_layers(monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.8.0"))
-    monkeypatch.setitem(sys.modules, "xformers.ops.fmha", SimpleNamespace())
-    monkeypatch.setattr(Backend, "__init__", lambda self, is_invariant: refuse_invariance(is_invariant))
-    assert best_backend([shape_with()]).name == "xformers_splitk"
-    for changes in ({"head_dim": 80}, {"has_soft_cap": True}, {"has_sinks": True}, {"device": CPU}):
-        assert best_backend([shape_with(**changes)]).name == "torch_gather"
-    chosen = best_backend([shape_with()], invariant=True)
-    assert (chosen.name, chosen.is_invariant) == ("torch_gather", True)
+@pytest.mark.parametrize("invariant", [False, True])
+def test_on_a_gpu_ours_is_chosen_by_itself_where_it_can_do_the_layers(monkeypatch, invariant):
+    monkeypatch.setitem(sys.modules, "paged.attention.block_kernel", SimpleNamespace())
+    able = {"head_dim": 80}, {"has_soft_cap": True}, {"has_sinks": True}, {"kv_dtype": "int4"}, {"dtype": torch.float32}
+    for changes in ({}, *able):
+        chosen = best_backend([shape_with(**changes)], invariant=invariant)
+        assert (chosen.name, chosen.is_invariant) == ("triton", invariant)
+    for changes in ({"head_dim": 520}, {"dtype": torch.float64}, {"device": CPU, "head_dim": 257}):
+        assert best_backend([shape_with(**changes)], invariant=invariant).name == "torch_gather"
 
 
-def refuse_invariance(is_invariant):
-    if is_invariant:
-        raise UnsupportedByBackend("xformers_splitk", "an invariant mode", "others can.")
-
-
-def test_where_it_is_not_installed_another_one_is_chosen(monkeypatch):
-    monkeypatch.setitem(sys.modules, "xformers.ops.fmha", None)
+def test_where_triton_is_not_installed_another_one_is_chosen(monkeypatch):
+    for missing in ("paged.attention.block_kernel", "triton"):
+        monkeypatch.setitem(sys.modules, missing, None)
     assert best_backend([shape_with()]).name == "torch_gather"
+    with pytest.raises(
+        UnsupportedByBackend, match=r'"triton" cannot do anything here .* paged\'s extra `gpu` brings Triton'
+    ):
+        get_backend("triton")
 
 
 def test_an_xformers_built_for_another_cuda_is_no_hindrance_and_other_reasons_are():
@@ -119,7 +119,11 @@ def test_the_kernels_give_in_the_interpreter_what_the_reference_gives(run_python
             pytest.skip(f"{package} is not installed: the extra gpu brings it")
     if NumpyVersion(np.__version__) >= "2.4.0" and NumpyVersion(version("triton")) < "3.7.0":
         pytest.skip("the interpreter of Triton before 3.7 needs numpy before 2.4")
-    interpreted = Path(__file__).with_name("test_xformers_interpreted.py")
-    arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(interpreted))
+    # The interpreter is numpy: it takes numbers out of arrays of one, and -inf from -inf before it selects.
+    ignored = "RuntimeWarning", "Conversion of an array with ndim > 0:DeprecationWarning"
+    warnings = [word for each in ignored for word in ("-W", f"ignore:{each}" if ":" in each else f"ignore::{each}")]
+    names = "triton_interpreted", "xformers_interpreted", "backends_agree", "invariance"
+    files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]
+    arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *warnings, "-k", "triton or interpreted", *files)
     result = run_python(*arguments, cwd=repository, env={"TRITON_INTERPRET": "1"}, timeout=1200)
     assert result.returncode == 0, result.stdout + result.stderr
