@@ -5,7 +5,7 @@ Names are loaded when they are used, so that importing this costs no torch.
     KVPool                     pages of both tiers with K and V of all layers; run_moves copies between them
     LayeredPool                the same for layers of several kinds, by a plan of where each lies
     StepTokens                 what one forward pass attends to, as arrays
-    get_backend(name)          a way to compute attention: "reference", "native", "torch_gather", "xformers_splitk"
+    get_backend(name)          a way to compute attention: "reference", "native", "torch_gather", "triton" and others
     best_backend(shapes)       the fastest of them that can do such layers here
     LayerShape, LayerOptions   what a layer is like, and how it attends
 """

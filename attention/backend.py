@@ -130,7 +130,7 @@ _MODULES = {
 }
 
 # Those that are faster on a type of device than what runs everywhere, the fastest first.
-_FASTER = {"cuda": ("triton", "xformers_splitk"), "cpu": ("native",)}
+_FASTER = {"cuda": ("triton",), "cpu": ("native",)}
 
 
 def known_backends() -> tuple[str, ...]:
@@ -150,7 +150,7 @@ def get_backend(name: str, *, invariant: bool = False) -> AttentionBackend:
 
 
 def best_backend(shapes: Sequence[LayerShape], *, invariant: bool = False) -> AttentionBackend:
-    """The fastest backend that can do layers of these shapes here: on CUDA `xformers_splitk` and on a CPU `native` where they can,
+    """The fastest backend that can do layers of these shapes here: on CUDA `triton` and on a CPU `native` where they can,
     everywhere else, and where nothing attends, `torch_gather`. Where nothing can be compiled it warns, once."""
     for name in _FASTER.get(shapes[0].device.type, ()) if shapes else ():
         try:

@@ -12,13 +12,16 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -37,6 +40,7 @@ from paged.model.loading import LoadedModel, as_loaded, load_model
 from paged.model.machine import machine
 from paged.model.model_shape import ModelShape
 from paged.model.random_weights import random_model
+from paged.model.runner import is_plain
 from paged.study.hardware import model_named
 from paged.testing.engine_world import EngineRequest, EngineWorld
 from paged.testing.pressure import answers_of
@@ -232,6 +236,80 @@ def families() -> Rows:
         )
         for each in verdicts
     ]
+
+
+CAPTURED = [
+    "llama",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "cohere2",
+    "llama4_text",
+    "olmo3",
+    "gpt_oss",
+    "mixtral",
+    "qwen3_moe",
+    "qwen3_next",
+    "olmo_hybrid",
+    "mamba2",
+    "falcon_mamba",
+    "jamba",
+    "bamba",
+    "nemotron_h",
+    "granitemoehybrid",
+    "falcon_h1",
+    "lfm2",
+    "minimax",
+    "recurrent_gemma",
+    "rwkv",
+    "kimi_linear",
+    "zamba2",
+    "xlstm",
+]
+"""Families whose decodes are to be captured: layers in groups, states, experts."""
+
+
+def captured_family(name: str, device: str) -> tuple[str, str]:
+    """A small model of the family, in float32, or in bfloat16 if that is what it can be captured in: decodes captured and launched, not batch-invariant."""
+    sys.path.insert(0, str(RESULTS.parents[2]))
+    from conformance.one_architecture import families as rows, save
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    caught = warnings.catch_warnings(record=True)
+    with stand_in_for(device, small=True), tempfile.TemporaryDirectory() as folder, caught as said:
+        warnings.simplefilter("always")
+        save(rows()[name], Path(folder))
+        model = load_model(folder, device=device)
+        if not is_plain(model):
+            model = load_model(folder, device=device, dtype="bfloat16")
+        prompts = [
+            np.random.default_rng(seed).integers(3, model.vocabulary_size, 5 + 3 * seed).tolist() for seed in range(6)
+        ]
+        config: dict[str, Any] = {"num_blocks": 500, "block_size": 4, "max_sequences": 6, "batch_invariant": False}
+        answers, graphs = [], 0
+        for is_eager in (True, False):
+            engine = Engine(model, **config, enforce_eager=is_eager)
+            answers.append(served(engine, prompts, 20)[2])
+            graphs += len(getattr(getattr(engine.runner, "_captured", None), "graphs", ()))
+            engine.close()
+    why = [str(each.message) for each in said if "uncaptured" in str(each.message)]
+    same = sum(a == b for a, b in zip(*answers, strict=True))
+    is_held = (graphs or device == "cpu") and (same == len(prompts) or model.dtype == torch.bfloat16)
+    said_so = "; ".join([f"{graphs} graphs, {same} of {len(prompts)} answers as when launched", str(model.dtype), *why])
+    return name, f"{'held' if is_held else 'MISSED'}: {said_so}"
+
+
+def captures() -> Rows:
+    """Small models of families whose decodes can be captured, each in a process of its own."""
+    names = ["llama"] if SMALL else CAPTURED
+    found: Rows = []
+    with ProcessPoolExecutor(8, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for name, result in [(name, pool.submit(captured_family, name, DEVICE)) for name in names]:
+            try:
+                found.append(result.result())
+            except Exception as error:
+                found.append((name, f"FAILED: {str(error)[:200]}"))
+    return found
 
 
 def small_model() -> LoadedModel:
@@ -549,6 +627,7 @@ PARTS = {
     "bits": Part(bits, 60, "equal to the last bit", is_timed=False),
     "pressure": Part(pressure, 90, "tokens equal, and logits to the last bit", is_timed=False),
     "families": Part(families, 120, "tokens equal to transformers', and under pressure to those alone", is_timed=False),
+    "captures": Part(captures, 150, "graphs, and the same answers in float32", is_timed=False),
     "copies": Part(copies, 45, "half of a pinned copy's rate"),
     "decode": Part(decode, 45, "half of a copy's rate"),
 }

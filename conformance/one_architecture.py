@@ -62,6 +62,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     layers     how many of each kind of cache the small model has, as transformers says
     off        largest difference to the logits of `generate`, of the largest of them
     pressed    the same under pressure, to those of the request alone
+    packed     the same without the batch-invariant mode, all requests at once; on a GPU decodes are captured there, where they can be
     distinct   different tokens in the answers
     preempted  requests that were preempted in some round, of len(LENGTHS); where what a request keeps does not grow, none need be
     left_out   rounds that the engine refuses for this model, each with why
@@ -74,6 +75,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     layers: dict[str, int] = {}
     off: float = 0.0
     pressed: float = 0.0
+    packed: float = 0.0
     distinct: int = 0
     preempted: int = 0
     left_out: dict[str, str] = {}
@@ -114,7 +116,7 @@ def verdict_of(family: Family, device: str = "cpu") -> Verdict:
         warnings.simplefilter("ignore")
         folder = Path(name) / family.model_type
         try:
-            verdict.layers = _save(family, folder)
+            verdict.layers = save(family, folder)
             theirs = _generated(folder, device)
         except Exception as error:
             verdict.outcome, verdict.why = "no model", _said(error, folder)
@@ -137,7 +139,7 @@ def verdict_of(family: Family, device: str = "cpu") -> Verdict:
         return verdict
 
 
-def _save(family: Family, folder: Path) -> dict[str, int]:
+def save(family: Family, folder: Path) -> dict[str, int]:
     """Write a checkpoint; return how many layers have each kind of cache."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.cache_utils import get_layer_types_and_kwargs
@@ -226,6 +228,9 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
             f"all answers have {verdict.distinct} different tokens, of {LEAST_DISTINCT} that say something."
         )
     preempted = set[str]()
+    packed = answers_of(Engine(model, num_blocks=500, **{**ENGINE, "batch_invariant": False}), _requests(), MOST_STEPS)
+    verdict.packed, differing = _beyond_rounding(packed, alone)
+    problems += [f"packed, {each}" for each in differing + packed.violations]
     grows = any(group.kind == "full" for group in Engine(model, num_blocks=500, **ENGINE).manager.layout.groups)
     for name, number, more in _rounds(preempted):
         options = ROUNDS[name]

@@ -26,7 +26,7 @@ _SHAPE_HELP = "Random weights instead, in the shape of a Llama: a name of `paged
 # fmt: off
 ModelArgument = Annotated[str | None, Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded")]
 Shape = Annotated[str | None, Option("--shape", help=_SHAPE_HELP, show_default="none", rich_help_panel=MODEL)]
-Backend = Annotated[str, Option(help="Attention backend: reference, native, torch_gather or xformers_splitk; auto takes the fastest.", rich_help_panel=MODEL)]
+Backend = Annotated[str, Option(help="Attention backend: reference, native, torch_gather, triton or xformers_splitk; auto takes the fastest.", rich_help_panel=MODEL)]
 Dtype = Annotated[str, Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=MODEL)]
 KvCacheDtype = Annotated[str, declared("kv_cache_dtype", MODEL)]
 Quantization = Annotated[str | None, declared("quantization")]

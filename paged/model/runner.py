@@ -298,7 +298,8 @@ class Runner:
         states = out.hidden_states[-1][0][torch.from_numpy(of_states).to(device)] if more else logits[:0]
         if not len(picked):
             return logits[:0].float(), states.float()
-        if self.tile is not None:
+        if self.tile is not None or len(logits) > len(picked):
+            # Of all places: xLSTM's forward gives them whatever it is asked for.
             logits = logits[torch.from_numpy(picked).to(device)]
         return logits.float(), states.float()
 
@@ -361,7 +362,7 @@ def runner_for(
         fused = fused_decoder(model.module)
         if fused is not None and fused.fits(pool):
             return Runner(model, pool, chosen, None, adapts=True, fused=fused)
-    captures = model.device.type == "cuda" and not enforce_eager and _is_plain(model)
+    captures = model.device.type == "cuda" and not enforce_eager and is_plain(model)
     if not batch_invariant:
         return Runner(model, pool, chosen, None, adapts=on_cpu, captures=captures)
     tried = chosen.name, torch.get_num_threads()
@@ -371,7 +372,7 @@ def runner_for(
     return Runner(model, pool, chosen, tile, adapts=adapts, captures=captures)
 
 
-def _is_plain(model: LoadedModel) -> bool:
+def is_plain(model: LoadedModel) -> bool:
     """Whether a pass launches the same kernels for any step: a backend does the attention of all layers, on K and V alone, no embedding goes by lengths,
     and nothing waits to hear how many rows chose an expert."""
     special = any(each.by_itself or each.expands or each.choosers for each in model.layers)

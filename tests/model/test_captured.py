@@ -20,7 +20,7 @@ from paged.engine import engine as engine_module
 from paged.engine.engine import Engine
 from paged.errors import PagedWarning
 from paged.model import runner
-from paged.model.captured import Captured, CapturedPasses
+from paged.model.captured import CapturedPasses
 from paged.model.loading import load_model
 from paged.model.runner import Runner, runner_for
 from paged.model.states.trial import Trial
@@ -28,7 +28,6 @@ from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import answers_of, differences
 
 from ..driving import tokens_of  # noqa: TID252
-
 
 STATES = ["mamba2", "qwen3_next", "recurrent_gemma", "minimax", "rwkv"]
 
@@ -158,9 +157,7 @@ def test_layers_in_groups_read_and_write_by_their_own_tables(loaded, replays, op
 
 
 @pytest.mark.parametrize(("architecture", "num_blocks"), [("llama", 14), ("gemma3_text", 30)])
-def test_replayed_tiles_give_a_request_what_it_gets_alone_to_the_last_bit(
-    loaded, replays, architecture, num_blocks
-):
+def test_replayed_tiles_give_a_request_what_it_gets_alone_to_the_last_bit(loaded, replays, architecture, num_blocks):
     model = loaded(architecture)
     options = {"batch_invariant": True, "max_tokens_per_step": 40}
     engine = engine_of(model, captures=True, num_blocks=num_blocks, host_blocks=60, **options)
@@ -318,15 +315,15 @@ def test_an_engine_that_is_forgotten_frees_its_pool_at_once(loaded, monkeypatch)
     ("architecture", "is_plain"), [("llama", True), ("gpt2", True), ("deepseek_v3", False), ("falcon", False)]
 )
 def test_captured_are_models_whose_attention_a_backend_does_on_k_and_v(loaded, architecture, is_plain):
-    assert runner._is_plain(loaded(architecture)) == is_plain
+    assert runner.is_plain(loaded(architecture)) == is_plain
 
 
 def test_experts_that_get_the_rows_that_chose_them_are_not_captured(loaded, monkeypatch):
     model = loaded("mixtral")
-    assert runner._is_plain(model)
+    assert runner.is_plain(model)
     # As on a GPU, where they are not in C.
     monkeypatch.setattr(runner, "PackedExperts", ())
-    assert not runner._is_plain(model)
+    assert not runner.is_plain(model)
 
 
 def test_but_where_the_device_alone_counts_those_rows():

@@ -58,6 +58,17 @@ def test_a_tile_is_32_places_and_packed_or_fused_there_are_none(loaded, architec
     assert (runner.tile, runner.tiling is None) == ((None, True) if architecture in FUSED else (32, False))
 
 
+def test_a_module_that_gives_logits_of_all_tokens_is_asked_for_some(checkpoint, monkeypatch):
+    model = load_model(checkpoint("gpt2"))
+    step, ids = whole_prompt([5, 6, 7, 8]), [5, 6, 7, 8]
+    wanted = [False, True, False, True]
+    runner = runner_for(model, pool_for(model), batch_invariant=False)
+    expected, forward = logits_of(runner, step, ids, wanted), model.module.forward
+    monkeypatch.setattr(model.module, "forward", lambda logits_to_keep, **arguments: forward(**arguments))
+    found = logits_of(runner, step, ids, wanted)
+    torch.testing.assert_close(found, expected, rtol=CLOSE, atol=CLOSE)
+
+
 def test_where_rows_go_to_experts_that_are_not_in_c_each_token_goes_by_itself(loaded):
     model = loaded("dbrx")
     assert runner_for(model, pool_for(model)).tile == 1

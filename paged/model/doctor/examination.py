@@ -89,10 +89,9 @@ def _engine(here: Machine, build: bool, installed: dict[str, dict[str, str | Non
         problems += its_problems
     threads = torch.get_num_threads()
     problems += _could_be_better(here, threads)
-    missing = [name for name, version in installed["gpu"].items() if version is None]
-    if devices and missing:
-        what = f'"xformers_splitk", the fastest on a GPU, needs {listed(missing)}.'
-        problems.append(Problem(what=what, remedy=f"{installed_by('gpu')} brings what is missing.", is_broken=False))
+    if devices and installed["gpu"]["triton"] is None:
+        what = 'The backend "triton", the fastest on a GPU, needs triton.'
+        problems.append(Problem(what=what, remedy=f"{installed_by('gpu')} brings it.", is_broken=False))
     load_s, answered = _tested(found, problems) if was_tried else (None, [])
     has_room = here.free_bytes is None or here.free_bytes > _COPIED
     return Engine(
