@@ -269,7 +269,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
     quantization: Annotated[str | None, Field(help="Linear layers and experts as codes, made at load, on a CPU. int8: 8 bits and a scale a result; int4: 4 bits and a scale a group of 32 inputs. A draft model stays as it is.", when="When weights are too large, or decoding on a CPU is too slow. Answers change a little.", letter="-q", choices=QUANTIZATIONS, vllm=("quantization",))] = None
     quantize_head: Annotated[bool, Field(help="Beside a quantization the output projection as int8, too, and an embedding that shares its weights, unless it scales them.", when="When the vocabulary is large beside the model.")] = False
     device: Annotated[str, Field(help="cpu, or cuda.", when="To compute on a GPU.")] = "cpu"
-    enforce_eager: Annotated[bool, Field(help="On a GPU, launch each kernel of a decode from Python, and capture none as a CUDA graph.", when="To look for a fault, or for the memory of the graphs; decoding is slower.", vllm=("enforce_eager",))] = False
+    enforce_eager: Annotated[bool, Field(help="On a GPU, launch each kernel from Python, and capture no pass as a CUDA graph.", when="To look for a fault, or for the memory of the graphs; decoding is slower.", vllm=("enforce_eager",))] = False
     tensor_parallel_size: Annotated[int, Field(help="Processes that the model is split over, its ranks: each has a part of the weights and of the KV heads, on a GPU or cores of its own. Llama, Mistral, Qwen 2 and 3 and Gemma, of floats.", when="When one process cannot hold the model, or cores or GPUs are idle.", least=1, letter="-tp", vllm=("tensor_parallel_size",))] = 1
     max_model_len: Annotated[int | None, Field(help="Tokens of a sequence, its prompt and its answer.", when="To refuse longer requests.", usually="what model and memory allow", least=1, vllm=("max_model_len",))] = None
 
@@ -338,7 +338,7 @@ class SchedulingConfig(Config, frozen=True, kw_only=True):
     max_sequences: Annotated[int, Field(help="Sequences in a step.", when="Larger: more tokens a second in all. Smaller: each answer is faster.", least=1, vllm=("max_num_seqs",))] = 32
     max_chunk: Annotated[int | None, Field(help="Prompt tokens of one sequence in a step.", when="When one long prompt keeps others from their first tokens.", usually="what the step has room for", least=1)] = None
     costs: Annotated[Any | None, Field(help="What copying and computing cost; measured: timed here, at the start.", when="When copies are faster or slower on your machine beside computing.", usually="built-in figures", metavar="measured", rule=_costs, what='a Costs, or "measured"')] = None
-    steps_ahead: Annotated[int, Field(help="1: the model has a thread of its own and a step is launched before the last one has ended; answers come a step later.", when="When the time between steps counts and cores are to spare; measure both, as on a GPU 1 was slower (docs/performance.md).", least=0, most=1)] = 0
+    steps_ahead: Annotated[int, Field(help="1: the model has a thread of its own and a step is launched before the last one has ended; answers come a step later.", when="When the time between steps counts and cores are to spare; measure both: on a GPU 1 was no faster (docs/performance.md).", least=0, most=1)] = 0
     max_retries: Annotated[int, Field(help="Tries of a step that runs out of memory, after the first, before its requests end with an error.", when="0 to see the first failure.", least=0)] = 2
 
     def budget_on(self, device: str) -> int:
