@@ -28,17 +28,19 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_HEAD = 512
 _OTHERS = 'the backends "torch_gather" and "reference" can.'
 _FEW_ROWS, _MANY_ROWS = 16, 64
-"""Of a tile: for decodes and drafts, and for prompts where tiles may differ."""
+"""Of a tile: for decodes and drafts, and for prompts where tiles may differ, if its queries have no more than _QUERY_BYTES."""
+_QUERY_BYTES = 32 * 1024
+"""So that a program has room in the 99 KiB of shared memory that the smaller GPUs of a generation have."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """A step; its pieces by how many query heads share one of K and V; its tables by page of a block, as wide as `num_columns`, and behind a
-    sequence's blocks anything."""
+    """A step; its pieces by how many query heads share one of K and V, and by rows of a large tile; its tables by page of a block, as wide as
+    `num_columns`, and behind a sequence's blocks anything."""
 
     step: StepTokens
     num_columns: int
-    pieces: dict[int, list[Any]] = field(default_factory=dict)
+    pieces: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     tables: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -87,23 +89,25 @@ class Backend:
         asked = asked if asked.stride(2) == 1 else asked.contiguous()
         out = torch.empty(*queries.shape[:2], own.values.size, dtype=queries.dtype, device=queries.device)
         out[step.num_tokens :] = 0
-        group = queries.shape[1] // own.keys.heads
-        if group not in plan.pieces:
-            plan.pieces[group] = self._cut(step, group, pool.device)
+        padded = rounded_up(max(own.keys.size, own.values.size)) * queries.itemsize
+        many = max(_FEW_ROWS, min(_MANY_ROWS, _QUERY_BYTES // padded))
+        key = queries.shape[1] // own.keys.heads, many
+        if key not in plan.pieces:
+            plan.pieces[key] = self._cut(step, *key, pool.device)
         for each in (own.keys.part, own.values.part):
             if each not in plan.tables:
                 plan.tables[each] = torch.from_numpy(_table(step, each, plan.num_columns)).to(pool.device)
         tables = plan.tables[own.keys.part], plan.tables[own.values.part]
-        for pieces in plan.pieces[group]:
+        for pieces in plan.pieces[key]:
             self._kernel.attend(asked, out, own, tables, pieces, plan.num_columns * step.block_size, options)
         return own.values.transformed(out).to(queries.dtype)
 
-    def _cut(self, step: StepTokens, group: int, device: torch.device) -> list[Any]:
+    def _cut(self, step: StepTokens, group: int, many: int, device: torch.device) -> list[Any]:
         """The sequences in pieces of as many tokens as have room in a tile, those that fill a large one by themselves."""
         counts = np.diff(step.query_start_loc)
         is_long = np.full(len(counts), False) if self.is_invariant else counts * group > _FEW_ROWS
         found = []
-        for rows, chosen in ((_FEW_ROWS, ~is_long), (_MANY_ROWS, is_long)):
+        for rows, chosen in ((_FEW_ROWS, ~is_long), (many, is_long)):
             if counts[chosen].any():
                 rows, length = max(rows, rounded_up(group)), max(1, rows // group)
                 pieces = _pieces(step, chosen.nonzero()[0], length)

@@ -262,6 +262,7 @@ CAPTURED = [
     "minimax",
     "recurrent_gemma",
     "rwkv",
+    "rwkv",
     "kimi_linear",
     "zamba2",
     "xlstm",

@@ -176,8 +176,20 @@ def test_replayed_tiles_give_a_request_what_it_gets_alone_to_the_last_bit(loaded
 def test_states_are_read_from_and_written_to_the_pages_of_each_step(
     checkpoint, replays, monkeypatch, architecture, batch_invariant
 ):
-    # As on a GPU, which finds pages by the numbers there.
+    # As on a GPU, which finds pages by the numbers there, and has no packed weights.
     monkeypatch.setattr(Trial, "recurrence", lambda *arguments: None)
+    monkeypatch.setattr("paged.model.states.projections.NativeLinear", ())
+
+    def capture(self, work):
+        def replay():
+            with monkeypatch.context() as within:
+                # What takes numbers to a device cannot be captured.
+                within.setattr(torch, "tensor", None)
+                work()
+
+        return replay
+
+    monkeypatch.setattr(CapturedPasses, "_capture", capture)
     model = load_model(checkpoint(architecture))
     options = {"batch_invariant": batch_invariant, "max_tokens_per_step": 40}
     engine = engine_of(model, captures=True, num_blocks=90, host_blocks=200, **options)

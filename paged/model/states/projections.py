@@ -36,6 +36,10 @@ class Projections:
         last = [linear for linear, _, output in once if len(outputs) == 1 and torch.equal(output, outputs[0])]
         self._last = _Shared(last[0]) if last and last[0] not in [each.linear for each in self._first] else None
 
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._first or self._last)
+
     @contextmanager
     def shared(self, hidden: Tensor) -> Iterator[Now]:
         """Within it the layer is called for places of these hidden states, [1, T, width], that are said before each call."""

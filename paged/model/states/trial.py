@@ -90,10 +90,12 @@ class Trial:
         return found
 
     def projections(self, module: nn.Module) -> Projections | None:
-        """Those of its linear layers that are computed once for all tokens; None where that gives other bits."""
+        """Those of its linear layers that are computed once for all tokens; None where there are none, or that gives other bits."""
         tokens, states = self._tokens(1, 3), self._states(1)
         first = tokens[:, :1]
         found = Projections(module, first, lambda: self._call(first, states)[0])
+        if not found:
+            return None
         arguments = self._arguments_of(tokens)
         cuts = [Cut([0], [[place]], False) for place in range(3)]
         alone, shared = (
