@@ -281,6 +281,10 @@ def force_progress(state: State, step: Step) -> None:
         if state.outstanding.is_saving or any(other.status is Status.LOADING for other in queues.away):
             # Their blocks come back when the caller has loaded, or saved.
             return
+        if able[0].num_live > 1 and any(map(state.manager.index.is_behind, able[0].live_rows)):
+            # What was swapped unconfirmed may lie there once a sequence; computed again, it is shared.
+            preempt(state, step, able[0], 0, may_swap=False)
+            continue
         sentence = "ended with length: alone in the pool, it outgrew it."
         state.pending_outputs.extend(end_request(state, able[0], LENGTH, sentence))
     if state.reservation.is_counted and any(other.status is Status.LOADING for other in queues.away):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paged import Request
+from paged import Policy, Request
 from paged.errors import NeverFits
 
 
@@ -130,3 +130,45 @@ def test_a_waiting_prompt_that_gets_more_tokens_finds_what_is_cached_of_them(mak
     assert batch.num_tokens.tolist() == [5] and scheduler.check() == []
     assert scheduler.stats().hit_tokens == 4
     scheduler.update(batch, [1])
+
+
+@pytest.fixture
+def swapped_twice(make_scheduler, request_of):
+    """Builds a scheduler with a group of two sequences of 3 tokens on the host. Each has a block of its own for the one
+    token of their prompt, because they were swapped before a batch that computed it ended."""
+
+    def build(num_blocks, num_missing, **limits):
+        policy = Policy(name="swaps", composition="in_order", preemption="swap")
+        scheduler = make_scheduler(num_blocks, 1, {"first": (1, 9)}, policy=policy, host_blocks=4, **limits)
+        scheduler.update(scheduler.schedule(), [], [0])
+        scheduler.add(request_of("group", 1, max_tokens=5, num_sequences=2))
+        batches = [scheduler.schedule(), scheduler.schedule()]
+        scheduler.append("first", [5] * num_missing)
+        while not batches[-1].preempted:
+            batches.append(scheduler.schedule())
+        assert batches[-1].preempted == (("group", "swap"),)
+        for batch in batches:
+            scheduler.update(batch, range(int(batch.samples.sum())))
+        scheduler.abort("first")
+        return scheduler
+
+    return build
+
+
+def test_a_group_that_fits_only_without_what_the_host_has_twice_is_computed_again(swapped_twice):
+    scheduler = swapped_twice(5, 1)
+    batch = scheduler.schedule()
+    assert (batch.ids.tolist(), batch.samples.tolist()) == (["group"] * 2, [True, True])
+    scheduler.update(batch, [7, 8])
+
+
+def test_a_group_that_fits_only_without_what_came_back_twice_is_computed_again(swapped_twice):
+    scheduler = swapped_twice(7, 3, max_tokens_per_step=2)
+    scheduler.append("group", [4], 0)
+    # The first sequence takes the budget, then the last block. The other one has not run since it came back.
+    scheduler.update(scheduler.schedule(), [7])
+    scheduler.update(scheduler.schedule(), [], [0])
+    batch = scheduler.schedule()
+    assert batch.preempted == (("group", "recompute"),)
+    scheduler.update(batch, [])
+    assert scheduler.update(scheduler.schedule(), [8]).sequences.tolist() == [1]
