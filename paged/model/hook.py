@@ -79,6 +79,10 @@ class ForwardPass(Protocol):
         """The tokens of one call of a module that takes one sequence, as (first, stop)."""
         ...
 
+    def of_share(self, first: int, stop: int) -> ForwardPass:
+        """The pass as modules within that module see it, whose states are those of the share's row alone."""
+        ...
+
     def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
         """Keep the index keys of one share, [tokens, size], which begins at token `first`. Returns those of its sequence up to there, [n, size]."""
         ...

@@ -417,6 +417,9 @@ class _Trial:
     def shares(self) -> list[tuple[int, int]]:
         return [(0, 1)]
 
+    def of_share(self, first: int, stop: int) -> _Trial:
+        return self
+
     def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
         self._index_sizes[layer] = keys.shape[1]
         return keys
@@ -447,8 +450,7 @@ def _first_trial(module: Any, state_layers: tuple[StateLayer, ...], folder: Path
     try:
         return _trial(module, state_layers, folder, device)
     except UnsupportedModel as error:
-        # A state within attention would be called for one sequence, too.
-        if not getattr(error.__cause__, "can_itself", False) or state_layers:
+        if not getattr(error.__cause__, "can_itself", False):
             raise
         attend_by_itself(module)
         with suppress(UnsupportedModel):

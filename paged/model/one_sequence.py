@@ -3,7 +3,7 @@
     indexers              choose which tokens each one attends to, by index keys of all before it: DeepSeek-V3.2's (arXiv:2512.02556) and those made after it
     attention by itself   ignores transformers' attention interface, or wants of it what no backend does (Falcon, BLOOM, DiffLlama)
 
-What the cache returns is read from our pages; what a module gives it goes there.
+What the cache returns is read from our pages; what a module gives it goes there. A state within such a module is that of the one sequence.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paged.model.hook import BY_ITSELF, ForwardPass, Mask, names_in, now_under_way
+from paged.model.hook import BY_ITSELF, ForwardPass, Mask, names_in, now_under_way, under_way
 
 # How modules name what they get of a cache.
 _CACHES = ("past_key_values", "layer_past")
@@ -44,15 +44,16 @@ def attend_by_itself(module: nn.Module) -> None:
 class _Cache:
     """transformers' cache, or with `layer` that of one layer, as a module sees it that is called for one share of a pass."""
 
-    def __init__(self, forward_pass: ForwardPass, first: int, length: int, layer: int = -1) -> None:
+    def __init__(self, forward_pass: ForwardPass, first: int, length: int, offset: int, layer: int = -1) -> None:
         self._forward_pass, self._first, self._length, self._layer = forward_pass, first, length, layer
+        self._offset = offset
 
     @property
     def layers(self) -> _Cache:
         return self
 
     def __getitem__(self, layer: int) -> _Cache:
-        return _Cache(self._forward_pass, self._first, self._length, layer)
+        return _Cache(self._forward_pass, self._first, self._length, self._offset, layer)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *others: Any) -> tuple[Tensor, Tensor]:
         """[1, heads, tokens, size] → [1, heads, n, size]."""
@@ -72,6 +73,14 @@ class _Cache:
         """Tokens of the sequence, those of the share included."""
         return self._length
 
+    def get_mask_sizes(self, length: int, layer: int) -> tuple[int, int]:
+        """How many tokens there will be behind those of the share, and the position of the first."""
+        return self._length, 0
+
+    def get_query_offset(self, layer: int) -> int:
+        """The position of the share's first token."""
+        return self._offset
+
 
 def _shares(given: dict[str, Any]) -> Iterator[tuple[slice, Tensor, dict[str, Any]]]:
     """For each share of the pass its places, which tokens each of its tokens can see, bool [tokens, n], and what the module is given for it."""
@@ -83,6 +92,8 @@ def _shares(given: dict[str, Any]) -> Iterator[tuple[slice, Tensor, dict[str, An
     def cut(value: Any, its: slice) -> Any:
         if isinstance(value, tuple):
             return tuple(cut(each, its) for each in value)
+        if isinstance(value, dict):
+            return {name: cut(each, its) for name, each in value.items()}
         return value[:, its] if isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == places else value
 
     for first, stop in forward_pass.shares():
@@ -92,7 +103,7 @@ def _shares(given: dict[str, Any]) -> Iterator[tuple[slice, Tensor, dict[str, An
         is_seen = others <= positions
         if window is not None:
             is_seen &= others > positions - window
-        cache = _Cache(forward_pass, first, length)
+        cache = _Cache(forward_pass, first, length, int(positions[0]))
         caches = {name: cache for name in _CACHES if name in given}
         yield its, is_seen, {name: cut(value, its) for name, value in given.items()} | caches
 
@@ -118,7 +129,6 @@ def _attended(
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     given, mask, others = bound.arguments, bound.arguments.get("attention_mask"), list[Any]()
-    more = given.pop("kwargs", {})
     out = torch.zeros_like(given["hidden_states"])
     for its, is_seen, of_share in _shares(given):
         of_share["attention_mask"] = _as_given(mask, is_seen, out.dtype)
@@ -126,7 +136,8 @@ def _attended(
             # Biases by position, made for the tokens of the pass.
             build: Any = vars(sys.modules[type(module).__module__])["build_alibi_tensor"]
             of_share["alibi"] = build(is_seen.new_ones(1, is_seen.shape[1]).long(), module.num_heads, dtype=out.dtype)
-        attended, *rest = forward(**of_share, **more)
+        with under_way(now_under_way().of_share(its.start, its.stop)):
+            attended, *rest = forward(**of_share, **of_share.pop("kwargs", {}))
         out[:, its] = attended
         others = others or rest
     return (out, *others)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -129,6 +130,13 @@ class _Pass:
         starts = self._step.query_start_loc.tolist()
         stops = starts if self._runner.tile is None else range(self._step.num_tokens + 1)
         return list(pairwise(stops))
+
+    def of_share(self, first: int, stop: int) -> _Pass:
+        its = copy(self)
+        if its.states is not None:
+            row = int(np.searchsorted(self._step.query_start_loc, first, "right")) - 1
+            its.states = its.states.of_row(row, stop - first, has_begun=first > self._step.query_start_loc[row])
+        return its
 
     def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
         own = self._runner.pool.layer(layer)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,6 +58,10 @@ class RowStates(Protocol):
 
     def pages_of(self, unit: int) -> Sequence[RowPages] | None:
         """Where each piece of the rows' states lies; None where they are not on pages."""
+        ...
+
+    def of_row(self, row: int, count: int, *, has_begun: bool) -> RowStates:
+        """The states of one row for `count` of its tokens; `has_begun`: behind others of this pass, whose states are written already."""
         ...
 
 
@@ -166,6 +171,10 @@ class FirstToken:
     def pages_of(self, unit: int) -> None:
         """They are not on pages."""
 
+    def of_row(self, row: int, count: int, *, has_begun: bool) -> FirstToken:
+        """It is the only row."""
+        return self
+
 
 class PassStates:
     """The states of one forward pass's rows, as RowStates: a step, or a part of one, says from which of the pool's pages each row's is
@@ -202,6 +211,15 @@ class PassStates:
     def pages_of(self, unit: int) -> list[RowPages]:
         """As RowStates."""
         return [RowPages(each, self._read, self._write) for each in self._states[unit]]
+
+    def of_row(self, row: int, count: int, *, has_begun: bool) -> PassStates:
+        """As RowStates."""
+        its, only = copy(self), slice(row, row + 1)
+        its.starts, its.is_new = [0, count], [self.is_new[row] and not has_begun]
+        its._read, its._sources = (self._write, self._targets) if has_begun else (self._read, self._sources)
+        its._read, its._write = its._read[only], self._write[only]
+        its._sources, its._targets = its._sources[only], self._targets[only]
+        return its
 
 
 def follow_states(module: nn.Module) -> tuple[StateLayer, ...]:
