@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from conformance.one_architecture import LENGTHS, MAX_TOKENS, ROUNDS, Verdict, families
+from conformance.one_architecture import BOUND, LENGTHS, MAX_TOKENS, ROUNDS, Verdict, families
 from paged.model.machine import machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,7 +97,8 @@ def page(verdicts: list[Verdict], command: str) -> str:
         f"prompts of {', '.join(map(str, LENGTHS))} tokens and {MAX_TOKENS} outputs each are those of `generate`, greedily; and in the smallest pool",
         "that one of them fits into, all at once and in chunks, tokens and logits are those of the request alone, to the last",
         f"bit, in {len(ROUNDS)} rounds: {', '.join(ROUNDS)}. `logits off` is the largest difference to the logits of `generate`, of the",
-        "largest of them; `preempted` counts the requests that were preempted in some round.",
+        "largest of them; `preempted` counts the requests that were preempted in some round. All at once without the batch-invariant mode, tokens",
+        f"are the same, and logits within {BOUND:.0e} of the largest.",
         "",
         "| " + " | ".join(COLUMNS) + " |",
         "|---|---|---|--:|--:|---|",
