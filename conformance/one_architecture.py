@@ -232,12 +232,10 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
     verdict.packed, differing = _beyond_rounding(packed, alone)
     problems += [f"packed, {each}" for each in differing + packed.violations]
     grows = any(group.kind == "full" for group in Engine(model, num_blocks=500, **ENGINE).manager.layout.groups)
-    for name, number, more in _rounds(preempted):
+    for name, number, percent in _rounds(preempted, grows):
         options = ROUNDS[name]
         try:
-            num_blocks = _smallest_pool(model, max(LENGTHS) + MAX_TOKENS, options)
-            if more:
-                num_blocks += _smallest_pool(model, more, options)
+            num_blocks = _smallest_pool(model, max(LENGTHS) + MAX_TOKENS, options) * percent // 100
             found = _starved(model, {"num_blocks": num_blocks, **options}, number, preempted)
         except (InvalidConfig, UnsupportedModel) as error:
             verdict.left_out[name] = _said(error, model.path)
@@ -255,15 +253,14 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
     return problems
 
 
-def _rounds(preempted: set[str]) -> Iterator[tuple[str, int, int]]:
-    """Each kind of round, who is the most important one in it, and for how many tokens its pool has memory beside the longest request. Where a state
-    takes most of it none but that one would be let in; so rounds without a cache go on, with memory for a second one that has to go, until each
-    request was preempted or all such pools are tried."""
-    yield from ((name, number % len(LENGTHS), 0) for number, name in enumerate(ROUNDS))
-    for more in LENGTHS:
+def _rounds(preempted: set[str], grows: bool) -> Iterator[tuple[str, int, int]]:
+    """Each kind of round, who is the most important one in it, and of how many percent of the smallest pool. Where states take most of that none but that one
+    would be let in; so rounds without a cache go on in larger and larger ones, until each request was preempted: all have to be where what one keeps grows."""
+    yield from ((name, number % len(LENGTHS), 100) for number, name in enumerate(ROUNDS))
+    for percent in range(110, 400 if grows else 150, 10):
         for number in range(len(LENGTHS)):
             if len(preempted) < len(LENGTHS):
-                yield "without a cache", number, more
+                yield "without a cache", number, percent
 
 
 def _alone(model: LoadedModel) -> Answers:

@@ -87,9 +87,9 @@ class ForwardPass(Protocol):
         """Keep the index keys of one share, [tokens, size], which begins at token `first`. Returns those of its sequence up to there, [n, size]."""
         ...
 
-    def keep(self, layer: int, first: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def keep(self, layer: int, first: int, keys: Tensor, values: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Keep K and V of one share, [tokens, heads, size] each. Returns those of its sequence up to there, [n, heads, size], for a module that attends by
-        itself."""
+        itself; zeros where no token of the share sees them in its window."""
         ...
 
     def refuse(self, what: str, *, can_itself: bool = False) -> None:

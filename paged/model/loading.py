@@ -424,12 +424,20 @@ class _Trial:
         self._index_sizes[layer] = keys.shape[1]
         return keys
 
-    def keep(self, layer: int, first: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def keep(self, layer: int, first: int, keys: Tensor, values: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         if layer in self._layers:
             raise Unwanted("to keep K and V twice in a pass")
         heads, size, value_size = keys.shape[1], keys.shape[2], values.shape[2]
         self._layers[layer] = AttentionLayer(
-            layer, "full", 0, heads, heads, size, value_size, (heads, size, value_size), by_itself=True
+            layer=layer,
+            kind="window" if window else "full",
+            reach=window or 0,
+            num_heads=heads,
+            heads=heads,
+            key_size=size,
+            value_size=value_size,
+            attended=(heads, size, value_size),
+            by_itself=True,
         )
         return keys, values
 

@@ -44,21 +44,23 @@ def attend_by_itself(module: nn.Module) -> None:
 class _Cache:
     """transformers' cache, or with `layer` that of one layer, as a module sees it that is called for one share of a pass."""
 
-    def __init__(self, forward_pass: ForwardPass, first: int, length: int, offset: int, layer: int = -1) -> None:
+    def __init__(
+        self, forward_pass: ForwardPass, first: int, length: int, offset: int, window: int | None, layer: int = -1
+    ) -> None:
         self._forward_pass, self._first, self._length, self._layer = forward_pass, first, length, layer
-        self._offset = offset
+        self._offset, self._window = offset, window
 
     @property
     def layers(self) -> _Cache:
         return self
 
     def __getitem__(self, layer: int) -> _Cache:
-        return _Cache(self._forward_pass, self._first, self._length, self._offset, layer)
+        return _Cache(self._forward_pass, self._first, self._length, self._offset, self._window, layer)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *others: Any) -> tuple[Tensor, Tensor]:
         """[1, heads, tokens, size] → [1, heads, n, size]."""
         packed = [each[0].transpose(0, 1) for each in (keys, values)]
-        kept = self._forward_pass.keep(layer, self._first, *packed)
+        kept = self._forward_pass.keep(layer, self._first, packed[0], packed[1], self._window)
         return kept[0].transpose(0, 1)[None], kept[1].transpose(0, 1)[None]
 
     def update_index(self, keys: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ def _shares(given: dict[str, Any]) -> Iterator[tuple[slice, Tensor, dict[str, An
         is_seen = others <= positions
         if window is not None:
             is_seen &= others > positions - window
-        cache = _Cache(forward_pass, first, length, int(positions[0]))
+        cache = _Cache(forward_pass, first, length, int(positions[0]), window)
         caches = {name: cache for name in _CACHES if name in given}
         yield its, is_seen, {name: cut(value, its) for name, value in given.items()} | caches
 

@@ -141,20 +141,25 @@ class _Pass:
     def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
         own = self._runner.pool.layer(layer)
         assert own.index is not None, "a layer that chooses has index keys"
-        return self._kept(own.group, own.index, first, keys[:, None])[:, 0]
+        return self._kept(own.group, own.index, first, keys[:, None], None)[:, 0]
 
-    def keep(self, layer: int, first: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def keep(self, layer: int, first: int, keys: Tensor, values: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         own = self._runner.pool.layer(layer)
-        return self._kept(own.group, own.keys, first, keys), self._kept(own.group, own.values, first, values)
+        of_keys = self._kept(own.group, own.keys, first, keys, window)
+        return of_keys, self._kept(own.group, own.values, first, values, window)
 
-    def _kept(self, group: int, entries: AnyEntries, first: int, new: Tensor) -> Tensor:
-        """Write entries of tokens of one sequence, [tokens, heads, size], from token `first` on. Returns those of the sequence up to there."""
+    def _kept(self, group: int, entries: AnyEntries, first: int, new: Tensor, window: int | None) -> Tensor:
+        """Write entries of tokens of one sequence, [tokens, heads, size], from token `first` on. Returns those of the sequence up to there, zeros where
+        they may be gone."""
         pool = self._runner.pool
         step, slots, _, is_whole = self._of_group(group)
         stop = first + len(new)
         pool.write(entries, slots[first:stop], new, is_whole=is_whole)
         sequence = int(np.searchsorted(step.query_start_loc, first, "right")) - 1
-        return pool.read(entries, step.slots_of(sequence, int(step.positions[stop - 1]) + 1, entries.part))
+        gone = 0 if window is None else max(0, int(step.positions[first]) - window + 1)
+        there = step.slots_of(sequence, int(step.positions[stop - 1]) + 1, entries.part)[gone:]
+        found = pool.read(entries, there)
+        return found if not gone else torch.cat([found.new_zeros(gone, *found.shape[1:]), found])
 
     def _of_group(self, group: int) -> _Seen:
         if group not in self._groups:

@@ -163,11 +163,14 @@ CASES = [
     *((each, backend) for each in CHOSEN for backend in ("torch_gather", "native")),
     # No backend attends.
     ("diffllama", "torch_gather"),
+    # Nor here, and attention has states within.
+    ("inkling_text", "torch_gather"),
     # Their states are read and written by one code.
     *((each, "torch_gather") for each in (WITH_STATES if ALL else STATES_IN_CI)),
 ]
 PACKED = [
     ("gemma3_text", "native"), ("glm_moe_dsa", "native"), ("llama4_text", "torch_gather"), ("jamba", "torch_gather"),
+    ("inkling_text", "torch_gather"),
 ]  # fmt: skip
 PACKED = CASES if ALL else PACKED
 REFERENCE = [("gemma3_text", "reference"), ("llama4_text", "reference")]
@@ -201,6 +204,11 @@ def test_the_text_is_that_of_generate_and_bits_depend_neither_on_chunks_nor_on_p
     # The longest alone.
     alone = run(model, chunks=(1000,), backend=backend, seed=2, texts=known[-1:])
     assert torch.equal(some.logits[-1], alone.logits[0])
+
+
+def test_a_window_of_a_layer_that_attends_by_itself_frees_its_front(loaded):
+    groups = plan_of(loaded("inkling_text"), block_size=4).groups
+    assert [(each.kind, each.reach) for each in groups] == [("window", 7), ("full", 0), ("state", 0)]
 
 
 @pytest.mark.parametrize(("architecture", "page_bytes"), [("deepseek_v3", 256), ("glm_moe_dsa", 512)])
