@@ -3,11 +3,11 @@
 A program has a tile of rows, each a query of one head, that share a head of K and V: the heads of a group, of one token or of a few. It goes through
 their context tile by tile, in stretches of STRETCH positions; what comes of a stretch is merged with what came of those before it. Where all stretches
 are few enough, each has a program of its own, and another kernel merges them: in the same order, by the same function. Tiles and stretches begin at
-multiples of their sizes, and what a row does not see changes nothing, so its result depends on its own context alone, to the last bit.
+multiples of their sizes, and what a row does not see changes nothing as long as it is finite, so its result depends on its own context alone, to the last bit.
 
 The running maximum and sum are FlashAttention's (Dao et al., 2022), stretches side by side Flash-Decoding's (Dao et al., 2023); stretches of a fixed size, not
-of a fixed number, are from "Defeating Nondeterminism in LLM Inference" (Thinking Machines, 2025). Codes of 8 and 4 bits go into the products as
-they are; scales are multiplied with scores, and with weights.
+of a fixed number, are from "Defeating Nondeterminism in LLM Inference" (Thinking Machines, 2025). Codes of K go into the products as they are, and
+scales are multiplied with scores; V is scaled first, since a weight times a scale may be too small for float16.
 """
 
 from __future__ import annotations
@@ -125,11 +125,12 @@ def _stretch(  # type: ignore[no-untyped-def]
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(highest - base)
         weight = tl.fma(weight, shrink, tl.sum(weights, 1))
-        if bits:
-            of_scales = _starts(value_table, width, sequence, positions, is_read, value_scale_page, kv_heads, block)
-            weights *= tl.load(value_scales + of_scales + head, mask=is_read, other=0).to(tl.float32)[None, :]
         starts = _starts(value_table, width, sequence, positions, is_read, value_page, kv_heads * of_value, block)
         v = _numbers(values, starts, head * of_value, is_read, q.dtype, bits, value_size, value_padded)
+        if bits:
+            of_scales = _starts(value_table, width, sequence, positions, is_read, value_scale_page, kv_heads, block)
+            its_scales = tl.load(value_scales + of_scales + head, mask=is_read, other=0).to(tl.float32)
+            v = (v.to(tl.float32) * its_scales[:, None]).to(q.dtype)
         total = tl.dot(weights.to(q.dtype), v, total * shrink[:, None], input_precision="ieee")
         highest = higher
     return highest, weight, total

@@ -26,6 +26,9 @@ from .layouts.quantised import AnyEntries, QuantisedEntries
 from .layouts.state import State, StatePlace
 from .pages import Pages
 
+_MOST_MAPPED = 4
+"""Slot mappings whose rows are kept."""
+
 
 class EntryPlace(NamedTuple):
     """Where one piece of a layer's entries lies, on which of a block's pages and from which byte on, its shape, [heads, size] a token, and
@@ -92,8 +95,8 @@ class LayeredPool:
         self.block_size = block_size
         self.dtype = dtype
         self.device = self.pages.device
-        # Slots that were written last, and rows of theirs.
-        self._mapped: tuple[Tensor | None, dict[tuple[int, Steps], tuple[Tensor, Tensor | None]]] = (None, {})
+        # Slots that were written last, those of a pass for each group of layers, and rows of theirs.
+        self._mapped: list[tuple[Tensor, dict[tuple[int, Steps], tuple[Tensor, Tensor | None]]]] = []
         self._places = dict(layers)
         self._layers = {
             layer: LayerKV(
@@ -188,9 +191,10 @@ class LayeredPool:
 
     def _rows_of(self, slot_mapping: Tensor, entries: Entries, is_whole: bool) -> tuple[Tensor, Tensor | None]:
         """Rows of `entries.tokens` to which tokens go, and which tokens; None: all. Kept for the layers that come with the same slots."""
-        if self._mapped[0] is not slot_mapping:
-            self._mapped = (slot_mapping, {})
-        found = self._mapped[1]
+        found = next((found for slots, found in self._mapped if slots is slot_mapping), None)
+        if found is None:
+            found = {}
+            self._mapped = [(slot_mapping, found), *self._mapped[: _MOST_MAPPED - 1]]
         key = (entries.part, entries.token_steps)
         if key not in found:
             slots, kept = slot_mapping, None

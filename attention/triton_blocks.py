@@ -1,6 +1,6 @@
 """Attention by Triton kernels of our own, which read K and V where they lie, through block tables (`block_kernel.py`).
 
-Runs on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests. It does all that a layer can ask for: windows, chunks,
+Runs on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests. It does what layers ask for: windows, chunks,
 soft caps, sinks, heads of any size, blocks of any size, K and V in 8 and 4 bits. With `is_invariant` all tiles have one shape; without it the tokens of
 a prompt are computed in larger ones.
 """
@@ -28,9 +28,9 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_HEAD = 512
 _OTHERS = 'the backends "torch_gather" and "reference" can.'
 _FEW_ROWS, _MANY_ROWS = 16, 64
-"""Of a tile: for decodes and drafts, and for prompts where tiles may differ, if its queries have no more than _QUERY_BYTES."""
+"""Of a tile: for decodes and drafts, and for prompts where tiles may differ."""
 _QUERY_BYTES = 32 * 1024
-"""So that a program has room in the 99 KiB of shared memory that the smaller GPUs of a generation have."""
+"""Of a tile, at most: a program has room then in the 99 KiB of shared memory that the smaller GPUs of a generation have."""
 
 
 @dataclass(slots=True)
@@ -69,6 +69,10 @@ class Backend:
         largest = max(shape.head_dim, shape.value_dim or 0)
         if largest > _MOST_HEAD:
             raise _unsupported(f"heads of {largest}", f"it does heads of up to {_MOST_HEAD}; {_OTHERS}")
+        group = shape.num_heads // shape.num_kv_heads
+        if rounded_up(group) * rounded_up(largest) * shape.dtype.itemsize > _QUERY_BYTES:
+            what = f"{group} query heads of {largest} in {shape.dtype} for one of K and V"
+            raise _unsupported(what, f"it has room for {_QUERY_BYTES:,} bytes of them, rounded up; {_OTHERS}")
 
     def prepare(self, step: StepTokens, pool: LayeredPool) -> Plan:
         """Nothing is known before a layer says how many heads share one of K and V, and where it lies."""
@@ -103,7 +107,8 @@ class Backend:
         return own.values.transformed(out).to(queries.dtype)
 
     def _cut(self, step: StepTokens, group: int, many: int, device: torch.device) -> list[Any]:
-        """The sequences in pieces of as many tokens as have room in a tile, those that fill a large one by themselves."""
+        """The sequences in pieces of as many tokens as have room in a tile: a large one for sequences with more than _FEW_ROWS rows, unless all are to
+        be alike."""
         counts = np.diff(step.query_start_loc)
         is_long = np.full(len(counts), False) if self.is_invariant else counts * group > _FEW_ROWS
         found = []

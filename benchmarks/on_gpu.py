@@ -201,6 +201,9 @@ def attention() -> Rows:
 @torch.inference_mode()
 def bits() -> Rows:
     """The batch-invariant mode of our kernels: a prompt in one step against tokens of it alone, and in chunks, which are computed by other kernels."""
+    refused = dict(backends(LayerShape(32, 8, 128, 16, torch.float32, torch.device(DEVICE)), invariant=True))["triton"]
+    if isinstance(refused, str):
+        return [("triton", f"not tried: {refused}")]
     length, firsts = (40, (0, 1, 39)) if SMALL else (3000, (0, 1, 255, 511, 512, 513, 1000, 2047, 2900, 2999))
     found: Rows = []
     for dtype in (torch.float32, torch.float16) if DEVICE == "cpu" else TOLERANCES:
@@ -262,8 +265,6 @@ CAPTURED = [
     "minimax",
     "recurrent_gemma",
     "rwkv",
-    "rwkv",
-    "kimi_linear",
     "zamba2",
     "xlstm",
 ]
@@ -295,7 +296,9 @@ def captured_family(name: str, device: str) -> tuple[str, str]:
             engine.close()
     why = [str(each.message) for each in said if "uncaptured" in str(each.message)]
     same = sum(a == b for a, b in zip(*answers, strict=True))
-    is_held = (graphs or device == "cpu") and (same == len(prompts) or model.dtype == torch.bfloat16)
+    begin = min(same_beginning(*both) for both in zip(*answers, strict=True))
+    # In bfloat16 products round by their rows; an answer may part later.
+    is_held = (graphs or device == "cpu") and (same == len(prompts) or (model.dtype == torch.bfloat16 and begin > 0))
     said_so = "; ".join([f"{graphs} graphs, {same} of {len(prompts)} answers as when launched", str(model.dtype), *why])
     return name, f"{'held' if is_held else 'MISSED'}: {said_so}"
 
@@ -481,11 +484,10 @@ def batch_invariant(model: LoadedModel) -> Rows:
     rate = (
         f"{rows * outputs / seconds:,.0f} output tokens/s, a decode in {1e3 * median(steps[-outputs // 2 : -3]):.1f} ms"
     )
-    verdict = "held" if same == len(alone) else "MISSED"
     return [
         (
             "batch-invariant, tiles captured",
-            f"{verdict}: {rate}; {same} of {len(alone)} answers those of the request alone",
+            f"{judged(same == len(alone))}{rate}; {same} of {len(alone)} answers those of the request alone",
         )
     ]
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paged.attention import AttentionBackend, LayeredPool, StepTokens
+from paged.attention import LayeredPool, StepTokens
 from paged.attention.backend import RenewsPlans
 from paged.attention.step_tokens import Ints
 from paged.base.growing import rising, rounded_up
@@ -58,8 +58,10 @@ class CapturedPasses:
     """The graphs of one model on one pool, whose layers are in these groups; with `tile` of tiles of so many places, else of decodes. Where a pass cannot be
     captured it warns, once, frees them, and leaves all passes to the caller."""
 
-    def __init__(self, backend: AttentionBackend, pool: LayeredPool, groups: Iterable[int], tile: int | None) -> None:
-        self._backend, self._pool, self._groups, self._tile = backend, pool, sorted(groups), tile
+    def __init__(self, backend: RenewsPlans | None, pool: LayeredPool, groups: Iterable[int], tile: int | None) -> None:
+        """Without a backend no layer attends."""
+        self._backend: Any = backend
+        self._pool, self._groups, self._tile = pool, sorted(groups), tile
         # By tokens and columns, both rounded up.
         self.graphs: dict[tuple[int, int], Captured] = {}
         # By tokens, where graphs write.
@@ -94,7 +96,6 @@ class CapturedPasses:
             return found[:n].to(torch.float32, copy=True)
         captured.inputs.copy_(inputs)
         for group, seen in its.groups.items():
-            assert isinstance(self._backend, RenewsPlans), "whoever captures has such a backend"
             self._backend.renew(captured.plans[group], seen, self._pool)
         captured.replay()
         # The next replay writes there, while these may not have been read.
@@ -113,7 +114,7 @@ class CapturedPasses:
             self.graphs.clear()
             self._logits.clear()
             said = (str(error).splitlines() or [""])[0]
-            warnings.warn(f"decodes run uncaptured, which is slower: {said}", PagedWarning, stacklevel=3)
+            warnings.warn(f"passes run uncaptured, which is slower: {said}", PagedWarning, stacklevel=3)
         else:
             self.graphs[key] = Captured(replay, inputs, plans, logits)
         return found

@@ -138,8 +138,9 @@ def _attended(
             # Biases by position, made for the tokens of the pass.
             build: Any = vars(sys.modules[type(module).__module__])["build_alibi_tensor"]
             of_share["alibi"] = build(is_seen.new_ones(1, is_seen.shape[1]).long(), module.num_heads, dtype=out.dtype)
+        more = of_share.pop("kwargs", {})
         with under_way(now_under_way().of_share(its.start, its.stop)):
-            attended, *rest = forward(**of_share, **of_share.pop("kwargs", {}))
+            attended, *rest = forward(**of_share, **more)
         out[:, its] = attended
         others = others or rest
     return (out, *others)

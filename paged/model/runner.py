@@ -196,9 +196,10 @@ class Runner:
         self._adapts = adapts and not self._is_small
         self._fused = fused
         self._captured: CapturedPasses | None = None
-        if captures and (isinstance(backend, RenewsPlans) or not model.layers):
+        renews = backend if isinstance(backend, RenewsPlans) else None
+        if captures and (renews or not model.layers):
             groups = {pool.layer(each.layer).group for each in model.layers}
-            self._captured = CapturedPasses(backend, pool, groups, tile)
+            self._captured = CapturedPasses(renews, pool, groups, tile)
         self._shares = any(each.source is not None for each in model.layers)
         # Memory for what latents expand to, from pass to pass.
         self.expanded: dict[Any, LayeredPool] = {}
@@ -358,7 +359,7 @@ def runner_for(
     enforce_eager: bool = False,
 ) -> Runner:
     """A runner of this backend, or of the best: of the whole model in one call where that is possible, and else packed, or batch-invariant
-    by tiles of 32, by single tokens where a tile's places disagree. On a GPU tiles, and decodes of a packed one, are captured where they can be, but with
+    by tiles of 32, by single tokens where a tile's places disagree. On a GPU tiles, and decodes of a packed one, are captured where they can be, unless
     `enforce_eager`.
 
     Raises UnknownBackend or UnsupportedByBackend.

@@ -18,7 +18,7 @@ from paged.attention import KVPool, LayerOptions, StepTokens, get_backend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# Those in Triton need a GPU, or its interpreter: test_triton.py starts a process that has it, and takes these tests for ours.
+# Those in Triton need a GPU, or its interpreter: test_on_gpus.py starts a process that has it, and takes these tests for ours.
 # xformers_splitk has tests of its own.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NAMES = ["triton"] if IS_INTERPRETED else ["native", "torch_gather"]

@@ -92,6 +92,19 @@ def test_stretches_of_codes_and_of_blocks_on_two_pages(build, short_stretches, k
         torch.testing.assert_close(found, wanted, rtol=5e-6, atol=5e-6)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_small_values_in_codes_are_not_lost_in_float16(draw_turn, lay_out, kv_dtype):
+    """One score above all others: the weights of the others are small, and so are scales."""
+    history, *turn = draw_turn(200, 1, seed=1, head_dim=16, dtype=torch.float16)
+    history.keys[:] = 0
+    history.keys[100] = 4
+    history.queries[:] = 2
+    history.values.mul_(0.005)
+    scene = lay_out([(history, *turn)], block_size=16, kv_dtype=kv_dtype)
+    (found,), (wanted,) = (scene.attend(get_backend(each), LayerOptions(0.06)) for each in ("triton", "reference"))
+    assert (found.double() - wanted.double()).abs().max() <= 2e-3 * wanted.double().abs().max()
+
+
 def test_a_plan_takes_another_decode_into_its_tensors(build):
     scene = build([(100, 1), (90, 1), (70, 1), (127, 1)], parts=2)
     first, second = scene.step.part(0, 2), scene.step.part(2, 4)

@@ -4,6 +4,7 @@ What stands in for a graph here runs the captured pass again, on those tensors a
 """
 
 import gc
+import os
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
@@ -204,6 +205,18 @@ def test_states_are_read_from_and_written_to_the_pages_of_each_step(
     engine.close()
 
 
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="test_on_gpus.py starts it with the interpreter")
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_our_kernels_interpreted_find_each_step_in_the_tensors_of_a_plan(loaded, replays, monkeypatch, batch_invariant):
+    model = loaded("gemma3_text")
+    engine = engine_of(model, batch_invariant=batch_invariant)
+    backend, tile = get_backend("triton", invariant=batch_invariant), engine.runner.tile
+    engine.runner = engine.worker.runner = Runner(engine.model, engine.pool, backend, tile, captures=True)
+    found, wanted = answers_of(engine, requests()[:3]), answers_of(engine_of(model), requests()[:3])
+    assert found.tokens == wanted.tokens and not found.violations and engine.runner._captured.graphs
+    engine.close()
+
+
 def test_a_pass_in_which_a_token_is_written_nowhere_is_not_captured(loaded, replays):
     engine = engine_of(loaded("gemma3_text"), captures=True)
     captured, tables = engine.runner._captured, [np.zeros((2, 1, 16), np.int32) for _ in range(2)]
@@ -233,7 +246,7 @@ def test_where_capturing_fails_it_is_said_once_and_decodes_go_on(loaded, replays
     monkeypatch.setattr(CapturedPasses, "_capture", fail)
     model = loaded(architecture)
     engine = engine_of(model, captures=True, num_blocks=200)
-    with pytest.warns(PagedWarning, match=r"decodes run uncaptured, which is slower: operation .* capturing$") as said:
+    with pytest.warns(PagedWarning, match=r"passes run uncaptured, which is slower: operation .* capturing$") as said:
         found = answers_of(engine, requests())
     assert len(said) == 1
     assert not differences(found, answers_of(engine_of(model, num_blocks=200), requests()))
@@ -256,7 +269,7 @@ def test_graphs_are_captured_on_one_stream_into_one_memory_and_share_logits(load
 def test_a_capture_that_fails_frees_all_graphs_and_leaves_the_stream_that_was(loaded, monkeypatch):
     cuda = Cuda(monkeypatch, fails_at=3)
     engine = engine_of(loaded("llama"), captures=True)
-    with pytest.warns(PagedWarning, match=r"decodes run uncaptured"):
+    with pytest.warns(PagedWarning, match=r"passes run uncaptured"):
         answers_of(engine, requests())
     decodes = engine.runner._captured
     assert len(cuda.captures) == 3 and not decodes.graphs and not decodes._logits and decodes._memory is None
