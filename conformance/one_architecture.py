@@ -216,12 +216,14 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
         if alone.tokens[who] != tokens
     ]
     verdict.off = max(_off(alone.logits[who], logits) for who, logits in theirs.logits.items())
+    bound = BOUND
     if verdict.off > BOUND:
         apart = _apart(model.path, theirs, model.device)
         # Of two answers of transformers' own neither is the right one.
         if verdict.off > max(BOUND, 2 * apart):
             problems.append(f"alone: logits are off by {verdict.off:.1e} of the largest; {BOUND:.0e} is allowed.")
         else:
+            bound = 2 * apart
             verdict.note = f"transformers' own logits are {apart:.1e} apart, token by token and at once."
     if verdict.distinct < LEAST_DISTINCT:
         problems.append(
@@ -229,13 +231,15 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
         )
     preempted = set[str]()
     packed = answers_of(Engine(model, num_blocks=500, **{**ENGINE, "batch_invariant": False}), _requests(), MOST_STEPS)
-    verdict.packed, differing = _beyond_rounding(packed, alone)
+    verdict.packed, differing = _beyond_rounding(packed, alone, bound)
     problems += [f"packed, {each}" for each in differing + packed.violations]
     grows = any(group.kind == "full" for group in Engine(model, num_blocks=500, **ENGINE).manager.layout.groups)
-    for name, number, percent in _rounds(preempted, grows):
+    for name, number, more, percent in _rounds(preempted, grows):
         options = ROUNDS[name]
         try:
             num_blocks = _smallest_pool(model, max(LENGTHS) + MAX_TOKENS, options) * percent // 100
+            if more:
+                num_blocks += _smallest_pool(model, more, options)
             found = _starved(model, {"num_blocks": num_blocks, **options}, number, preempted)
         except (InvalidConfig, UnsupportedModel) as error:
             verdict.left_out[name] = _said(error, model.path)
@@ -244,7 +248,7 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
             differing = differences(found, alone)
         else:
             # A device's products round by how many rows they have; how far that moves logits is said.
-            off, differing = _beyond_rounding(found, alone)
+            off, differing = _beyond_rounding(found, alone, BOUND)
             verdict.pressed = max(verdict.pressed, off)
         problems += [f"{name}, {each}" for each in differing + found.violations]
     verdict.preempted = len(preempted)
@@ -253,14 +257,16 @@ def _problems(model: LoadedModel, theirs: Answers, verdict: Verdict) -> list[str
     return problems
 
 
-def _rounds(preempted: set[str], grows: bool) -> Iterator[tuple[str, int, int]]:
-    """Each kind of round, who is the most important one in it, and of how many percent of the smallest pool. Where states take most of that none but that one
-    would be let in; so rounds without a cache go on in larger and larger ones, until each request was preempted: all have to be where what one keeps grows."""
-    yield from ((name, number % len(LENGTHS), 100) for number, name in enumerate(ROUNDS))
-    for percent in range(110, 400 if grows else 150, 10):
+def _rounds(preempted: set[str], grows: bool) -> Iterator[tuple[str, int, int, int]]:
+    """Each kind of round, who is the most important one in it, for how many tokens its pool has memory beside the longest request, and of how many percent of
+    the smallest pool it is. Where a state takes most of that none but that one would be let in; so rounds without a cache go on, with memory for a second
+    one that has to go, and in larger and larger pools where what a request keeps grows: until each request was preempted, or all such pools are tried."""
+    yield from ((name, number % len(LENGTHS), 0, 100) for number, name in enumerate(ROUNDS))
+    pools = [*((more, 100) for more in LENGTHS), *((0, percent) for percent in range(110, 400 if grows else 0, 20))]
+    for more, percent in pools:
         for number in range(len(LENGTHS)):
             if len(preempted) < len(LENGTHS):
-                yield "without a cache", number, percent
+                yield "without a cache", number, more, percent
 
 
 def _alone(model: LoadedModel) -> Answers:
@@ -304,13 +310,13 @@ def _off(ours: list[Any], theirs: list[Any]) -> float:
     return difference(*(torch.from_numpy(np.array(rows)) for rows in (ours, theirs)))
 
 
-def _beyond_rounding(ours: Answers, theirs: Answers) -> tuple[float, list[str]]:
-    """`_off` of the answer that is furthest off of those with the same tokens, and what differs by more than BOUND, in sentences."""
+def _beyond_rounding(ours: Answers, theirs: Answers, bound: float) -> tuple[float, list[str]]:
+    """`_off` of the answer that is furthest off of those with the same tokens, and what differs by more than this bound, in sentences."""
     offs = [_off(ours.logits[who], its) for who, its in theirs.logits.items() if ours.tokens[who] == theirs.tokens[who]]
     off = max(offs, default=0.0)
     found = [each for each in differences(ours, theirs) if "logits" not in each]
-    if off > BOUND:
-        found.append(f"logits are off by {off:.1e} of the largest; {BOUND:.0e} is allowed.")
+    if off > bound:
+        found.append(f"logits are off by {off:.1e} of the largest; {bound:.0e} is allowed.")
     return off, found
 
 
