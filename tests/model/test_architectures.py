@@ -79,10 +79,10 @@ def test_on_a_gpu_logits_may_round_and_may_not_be_others(one, off, said):
             {("a", 0): "length"},
             {("a", 0): [np.array([value, 0.1])]},
         )
-    found = one._beyond_rounding(ours, theirs)
+    found = one._beyond_rounding(ours, theirs, one.BOUND)
     assert found == (pytest.approx(off), said)
     ours.tokens["a", 0] = [6]
-    assert one._beyond_rounding(ours, theirs) == (0, ["request a: tokens [6] instead of [5]."])
+    assert one._beyond_rounding(ours, theirs, one.BOUND) == (0, ["request a: tokens [6] instead of [5]."])
 
 
 def test_what_transformers_cannot_run_is_no_fault_of_ours(one):
