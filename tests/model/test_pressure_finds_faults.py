@@ -123,9 +123,9 @@ def one_position_early(step):
     return {"positions": np.maximum(step.tokens.positions - np.repeat(counts == 1, counts), 0)}
 
 
-def last_token_of_a_chunk_not_written(run, write, layer, slots, keys, values):
+def last_token_of_a_chunk_not_written(run, write, layer, slots, keys, values, **options):
     last = max(1, len(slots) - 1)
-    write(layer, slots[:last], keys[:last], values[:last])
+    write(layer, slots[:last], keys[:last], values[:last], **options)
 
 
 class Untold(StepTokens):
