@@ -60,9 +60,9 @@ lint: $(STAMP) ## check format, habits, types and who imports whom
 	@$(BIN)/lint-imports
 
 # The rooms alone: no model, no server, no program of ours is started.
-check: lint ## the inner loop of a change (two minutes): lint, the tests of memory, scheduler and attention, and some new examples of two machines
+check: lint ## the inner loop of a change (a minute): lint, the tests of memory, scheduler and attention, and some new examples of two machines
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal tests/acceptance tests/block_manager tests/scheduler tests/attention \
-		tests/properties/test_found_programs.py $(PYTEST)
+		tests/properties/test_found_programs.py -m "not slow" $(PYTEST)
 	@$(BIN)/python -c 'from paged.testing.machines import ManagerMachine, SchedulerMachine, run_machine; \
 		[run_machine(machine, few=few, steps=15) for machine, few in ((ManagerMachine, 200), (SchedulerMachine, 100))]'
 
