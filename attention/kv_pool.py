@@ -31,37 +31,40 @@ _MOST_MAPPED = 4
 
 
 class EntryPlace(NamedTuple):
-    """Where one piece of a layer's entries lies, on which of a block's pages and from which byte on, its shape, [heads, size] a token, and
-    how it is stored, as of kv_dtypes.py."""
+    """Where one piece of a layer's entries lies, on which of a block's pages and from which byte on, its shape, [heads, size] an entry,
+    how it is stored, as of kv_dtypes.py, and how many tokens an entry stands for."""
 
     part: int
     offset: int
     heads: int
     size: int
     kv_dtype: str = AUTO
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class KVPlace:
-    """K and V of a layer: its group, by whose tables it attends, where they lie, and whether an earlier layer writes them; and its index keys, by
-    which a token chooses what it attends to, where it has any."""
+    """K and V of a layer: its group, by whose tables it attends, where they lie, and whether an earlier layer writes them; its index keys, by
+    which a token chooses what it attends to, where it has any; and the group of its compressed entries, and those by name."""
 
     group: int
     keys: EntryPlace
     values: EntryPlace
     is_shared: bool = False
     index: EntryPlace | None = None
+    compressed: tuple[int, dict[str, EntryPlace]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """K and V of a layer as views; see KVPlace."""
+    """K and V of a layer as views, one for both where V is K; see KVPlace."""
 
     group: int
     keys: AnyEntries
     values: AnyEntries
     is_shared: bool = False
     index: AnyEntries | None = None
+    compressed: tuple[int, dict[str, AnyEntries]] | None = None
 
 
 class LayeredPool:
@@ -98,24 +101,26 @@ class LayeredPool:
         # Slots that were written last, those of a pass for each group of layers, and rows of theirs.
         self._mapped: list[tuple[Tensor, dict[tuple[int, Steps], tuple[Tensor, Tensor | None]]]] = []
         self._places = dict(layers)
-        self._layers = {
-            layer: LayerKV(
-                place.group,
-                self._entries(place.keys),
-                self._entries(place.values),
-                place.is_shared,
-                None if place.index is None else self._entries(place.index),
-            )
-            for layer, place in layers.items()
-        }
+        self._layers = {layer: self._layer_of(place) for layer, place in layers.items()}
         self.state_group = state_group
         self.states = [[State(self.pages, *each) for each in pieces] for pieces in states]
 
+    def _layer_of(self, place: KVPlace) -> LayerKV:
+        keys = self._entries(place.keys)
+        values = keys if place.values == place.keys else self._entries(place.values)
+        index = None if place.index is None else self._entries(place.index)
+        compressed = None
+        if place.compressed is not None:
+            group, named = place.compressed
+            compressed = group, {name: self._entries(each) for name, each in named.items()}
+        return LayerKV(place.group, keys, values, place.is_shared, index, compressed)
+
     def _entries(self, place: EntryPlace) -> AnyEntries:
         shape = {name: getattr(place, name) for name in ("part", "offset", "heads", "size")}
+        shape["block_size"] = self.block_size // place.stride
         if place.kv_dtype == AUTO:
-            return Entries(self.pages, **shape, block_size=self.block_size, dtype=self.dtype)
-        return QuantisedEntries(self.pages, **shape, block_size=self.block_size, kv_dtype=place.kv_dtype)
+            return Entries(self.pages, **shape, dtype=self.dtype)
+        return QuantisedEntries(self.pages, **shape, kv_dtype=place.kv_dtype)
 
     @property
     def scratch_block(self) -> int:
@@ -176,14 +181,14 @@ class LayeredPool:
         self.write(own.values, slot_mapping, values, is_whole=is_whole)
 
     def write(self, entries: AnyEntries, slot_mapping: Tensor, new: Tensor, *, is_whole: bool = False) -> None:
-        """Put one piece of a layer's entries, [T, heads, size], into these slots, as `write_kv`."""
+        """Put one piece of a layer's entries, [T, heads, size], into these slots, as `write_kv`: slots of entries, where one stands for several tokens."""
         for piece, its in zip(entries.stored, entries.encoded(new), strict=True):
             rows, kept = self._rows_of(slot_mapping, piece, is_whole)
             piece.tokens.index_copy_(0, rows, its if kept is None else its[kept])
 
     def read(self, entries: AnyEntries, slots: NDArray[np.int64]) -> Tensor:
         """One piece of a layer's entries at these slots, int64 [n], as numbers of the pool's dtype, [n, heads, size]."""
-        rows = [torch.from_numpy(each.token_steps.of(slots, self.block_size)) for each in entries.stored]
+        rows = [torch.from_numpy(each.token_steps.of(slots, each.block_size)) for each in entries.stored]
         stored = [
             each.tokens.index_select(0, of.to(self.device)) for each, of in zip(entries.stored, rows, strict=True)
         ]
@@ -203,7 +208,7 @@ class LayeredPool:
                 if not is_whole:
                     kept = (slots >= 0).nonzero()[:, 0]
                     slots = slots[kept]
-            found[key] = entries.token_steps.of(slots, self.block_size), kept
+            found[key] = entries.token_steps.of(slots, entries.block_size), kept
         return found[key]
 
     def written(self, slot_mapping: Tensor) -> None:

@@ -50,6 +50,7 @@ class Entries:
         self.part = part
         self.heads = heads
         self.size = size
+        self.block_size = block_size
         page, token = pages.page_bytes // dtype.itemsize, heads * size
         self.blocks = pages.view(dtype, offset, (pages.num_pages + 1, block_size, heads, size), (page, token, size, 1))
         length = (pages.num_pages + 1) * page - offset // dtype.itemsize

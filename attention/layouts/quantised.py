@@ -30,7 +30,7 @@ class QuantisedEntries:
     def __init__(
         self, pages: Pages, *, part: int, offset: int, block_size: int, heads: int, size: int, kv_dtype: str
     ) -> None:
-        self.part, self.heads, self.size = part, heads, size
+        self.part, self.heads, self.size, self.block_size = part, heads, size, block_size
         self.kv_dtype = kv_dtype
         self.scales = Entries(
             pages, part=part, offset=offset, block_size=block_size, heads=heads, size=1, dtype=torch.bfloat16

@@ -6,13 +6,14 @@ sizes; then `num_blocks` counts pages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from paged.attention import LayeredPool
 from paged.base.budget import as_bytes, blocks_within
 from paged.block_manager import BlockManager, LayerGroup, Layout
 from paged.engine.config import EngineConfig
-from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedModel
+from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.capacity import bytes_per_block, check_kv_dtype, layered_pool_for, plan_of, pool_for
 from paged.model.free_memory import check_fits
 from paged.model.layer_plan import LayerPlan
@@ -91,11 +92,13 @@ def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], kv_dtype: str)
             f'speculate="draft": layers of several kinds, as {model.path} has, do not share blocks with another model.'
         )
     plan = plan_of(model, block_size=config.memory.block_size, kv_dtype=kv_dtype)
-    for group in plan.groups:
-        if group.kind != "state" and group.block_tokens != plan.block_size:
-            raise UnsupportedModel(
-                f"{model.path}: blocks of its {group.name} layers hold {group.block_tokens} tokens; those of all have to hold {plan.block_size}."
-            )
+    wanted = math.lcm(plan.block_size, *(each.stride for each in model.layers))
+    if wanted != plan.block_size:
+        strides = sorted({each.stride for each in model.layers if each.compressed})
+        raise InvalidConfig(
+            f"block_size is {plan.block_size}; {model.path} keeps an entry of every {' and of every '.join(map(str, strides))} tokens, and a block has to be "
+            f"a whole number of them. Take block_size={wanted}."
+        )
     return plan
 
 

@@ -24,6 +24,8 @@ class AttentionLayer(NamedTuple):
     index_size  elements of a token's index key, by which later tokens choose what they attend to; 0: it keeps none
     choosers    groups of its heads, each of which chooses for itself; 0: a token attends to all that it can
     by_itself   its module attends, to K and V that it is given; no backend does
+    is_one      its V is its K, which is kept once
+    compressed  name and elements of each entry that it keeps of every `stride` tokens beside K and V
     """
 
     layer: int
@@ -39,6 +41,9 @@ class AttentionLayer(NamedTuple):
     index_size: int = 0
     choosers: int = 0
     by_itself: bool = False
+    is_one: bool = False
+    compressed: tuple[tuple[str, int], ...] = ()
+    stride: int = 1
 
     @property
     def expands(self) -> bool:
@@ -53,11 +58,17 @@ class AttentionLayer(NamedTuple):
         """What it keeps, as a plan of pages takes it."""
         stored = self.stored_as(kv_dtype)
         entry = tuple(
-            self.heads * head_bytes(stored, size, dtype.itemsize) for size in (self.key_size, self.value_size)
+            self.heads * head_bytes(stored, size, dtype.itemsize)
+            for size in (self.key_size, self.value_size)[: 1 if self.is_one else 2]
         )
         if self.index_size:
             entry += (self.index_size * dtype.itemsize,)
         return Layers(kind=self.kind, count=1, entry=entry, reach=self.reach)
+
+    def kept_compressed(self, dtype: torch.dtype) -> Layers:
+        """What it keeps of every `stride` tokens, in the model's dtype."""
+        entry = tuple(size * dtype.itemsize for _, size in self.compressed)
+        return Layers(kind="full", count=1, entry=entry, stride=self.stride)
 
 
 def are_alike(layers: Sequence[AttentionLayer]) -> bool:

@@ -6,6 +6,7 @@ Layers that are all alike can share blocks of all layers (`pool_for`). Those of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -111,9 +112,10 @@ def _kv_shape(model: LoadedModel) -> dict[str, Any]:
 
 
 def kept_by(model: LoadedModel, kv_dtype: str = AUTO) -> list[Layers]:
-    """What each layer with K and V of its own keeps, in the order of the model; and behind them each state layer."""
+    """What each layer with K and V of its own keeps, in the order of the model; behind them compressed entries, and then each state layer."""
     attention = [each.kept(model.dtype, kv_dtype) for each in model.layers if each.source is None]
-    return [*attention, *map(layers_of, model.state_layers)]
+    compressed = [each.kept_compressed(model.dtype) for each in model.layers if each.compressed]
+    return [*attention, *compressed, *map(layers_of, model.state_layers)]
 
 
 def plan_of(
@@ -133,9 +135,9 @@ def layered_pool_for(
     of_groups: list[list[Pieces]] = [places_of(group, plan.page_bytes) for group in plan.groups]
     found = [(group, of_groups[group][number]) for group, number in located(kept_by(model, kv_dtype), plan)]
     num_states = len(model.state_layers)
-    of_attention, of_states = found[: len(found) - num_states], found[len(found) - num_states :]
+    of_layers, of_states = found[: len(found) - num_states], found[len(found) - num_states :]
     return LayeredPool(
-        _kv_places(model, of_attention, kv_dtype),
+        _kv_places(model, of_layers, kv_dtype),
         states=[state_places(layer, pieces) for layer, (_, pieces) in zip(model.state_layers, of_states, strict=True)],
         state_group=of_states[0][0] if of_states else None,
         num_blocks=num_blocks,
@@ -148,21 +150,29 @@ def layered_pool_for(
 
 
 def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]], kv_dtype: str) -> dict[int, KVPlace]:
-    """Where K and V of each attention layer lie; `found`: group and places of those with K and V of their own, in the order of the model."""
+    """Where K and V of each attention layer lie; `found`: group and places of those with K and V of their own, in the order of the model, and
+    then of compressed entries."""
     places: dict[int, KVPlace] = {}
     at = iter(found)
+    of_compressed = iter(found[sum(each.source is None for each in model.layers) :])
     for each in model.layers:
         if each.source is not None:
             owner = places[each.source]
             places[each.layer] = KVPlace(owner.group, owner.keys, owner.values, is_shared=True)
             continue
-        group, ((keys,), (values,), *index) = next(at)
-        stored = each.stored_as(kv_dtype)
+        group, ((keys,), *others) = next(at)
+        values, *index = [keys] * each.is_one + [place for (place,) in others]
+        stored, compressed = each.stored_as(kv_dtype), None
+        if each.compressed:
+            its_group, pieces = next(of_compressed)
+            named = zip(each.compressed, pieces, strict=True)
+            compressed = its_group, {k: EntryPlace(*its, 1, size, stride=each.stride) for (k, size), (its,) in named}
         places[each.layer] = KVPlace(
             group,
             EntryPlace(*keys, each.heads, each.key_size, stored),
             EntryPlace(*values, each.heads, each.value_size, stored),
-            index=EntryPlace(*index[0][0], 1, each.index_size) if index else None,
+            index=EntryPlace(*index[0], 1, each.index_size) if index else None,
+            compressed=compressed,
         )
     return places
 
@@ -174,7 +184,7 @@ def trial_memory(model: LoadedModel, num_rows: int, length: int) -> tuple[Layere
         columns = -(-length // _TRIAL_BLOCK)
         pool: LayeredPool = pool_for(model, num_blocks=num_rows * columns, block_size=_TRIAL_BLOCK)
         return pool, (_spread(0, num_rows, columns, 1),)
-    plan = plan_of(model, block_size=_TRIAL_BLOCK)
+    plan = plan_of(model, block_size=math.lcm(_TRIAL_BLOCK, *(each.stride for each in model.layers)))
     num_pages, tables = trial_tables(plan, num_rows, length)
     return layered_pool_for(model, plan, num_blocks=num_pages), tables
 

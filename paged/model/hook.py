@@ -92,6 +92,10 @@ class ForwardPass(Protocol):
         itself; zeros where no token of the share sees them in its window."""
         ...
 
+    def keep_compressed(self, layer: int, first: int, name: str, begin: int, new: Tensor) -> Tensor:
+        """Keep compressed entries, [m, size], of one share, from entry `begin` of its sequence on. Returns those of its sequence up to there, [n, size]."""
+        ...
+
     def refuse(self, what: str, *, can_itself: bool = False) -> None:
         """A layer wants something that no backend does; `can_itself`: its module can, where it is given K and V."""
         ...

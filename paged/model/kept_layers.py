@@ -23,6 +23,8 @@ _STATE_SIZES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2}
 _NEEDED_BY = "model.kept_layers"
 KEPT_BY = {
     "full_attention": ("full",),
+    "compressed_sparse_attention": ("window", "compressed", "state"),
+    "heavily_compressed_attention": ("window", "compressed", "state"),
     "indexed_attention": ("full",),
     "minimax_m3_sparse": ("full",),
     "sliding_attention": ("window",),
@@ -47,18 +49,34 @@ class Sizes(NamedTuple):
     state: int | None = None
 
 
+class Compressed(NamedTuple):
+    """What a layer keeps of every `stride` tokens beside a window: entries of these elements, each of which may overlap with the one before."""
+
+    stride: int
+    sizes: tuple[int, ...]
+    overlaps: bool
+
+    def parts(self, element: int) -> tuple[Part, ...]:
+        """The state beside them: two projections of the tokens without an entry, and those of the last entry's tokens that overlap, each for every size."""
+        tails = [(self.stride - 1, size * (1 + self.overlaps)) for size in self.sizes]
+        last = [(self.stride, size) for size in self.sizes if self.overlaps]
+        return tuple(Part(units=2 * tokens, unit_bytes=size * element) for tokens, size in tails + last)
+
+
 class _Kind(NamedTuple):
     """How a kind of model is read: the entry of one attention layer, given which tokens it keeps, and the parts of one layer's state, given the
     bytes of an element of its recurrence and of anything else.
 
     state_size   bytes of an element of a recurrent state where the configuration does not say
     layer_type   of all layers, where transformers knows no cache of the kind
+    compressed   what a layer of a type keeps of several tokens, given its type
     """
 
     entry: Callable[[Any, str], tuple[int, ...]]
     parts: Callable[[Any, int, int], tuple[Part, ...]] | None = None
     state_size: int = 2
     layer_type: str | None = None
+    compressed: Callable[[Any, str], Compressed] | None = None
 
 
 def config_of(document: dict[str, Any]) -> Any:
@@ -102,11 +120,12 @@ def kept_layers(config: Any, sizes: Sizes | None = None) -> list[Layers]:
         raise InvalidConfig(_said(error)) from None
     if not counts:
         raise InvalidConfig("no layer keeps anything of a sequence")
-    return [Layers(kind=key[0], count=count, entry=key[1], reach=key[2], parts=key[3]) for key, count in counts.items()]
+    fields = ("kind", "entry", "reach", "parts", "stride")
+    return [Layers(count=count, **dict(zip(fields, key, strict=True))) for key, count in counts.items()]
 
 
 def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
-    """Return kind, entry, reach and parts of all that each layer keeps."""
+    """Return kind, entry, reach, parts and stride of all that each layer keeps."""
     cache = import_with_extra("transformers.cache_utils", _NEEDED_BY)
     types, options = cache.get_layer_types_and_kwargs(config)
     found: list[tuple[Any, ...]] = []
@@ -120,17 +139,27 @@ def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
             raise InvalidConfig(
                 f"layer_types: what {layer_type} keeps is not known; known are {', '.join(sorted(KEPT_BY))}"
             )
+        compressed = None
+        if "compressed" in KEPT_BY[layer_type]:
+            if kind.compressed is None:
+                raise InvalidConfig(f"layer_types: {config.model_type} is known without layers of {layer_type}")
+            compressed = kind.compressed(of_layer, layer_type)
         for name in KEPT_BY[layer_type]:
-            if name == "state":
+            if compressed is not None and name != "window":
+                entry = tuple(each * sizes.element for each in compressed.sizes) * (name == "compressed")
+                parts = compressed.parts(sizes.element) * (name == "state")
+                found.append(("state" if parts else "full", entry, 0, parts, 1 if parts else compressed.stride))
+            elif name == "state":
                 if kind.parts is None:
                     raise InvalidConfig(f"layer_types: {config.model_type} is known without layers that keep a state")
-                found.append((name, (), 0, kind.parts(of_layer, size, sizes.element)))
+                found.append((name, (), 0, kind.parts(of_layer, size, sizes.element), 1))
             else:
                 entry = kind.entry(of_layer, name)
                 if layer_type in _CHOOSING and indexer != "shared":
                     entry += (_count(of_layer, "index_head_dim") * _SIZE,)
                 entry = tuple(piece // _SIZE * sizes.element for piece in entry)
-                found.append((name, entry, more.get("sliding_window", 0), ()))
+                reach = _count(of_layer, "sliding_window") if compressed else more.get("sliding_window", 0)
+                found.append((name, entry, reach, (), 1))
     return found
 
 
@@ -182,6 +211,23 @@ def _mimo(config: Any, name: str) -> tuple[int, ...]:
 
 def _latent(config: Any, name: str) -> tuple[int, ...]:
     return ((_count(config, "kv_lora_rank") + _count(config, "qk_rope_head_dim")) * _SIZE,)
+
+
+def _one_head(config: Any, name: str) -> tuple[int, ...]:
+    """DeepSeek-V4's: K of one head, which is its V, too."""
+    return (_count(config, "head_dim") * _SIZE,)
+
+
+def _deepseek_4(config: Any, layer_type: str) -> Compressed:
+    """An entry of K, and where few are chosen an index key, which overlap."""
+    rates = config.compress_rates
+    if not isinstance(rates, dict) or not isinstance(stride := rates.get(layer_type), int) or stride < 2:
+        raise InvalidConfig(
+            f"compress_rates is {rates!r}; it has to have a whole number of at least 2 for {layer_type}"
+        )
+    if layer_type == "heavily_compressed_attention":
+        return Compressed(stride, (_count(config, "head_dim"),), overlaps=False)
+    return Compressed(stride, (_count(config, "head_dim"), _count(config, "index_head_dim")), overlaps=True)
 
 
 # What a layer's state is.
@@ -321,6 +367,7 @@ _LATENTS = """
 """
 _KINDS: dict[str, _Kind] = {
     **dict.fromkeys(_PLAIN.split(), _Kind(_kv)),
+    "deepseek_v4": _Kind(_one_head, compressed=_deepseek_4),
     "falcon": _Kind(_falcon),
     "mimo_v2_flash": _Kind(_mimo),
     **dict.fromkeys(_LATENTS.split(), _Kind(_latent)),

@@ -95,11 +95,11 @@ class Layers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return sum(part.units * part.unit_bytes for part in self.parts)
 
     def kept_bytes(self, num_tokens: int) -> int:
-        """Return the bytes that these layers must keep of a sequence of `num_tokens` tokens."""
+        """Return the bytes that these layers must keep of a sequence of `num_tokens` tokens: of entries of several tokens those that are whole."""
         if self.kind == "state":
             return self.count * self.state_bytes
         first = front(self.kind, self.reach, num_tokens) // self.stride
-        return self.count * sum(self.entry) * max(0, -(-num_tokens // self.stride) - first)
+        return self.count * sum(self.entry) * max(0, num_tokens // self.stride - first)
 
 
 def front(kind: str, reach: int, num_tokens: int) -> int:
@@ -139,9 +139,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The kind, its reach if it has one, and the tokens of an entry where these are several."""
-        stride = max(each.stride for each in self.layers)
+        strides = sorted({each.stride for each in self.layers})
         named = f"{self.kind} {self.reach:,}" if self.reach else self.kind
-        return f"{named}, {stride} tokens an entry" if stride > 1 else named
+        return f"{named}, {' and '.join(map(str, strides))} tokens an entry" if strides[-1] > 1 else named
 
     def pages_held(self, num_tokens: int) -> int:
         """Return the pages that a row of `num_tokens` computed tokens holds."""

@@ -21,6 +21,7 @@ from paged.base.words import short_cause
 from paged.errors import BrokenCheckpoint, ModelError, UnknownLayers, UnsupportedModel
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import check_folder, named_or_shipped
+from paged.model.compressors import Compressor, follow_compressors
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
 from paged.model.kept_layers import KEPT_BY
 from paged.model.native.experts import pack_experts
@@ -31,7 +32,7 @@ from paged.model.quantised.checkpoints import reader_of
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.placing import CodesSource, Placed
 from paged.model.rotary import follow_positions, follow_rows
-from paged.model.states.layer import FirstToken, RowStates, StateLayer, follow_states
+from paged.model.states.layer import FirstToken, KeepsState, RowStates, follow_states
 from paged.model.states.plan import check_plan
 from paged.model.tokenizer import load_tokenizer
 
@@ -45,7 +46,7 @@ class LoadedModel:
     module           the transformers model, in evaluation mode, its attention handed to `paged.model.hook`
     tokenizer        None where the folder has none
     layers           each attention layer, as a trial run showed it
-    state_layers     each layer that keeps a state
+    state_layers     each layer that keeps a state, and behind them those of attention that compresses
     has_soft_cap     whether any layer caps its scores
     has_sinks        whether any layer has attention sinks
     vocabulary_size  token ids have to be below it
@@ -69,7 +70,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     rotary_limit: int | None = None
-    state_layers: tuple[StateLayer, ...] = ()
+    state_layers: tuple[KeepsState, ...] = ()
     quantization: str | None = None
     quantize_head: bool = False
     tiles: dict[tuple[str, int], tuple[int, bool]] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -178,7 +179,9 @@ def as_loaded(
     dtype = next(module.parameters()).dtype
     follow_layers(module)
     # Some change weights, which cannot be done once they are packed.
-    state_layers = follow_states(module)
+    state_layers: tuple[KeepsState, ...] = follow_states(module)
+    compressors = follow_compressors(module, len(state_layers))
+    state_layers += compressors
     if codes is not None:
         codes.replace(module)
     if where.type == "cpu":
@@ -190,12 +193,13 @@ def as_loaded(
     follow_indexers(module)
     follow_positions(module)
     trial = _first_trial(module, state_layers, name, where)
+    strides = {each.layer: each.stride for each in compressors}
     text = module.config.get_text_config()
     return LoadedModel(
         path=name,
         module=module,
         tokenizer=tokenizer,
-        layers=trial.layers,
+        layers=tuple(each._replace(stride=strides.get(each.layer, 1)) for each in trial.layers),
         has_soft_cap=trial.has_soft_cap,
         has_sinks=trial.has_sinks,
         vocabulary_size=int(text.vocab_size),
@@ -366,7 +370,7 @@ def refusing(module: nn.Module, name: Path) -> Iterator[None]:
 class _Trial:
     """Takes one token's attention and remembers what it looked like."""
 
-    def __init__(self, positions: Tensor, state_layers: tuple[StateLayer, ...]) -> None:
+    def __init__(self, positions: Tensor, state_layers: tuple[KeepsState, ...]) -> None:
         self.has_soft_cap = False
         self.has_sinks = False
         self.is_long: Tensor | None = None
@@ -376,6 +380,7 @@ class _Trial:
         # By where they are in memory, which is theirs as long as the trial lives.
         self._keys: dict[int, tuple[int, Tensor]] = {}
         self._index_sizes: dict[int, int] = {}
+        self._compressed: dict[int, dict[str, int]] = {}
 
     def attend(
         self,
@@ -438,8 +443,13 @@ class _Trial:
             value_size=value_size,
             attended=(heads, size, value_size),
             by_itself=True,
+            is_one=(keys.data_ptr(), keys.shape, keys.stride()) == (values.data_ptr(), values.shape, values.stride()),
         )
         return keys, values
+
+    def keep_compressed(self, layer: int, first: int, name: str, begin: int, new: Tensor) -> Tensor:
+        self._compressed.setdefault(layer, {})[name] = new.shape[1]
+        return new
 
     def refuse(self, what: str, *, can_itself: bool = False) -> None:
         raise Unwanted(what, can_itself=can_itself)
@@ -447,12 +457,15 @@ class _Trial:
     @property
     def layers(self) -> tuple[AttentionLayer, ...]:
         """In the order of the model."""
-        return tuple(self._layers[layer] for layer in sorted(self._layers))
+        compressed = {layer: tuple(sizes.items()) for layer, sizes in self._compressed.items()}
+        return tuple(
+            self._layers[layer]._replace(compressed=compressed.get(layer, ())) for layer in sorted(self._layers)
+        )
 
 
-def _first_trial(module: Any, state_layers: tuple[StateLayer, ...], folder: Path, device: torch.device) -> _Trial:
-    """`_trial`; attention modules that ignore transformers' interface, or want what no backend does, attend by themselves."""
-    if attention_of(module.config) != ATTENTION:
+def _first_trial(module: Any, state_layers: tuple[KeepsState, ...], folder: Path, device: torch.device) -> _Trial:
+    """`_trial`; attention modules that ignore transformers' interface, want what no backend does, or compress, attend by themselves."""
+    if attention_of(module.config) != ATTENTION or any(isinstance(each, Compressor) for each in state_layers):
         attend_by_itself(module)
         return _trial(module, state_layers, folder, device)
     try:
@@ -466,7 +479,7 @@ def _first_trial(module: Any, state_layers: tuple[StateLayer, ...], folder: Path
         raise
 
 
-def _trial(module: Any, state_layers: tuple[StateLayer, ...], folder: Path, device: torch.device) -> _Trial:
+def _trial(module: Any, state_layers: tuple[KeepsState, ...], folder: Path, device: torch.device) -> _Trial:
     """One token through the model. Raises UnsupportedModel unless every layer came by, and state layers keep what their configuration says."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
     trial = _Trial(token[0], state_layers)
@@ -481,7 +494,7 @@ def _trial(module: Any, state_layers: tuple[StateLayer, ...], folder: Path, devi
     return trial
 
 
-def _check_all_came_by(trial: _Trial, state_layers: tuple[StateLayer, ...], config: Any, folder: Path) -> None:
+def _check_all_came_by(trial: _Trial, state_layers: tuple[KeepsState, ...], config: Any, folder: Path) -> None:
     """Raise UnsupportedModel unless each layer of the configuration attends, keeps a state, or mixes no tokens."""
     kinds = getattr(config, "layer_types", None) or ()
     idle = {layer for layer, kind in enumerate(kinds) if kind in ("mlp", "moe")}

@@ -11,12 +11,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paged.model.compressors import COMPRESSOR, Compressor
 from paged.model.hook import BY_ITSELF, ForwardPass, Mask, names_in, now_under_way, under_way
 
 # How modules name what they get of a cache.
@@ -42,20 +44,29 @@ def attend_by_itself(module: nn.Module) -> None:
 
 
 class _Cache:
-    """transformers' cache, or with `layer` that of one layer, as a module sees it that is called for one share of a pass."""
+    """transformers' cache, or with `layer` that of one layer, as a module sees it that is called for one share of a pass. `compressor`: of that module."""
 
     def __init__(
-        self, forward_pass: ForwardPass, first: int, length: int, offset: int, window: int | None, layer: int = -1
+        self,
+        forward_pass: ForwardPass,
+        first: int,
+        length: int,
+        offset: int,
+        window: int | None,
+        compressor: Compressor | None = None,
+        layer: int = -1,
     ) -> None:
         self._forward_pass, self._first, self._length, self._layer = forward_pass, first, length, layer
-        self._offset, self._window = offset, window
+        self._offset, self._window, self._compressor = offset, window, compressor
 
     @property
     def layers(self) -> _Cache:
         return self
 
     def __getitem__(self, layer: int) -> _Cache:
-        return _Cache(self._forward_pass, self._first, self._length, self._offset, self._window, layer)
+        found = copy(self)
+        found._layer = layer
+        return found
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *others: Any) -> tuple[Tensor, Tensor]:
         """[1, heads, tokens, size] → [1, heads, n, size]."""
@@ -71,6 +82,25 @@ class _Cache:
         """[1, tokens, size] → [1, n, size]."""
         return self._forward_pass.index(layer, self._first, keys[0])[None]
 
+    def store_compression_weights(self, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
+        """[1, tokens, size] each → of tokens that make whole entries, and the position of the first."""
+        assert self._compressor is not None, "its module has one"
+        kv, gate = self._compressor.take(name, (kv, gate), self._offset)
+        return kv, gate, self._offset - self._offset % self._compressor.stride
+
+    def update_overlap_state(
+        self, name: str, kv: Tensor, gate: Tensor, size: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """[1, entries, tokens, sizes] each → [1, tokens, size] each, of the entry before them."""
+        assert self._compressor is not None, "its module has one"
+        return self._compressor.last(name, (kv[:, -1, :, :size], gate[:, -1, :, :size]), self._offset)
+
+    def update_compressor_states(self, name: str, entries: Tensor) -> Tensor:
+        """[1, entries, size] → [1, n, size]."""
+        assert self._compressor is not None, "its module has one"
+        begin = self._offset // self._compressor.stride
+        return self._forward_pass.keep_compressed(self._layer, self._first, name, begin, entries[0])[None]
+
     def get_seq_length(self, layer: int = 0) -> int:
         """Tokens of the sequence, those of the share included."""
         return self._length
@@ -84,7 +114,9 @@ class _Cache:
         return self._offset
 
 
-def _shares(given: dict[str, Any]) -> Iterator[tuple[slice, Tensor, dict[str, Any]]]:
+def _shares(
+    given: dict[str, Any], compressor: Compressor | None = None
+) -> Iterator[tuple[slice, Tensor, dict[str, Any]]]:
     """For each share of the pass its places, which tokens each of its tokens can see, bool [tokens, n], and what the module is given for it."""
     forward_pass, places, mask = now_under_way(), given["hidden_states"].shape[1], given.get("attention_mask")
     window, chunk = (mask.window, mask.chunk) if isinstance(mask, Mask) else (None, None)
@@ -105,7 +137,7 @@ def _shares(given: dict[str, Any]) -> Iterator[tuple[slice, Tensor, dict[str, An
         is_seen = others <= positions
         if window is not None:
             is_seen &= others > positions - window
-        cache = _Cache(forward_pass, first, length, int(positions[0]), window)
+        cache = _Cache(forward_pass, first, length, int(positions[0]), window, compressor)
         caches = {name: cache for name in _CACHES if name in given}
         yield its, is_seen, {name: cut(value, its) for name, value in given.items()} | caches
 
@@ -132,7 +164,7 @@ def _attended(
     bound.apply_defaults()
     given, mask, others = bound.arguments, bound.arguments.get("attention_mask"), list[Any]()
     out = torch.zeros_like(given["hidden_states"])
-    for its, is_seen, of_share in _shares(given):
+    for its, is_seen, of_share in _shares(given, getattr(module, COMPRESSOR, None)):
         of_share["attention_mask"] = _as_given(mask, is_seen, out.dtype)
         if of_share.get("alibi") is not None:
             # Biases by position, made for the tokens of the pass.

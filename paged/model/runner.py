@@ -146,7 +146,7 @@ class _Pass:
     def keep(self, layer: int, first: int, keys: Tensor, values: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         own = self._runner.pool.layer(layer)
         of_keys = self._kept(own.group, own.keys, first, keys, window)
-        return of_keys, self._kept(own.group, own.values, first, values, window)
+        return of_keys, of_keys if own.values is own.keys else self._kept(own.group, own.values, first, values, window)
 
     def _kept(self, group: int, entries: AnyEntries, first: int, new: Tensor, window: int | None) -> Tensor:
         """Write entries of tokens of one sequence, [tokens, heads, size], from token `first` on. Returns those of the sequence up to there, zeros where
@@ -160,6 +160,25 @@ class _Pass:
         there = step.slots_of(sequence, int(step.positions[stop - 1]) + 1, entries.part)[gone:]
         found = pool.read(entries, there)
         return found if not gone else torch.cat([found.new_zeros(gone, *found.shape[1:]), found])
+
+    def keep_compressed(self, layer: int, first: int, name: str, begin: int, new: Tensor) -> Tensor:
+        pool, step = self._runner.pool, self._step
+        compressed = pool.layer(layer).compressed
+        assert compressed is not None, "a layer that compresses has entries"
+        assert step.tables is not None, "they lie in a group"
+        (group, of_names), stop = compressed, begin + len(new)
+        entries, tables = of_names[name], step.tables[group]
+        assert tables is not None, "it is a group of blocks"
+        sequence = int(np.searchsorted(step.query_start_loc, first, "right")) - 1
+        numbers, size = np.arange(stop), entries.block_size
+        slots = tables[sequence, numbers // size, entries.part].astype(np.int64) * size + numbers % size
+        if step.written_from is not None:
+            # Those before are there already, perhaps in blocks of others.
+            there = step.written_from[group, sequence].item() // (pool.block_size // size)
+            new, begin = new[max(0, there - begin) :], max(begin, min(there, stop))
+        if len(new):
+            pool.write(entries, torch.from_numpy(slots[begin:]).to(pool.device), new[:, None], is_whole=True)
+        return pool.read(entries, slots)[:, 0]
 
     def _of_group(self, group: int) -> _Seen:
         if group not in self._groups:

@@ -85,6 +85,10 @@ class Shrunk:
 
     def _value(self, name: str, value: Any, heads: Any, scale: float) -> Any:
         if isinstance(value, dict):
+            if name == "compress_rates":
+                # Tokens that an entry stands for: 2, 4 and so on, in their order.
+                rates = sorted(set(value.values()))
+                return {kind: min(rate, 2 << rates.index(rate)) for kind, rate in value.items()}
             if name.startswith("rope"):
                 return self._rope(value, scale)
             if name == "per_layer_config":

@@ -48,7 +48,8 @@ def test_what_is_accepted_answers_as_generate_does(architecture, folder_of, gene
     model = load_model(folder_of(architecture, FAMILIES[architecture]))
     prompts, most = prompts_of(3, 14, 40, 30), [LIMIT - 3 + 1, MAX_TOKENS, MAX_TOKENS, MAX_TOKENS]
     # All but the longest have to wait, and are cut into chunks.
-    num_blocks = Engine(model, num_blocks=500, block_size=4).manager.layout.pages_for(50) + 1
+    layout = Engine(model, num_blocks=500, block_size=4).manager.layout
+    num_blocks = layout.pages_for(50) + layout.spare_pages + 1
     engine = Engine(model, num_blocks=num_blocks, block_size=4, host_blocks=6, max_tokens_per_step=16, max_chunk=7)
     assert answers(engine, prompts, most) == generate(model.path, prompts, most)
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from paged import Engine
 from paged.attention import StepTokens
-from paged.errors import UnsupportedModel
+from paged.errors import InvalidConfig, UnsupportedModel
 from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
 from paged.model.hook import Mask, _mask, under_way
 from paged.model.kept_layers import Sizes, kept_layers
@@ -165,12 +166,14 @@ CASES = [
     ("diffllama", "torch_gather"),
     # Nor here, and attention has states within.
     ("inkling_text", "torch_gather"),
+    # And keeps an entry of several tokens.
+    ("deepseek_v4", "torch_gather"),
     # Their states are read and written by one code.
     *((each, "torch_gather") for each in (WITH_STATES if ALL else STATES_IN_CI)),
 ]
 PACKED = [
     ("gemma3_text", "native"), ("glm_moe_dsa", "native"), ("llama4_text", "torch_gather"), ("jamba", "torch_gather"),
-    ("inkling_text", "torch_gather"),
+    ("inkling_text", "torch_gather"), ("deepseek_v4", "torch_gather"),
 ]  # fmt: skip
 PACKED = CASES if ALL else PACKED
 REFERENCE = [("gemma3_text", "reference"), ("llama4_text", "reference")]
@@ -186,7 +189,7 @@ def assert_is_that_of_generate(found, architecture, generated):
     [*((*each, False) for each in PACKED), *((*each, True) for each in REFERENCE)],
 )
 def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, loaded, generated):
-    found = run(loaded(architecture), chunks=(5, 1, 8, 3), backend=backend, batch_invariant=batch_invariant)
+    found = run(loaded(architecture), chunks=(5, 1, 2, 8, 3), backend=backend, batch_invariant=batch_invariant)
     assert_is_that_of_generate(found, architecture, generated)
 
 
@@ -211,13 +214,18 @@ def test_a_window_of_a_layer_that_attends_by_itself_frees_its_front(loaded):
     assert [(each.kind, each.reach) for each in groups] == [("window", 7), ("full", 0), ("state", 0)]
 
 
+def test_a_block_is_a_whole_number_of_compressed_entries(loaded):
+    with pytest.raises(InvalidConfig, match=r"block_size is 6; .* an entry of every 2 and of every 4 .* block_size=12"):
+        Engine(loaded("deepseek_v4"), block_size=6, num_blocks=50)
+
+
 @pytest.mark.parametrize(("architecture", "page_bytes"), [("deepseek_v3", 256), ("glm_moe_dsa", 512)])
 def test_latents_of_a_block_may_lie_on_several_pages(architecture, page_bytes, loaded, generated):
     found = run(loaded(architecture), chunks=(5, 1, 8, 3), page_bytes=page_bytes)
     assert_is_that_of_generate(found, architecture, generated)
 
 
-@pytest.mark.parametrize("architecture", [*CHOSEN, *WITH_STATES])
+@pytest.mark.parametrize("architecture", [*CHOSEN, "deepseek_v4", *WITH_STATES])
 def test_the_plan_keeps_what_the_configuration_says(architecture, loaded):
     model = loaded(architecture)
     plan, said = plan_of(model, block_size=16), kept_layers(model.module.config, Sizes(element=4, state=4))

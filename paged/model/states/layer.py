@@ -65,10 +65,20 @@ class RowStates(Protocol):
         ...
 
 
-class StateLayer:
-    """One module with a state. It takes the place of the module's forward function, which it calls with states that the forward pass under way has.
+class KeepsState(Protocol):
+    """A module that keeps a state: `unit` counts a model's; `layer` is the layer of the model that it is in; `pieces` are known once it was called."""
 
-    `unit` counts a model's state layers; `layer` is the layer of the model that it is in; `pieces` and `is_in_c` are known once it was called.
+    path: str
+    unit: int
+    layer: int
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]: ...
+
+
+class StateLayer:
+    """One module with a state, as KeepsState. It takes the place of the module's forward function, which it calls with states that the forward pass under
+    way has. `is_in_c` is known once it was called.
     """
 
     def __init__(self, unit: int, path: str, module: nn.Module, seam: Seam, ways: dict[Any, Ways]) -> None:
@@ -156,7 +166,7 @@ def _goes_whole(ways: Ways, states: RowStates, row: int, count: int) -> bool:
 class FirstToken:
     """The states of one row that computes its first token, and is forgotten then."""
 
-    def __init__(self, layers: Sequence[StateLayer], device: torch.device) -> None:
+    def __init__(self, layers: Sequence[KeepsState], device: torch.device) -> None:
         self.starts, self.is_new, self.is_invariant = (0, 1), (True,), False
         self._layers, self._device = layers, device
 

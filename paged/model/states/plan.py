@@ -17,7 +17,7 @@ from paged.errors import UnsupportedModel
 from paged.model.kept_layers import CONV_PIECES, Sizes, kept_layers
 from paged.model.layer_plan import Layers, Part
 from paged.model.places import Pieces
-from paged.model.states.layer import StateLayer
+from paged.model.states.layer import KeepsState
 from paged.model.states.seams import Piece
 
 # Offsets of units are multiples of it.
@@ -39,7 +39,7 @@ def unit_elements(piece: Piece) -> int:
     return -(-piece.shape[0] // num_units(piece)) * math.prod(piece.shape[1:])
 
 
-def layers_of(layer: StateLayer) -> Layers:
+def layers_of(layer: KeepsState) -> Layers:
     """Return what a state layer keeps; a part a piece, in their order."""
     parts = []
     for piece in layer.pieces:
@@ -48,7 +48,7 @@ def layers_of(layer: StateLayer) -> Layers:
     return Layers(kind="state", count=1, parts=tuple(parts))
 
 
-def state_places(layer: StateLayer, places: Pieces) -> list[StatePlace]:
+def state_places(layer: KeepsState, places: Pieces) -> list[StatePlace]:
     """Return where each piece of a state layer lies, given the places of its units as they were planned by `layers_of`."""
     return [
         StatePlace(of_piece, part.unit_bytes, piece.shape, piece.dtype)
@@ -56,7 +56,7 @@ def state_places(layer: StateLayer, places: Pieces) -> list[StatePlace]:
     ]
 
 
-def check_plan(layers: Sequence[StateLayer], config: Any, name: Path) -> None:
+def check_plan(layers: Sequence[KeepsState], config: Any, name: Path) -> None:
     """Raise UnsupportedModel unless the layers keep as many elements, in as many units, as their configuration says.
 
     Raises as `kept_layers` does.
