@@ -21,12 +21,11 @@ from paged.base.words import short_cause
 from paged.errors import BrokenCheckpoint, ModelError, UnknownLayers, UnsupportedModel
 from paged.model.attention_layers import AttentionLayer, are_alike
 from paged.model.checkpoint import check_folder, named_or_shipped
-from paged.model.compressors import Compressor, follow_compressors
 from paged.model.hook import ATTENTION, follow_latents, follow_layers, register, under_way
 from paged.model.kept_layers import KEPT_BY
 from paged.model.native.experts import pack_experts
 from paged.model.native.packed import pack_linears
-from paged.model.one_sequence import attend_by_itself, follow_indexers
+from paged.model.one_sequence import attend_by_itself, follow_indexers, follow_tails
 from paged.model.quantised.at_load import AtLoad, check_layers, check_quantization
 from paged.model.quantised.checkpoints import reader_of
 from paged.model.quantised.files import TensorFiles
@@ -34,6 +33,7 @@ from paged.model.quantised.placing import CodesSource, Placed
 from paged.model.rotary import follow_positions, follow_rows
 from paged.model.states.layer import FirstToken, KeepsState, RowStates, follow_states
 from paged.model.states.plan import check_plan
+from paged.model.states.within import Compressor, states_within
 from paged.model.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,7 +46,7 @@ class LoadedModel:
     module           the transformers model, in evaluation mode, its attention handed to `paged.model.hook`
     tokenizer        None where the folder has none
     layers           each attention layer, as a trial run showed it
-    state_layers     each layer that keeps a state, and behind them those of attention that compresses
+    state_layers     each layer that keeps a state, and behind them those within modules that take one sequence
     has_soft_cap     whether any layer caps its scores
     has_sinks        whether any layer has attention sinks
     vocabulary_size  token ids have to be below it
@@ -180,8 +180,8 @@ def as_loaded(
     follow_layers(module)
     # Some change weights, which cannot be done once they are packed.
     state_layers: tuple[KeepsState, ...] = follow_states(module)
-    compressors = follow_compressors(module, len(state_layers))
-    state_layers += compressors
+    within = states_within(module, len(state_layers))
+    state_layers += within
     if codes is not None:
         codes.replace(module)
     if where.type == "cpu":
@@ -191,9 +191,10 @@ def as_loaded(
     rotary_limit = follow_rows(module)
     follow_latents(module)
     follow_indexers(module)
+    follow_tails(module)
     follow_positions(module)
     trial = _first_trial(module, state_layers, name, where)
-    strides = {each.layer: each.stride for each in compressors}
+    strides = {each.layer: each.stride for each in within if isinstance(each, Compressor)}
     text = module.config.get_text_config()
     return LoadedModel(
         path=name,
@@ -442,6 +443,7 @@ class _Trial:
             key_size=size,
             value_size=value_size,
             attended=(heads, size, value_size),
+            index_size=self._index_sizes.get(layer, 0),
             by_itself=True,
             is_one=(keys.data_ptr(), keys.shape, keys.stride()) == (values.data_ptr(), values.shape, values.stride()),
         )

@@ -2,6 +2,7 @@
 
     indexers              choose which tokens each one attends to, by index keys of all before it: DeepSeek-V3.2's (arXiv:2512.02556) and those made after it
     attention by itself   ignores transformers' attention interface, or wants of it what no backend does (Falcon, BLOOM, DiffLlama)
+    embeddings of n-grams  keep the last tokens, and columns of a convolution over what they make of them (Qwen4-exp)
 
 What the cache returns is read from our pages; what a module gives it goes there. A state within such a module is that of the one sequence.
 """
@@ -18,9 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paged.model.compressors import COMPRESSOR, Compressor
 from paged.model.hook import BY_ITSELF, ForwardPass, Mask, names_in, now_under_way, under_way
+from paged.model.states.within import WITHIN, Tails
 
+# An attribute of ours of attention modules that want the rotary embeddings of all positions: what makes these.
+_ROTARY = "paged_rotary"
 # How modules name what they get of a cache.
 _CACHES = ("past_key_values", "layer_past")
 
@@ -34,17 +37,33 @@ def follow_indexers(module: nn.Module) -> None:
 
 def attend_by_itself(module: nn.Module) -> None:
     """Make attention modules that use transformers' cache attend by themselves, to K and V that the forward pass under way keeps."""
+    rotary: Any = next((each for path, each in module.named_modules() if path.endswith("rotary_emb")), None)
     for each in module.modules():
         if "update" not in names_in(each):
             continue
         signature = inspect.signature(each.forward)
         if "hidden_states" in signature.parameters and not signature.parameters.keys().isdisjoint(_CACHES):
             setattr(each, BY_ITSELF, True)
+            for part in each.modules():
+                forward: Any = part.forward
+                if getattr(forward, "func", None) is _chosen:
+                    # Within a module that takes one sequence it is as transformers has it, and wants the embeddings of all positions of the sequence.
+                    part.forward = forward.args[0]
+                    # As a function: a module would become part of this one.
+                    setattr(each, _ROTARY, partial(rotary))
             each.forward = partial(_attended, each, each.forward, signature)
 
 
+def follow_tails(module: nn.Module) -> None:
+    """Make modules with Tails within take one sequence."""
+    for each in module.modules():
+        if isinstance(getattr(each, WITHIN, None), Tails):
+            each.forward = partial(_attended, each, each.forward, inspect.signature(each.forward))
+
+
 class _Cache:
-    """transformers' cache, or with `layer` that of one layer, as a module sees it that is called for one share of a pass. `compressor`: of that module."""
+    """transformers' cache, or with `layer` that of one layer, as a module sees it that is called for one share of a pass. `within`: the state of that
+    module, a Compressor or Tails."""
 
     def __init__(
         self,
@@ -53,11 +72,11 @@ class _Cache:
         length: int,
         offset: int,
         window: int | None,
-        compressor: Compressor | None = None,
+        within: Any = None,
         layer: int = -1,
     ) -> None:
         self._forward_pass, self._first, self._length, self._layer = forward_pass, first, length, layer
-        self._offset, self._window, self._compressor = offset, window, compressor
+        self._offset, self._window, self._within = offset, window, within
 
     @property
     def layers(self) -> _Cache:
@@ -84,22 +103,32 @@ class _Cache:
 
     def store_compression_weights(self, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
         """[1, tokens, size] each → of tokens that make whole entries, and the position of the first."""
-        assert self._compressor is not None, "its module has one"
-        kv, gate = self._compressor.take(name, (kv, gate), self._offset)
-        return kv, gate, self._offset - self._offset % self._compressor.stride
+        kv, gate = self._within.take(name, (kv, gate), self._offset)
+        return kv, gate, self._offset - self._offset % self._within.stride
 
     def update_overlap_state(
         self, name: str, kv: Tensor, gate: Tensor, size: int
     ) -> tuple[Tensor | None, Tensor | None]:
         """[1, entries, tokens, sizes] each → [1, tokens, size] each, of the entry before them."""
-        assert self._compressor is not None, "its module has one"
-        return self._compressor.last(name, (kv[:, -1, :, :size], gate[:, -1, :, :size]), self._offset)
+        found: tuple[Tensor | None, Tensor | None] = self._within.last(
+            name, (kv[:, -1, :, :size], gate[:, -1, :, :size]), self._offset
+        )
+        return found
 
     def update_compressor_states(self, name: str, entries: Tensor) -> Tensor:
         """[1, entries, size] → [1, n, size]."""
-        assert self._compressor is not None, "its module has one"
-        begin = self._offset // self._compressor.stride
+        begin = self._offset // self._within.stride
         return self._forward_pass.keep_compressed(self._layer, self._first, name, begin, entries[0])[None]
+
+    def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
+        """[1, ..., columns]; None before the first token."""
+        found: Tensor | None = self._within.held(state_idx, self._offset)
+        return found
+
+    def update_conv_state(self, new: Tensor, layer: int, state_idx: int = 0, conv_kernel_size: int = 0) -> Tensor:
+        """[1, ..., tokens] → those, and the columns before them."""
+        found: Tensor = self._within.take(state_idx, new, conv_kernel_size, self._offset)
+        return found
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Tokens of the sequence, those of the share included."""
@@ -114,9 +143,7 @@ class _Cache:
         return self._offset
 
 
-def _shares(
-    given: dict[str, Any], compressor: Compressor | None = None
-) -> Iterator[tuple[slice, Tensor, dict[str, Any]]]:
+def _shares(given: dict[str, Any], module: Any = None) -> Iterator[tuple[slice, Tensor, dict[str, Any]]]:
     """For each share of the pass its places, which tokens each of its tokens can see, bool [tokens, n], and what the module is given for it."""
     forward_pass, places, mask = now_under_way(), given["hidden_states"].shape[1], given.get("attention_mask")
     window, chunk = (mask.window, mask.chunk) if isinstance(mask, Mask) else (None, None)
@@ -137,9 +164,11 @@ def _shares(
         is_seen = others <= positions
         if window is not None:
             is_seen &= others > positions - window
-        cache = _Cache(forward_pass, first, length, int(positions[0]), window, compressor)
-        caches = {name: cache for name in _CACHES if name in given}
-        yield its, is_seen, {name: cut(value, its) for name, value in given.items()} | caches
+        cache = _Cache(forward_pass, first, length, int(positions[0]), window, getattr(module, WITHIN, None))
+        its_own: dict[str, Any] = {name: cache for name in _CACHES if name in given}
+        if (rotary := getattr(module, _ROTARY, None)) is not None:
+            its_own["position_embeddings"] = rotary(given["hidden_states"], others[None])
+        yield its, is_seen, {name: cut(value, its) for name, value in given.items()} | its_own
 
 
 def _chosen(forward: Callable[..., Tensor], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Tensor:
@@ -158,24 +187,27 @@ def _chosen(forward: Callable[..., Tensor], signature: inspect.Signature, *args:
 
 def _attended(
     module: nn.Module, forward: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any
-) -> tuple[Any, ...]:
-    """What an attention module returns: [1, T, size], zeros for places that are no tokens; and of anything else what it returned for the first share."""
+) -> Any:
+    """What such a module returns: [1, T, size], zeros for places that are no tokens; and of anything else what it returned for the first share."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     given, mask, others = bound.arguments, bound.arguments.get("attention_mask"), list[Any]()
     out = torch.zeros_like(given["hidden_states"])
-    for its, is_seen, of_share in _shares(given, getattr(module, COMPRESSOR, None)):
-        of_share["attention_mask"] = _as_given(mask, is_seen, out.dtype)
+    for its, is_seen, of_share in _shares(given, module):
+        if "attention_mask" in given:
+            of_share["attention_mask"] = _as_given(mask, is_seen, out.dtype)
         if of_share.get("alibi") is not None:
             # Biases by position, made for the tokens of the pass.
             build: Any = vars(sys.modules[type(module).__module__])["build_alibi_tensor"]
             of_share["alibi"] = build(is_seen.new_ones(1, is_seen.shape[1]).long(), module.num_heads, dtype=out.dtype)
         more = of_share.pop("kwargs", {})
         with under_way(now_under_way().of_share(its.start, its.stop)):
-            attended, *rest = forward(**of_share, **more)
+            found = forward(**of_share, **more)
+        is_alone = isinstance(found, Tensor)
+        attended, *rest = [found] if is_alone else found
         out[:, its] = attended
         others = others or rest
-    return (out, *others)
+    return out if is_alone else (out, *others)
 
 
 def _as_given(mask: Any, is_seen: Tensor, dtype: torch.dtype) -> Tensor:

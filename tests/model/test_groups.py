@@ -166,8 +166,9 @@ CASES = [
     ("diffllama", "torch_gather"),
     # Nor here, and attention has states within.
     ("inkling_text", "torch_gather"),
-    # And keeps an entry of several tokens.
+    # And keeps an entry of several tokens; or chooses by embeddings of all positions, and embeds n-grams.
     ("deepseek_v4", "torch_gather"),
+    ("qwen4_exp_text", "torch_gather"),
     # Their states are read and written by one code.
     *((each, "torch_gather") for each in (WITH_STATES if ALL else STATES_IN_CI)),
 ]

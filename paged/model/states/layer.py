@@ -29,7 +29,7 @@ from paged.model.native.recurrences import RowPages
 from paged.model.states.calls import Call, Cut
 from paged.model.states.projections import Projections
 from paged.model.states.recurrences import Recurrence
-from paged.model.states.seams import Piece, Seam, seam_of
+from paged.model.states.seams import Piece, Seam, keeps_tails, seam_of
 from paged.model.states.trial import CLOSE, LONGEST_CHUNK, Trial, Ways
 
 
@@ -237,8 +237,9 @@ def follow_states(module: nn.Module) -> tuple[StateLayer, ...]:
     _rescale(module)
     ways: dict[Any, Ways] = {}
     found: list[StateLayer] = []
+    within = {part for each in module.modules() if keeps_tails(each) for part in each.modules()}
     for path, each in module.named_modules():
-        seam = seam_of(each)
+        seam = None if each in within else seam_of(each)
         if seam is not None:
             found.append(StateLayer(len(found), path, each, seam, ways))
     return tuple(found)

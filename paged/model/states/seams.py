@@ -253,3 +253,9 @@ def seam_of(module: nn.Module) -> Seam | None:
     names = code.co_names if code is not None else ()
     found = next((_CALLS[name] for name in names if name in _CALLS), None)
     return None if found is None else found(module, forward)
+
+
+def keeps_tails(module: nn.Module) -> bool:
+    """Whether a function of the module beside its forward function keeps columns of a convolution."""
+    functions = [each for name, each in vars(type(module)).items() if inspect.isfunction(each) and name != "forward"]
+    return any("update_conv_state" in each.__code__.co_names for each in functions)

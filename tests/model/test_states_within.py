@@ -9,9 +9,9 @@ import torch
 from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4CSACache
 
-from paged.model.compressors import Compressor
 from paged.model.hook import under_way
 from paged.model.runner import runner_for
+from paged.model.states.within import Compressor
 
 from .test_groups import Memory  # noqa: TID252
 

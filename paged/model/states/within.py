@@ -1,0 +1,138 @@
+"""States within modules that take one sequence at a time, which ask their cache for what no seam has.
+
+    Compressor   tokens without a compressed entry: DeepSeek-V4's attention (DeepSeek-AI, 2026)
+    Tails        the last columns of convolutions, and of token ids: Qwen4-exp's embeddings of n-grams
+
+DeepSeek-V4 keeps an entry of several tokens beside a window of K:
+
+    tokens            0   1   2   3 | 4   5   6   7 | 8   9          4 tokens an entry
+    entries           |      e0     |      e1       |               on pages of a full group
+    state                                           | 8   9 |       projections of tokens that have no entry yet
+                                    | 4   5   6   7 |               where entries overlap, those of the last entry's tokens
+
+Entries lie on pages by their number, so that a row that shares a prefix shares them; the rest is a state. A block is a whole number of entries, so a
+row that begins behind one has no token without an entry.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor, nn
+
+from paged.errors import UnsupportedModel
+from paged.model.hook import names_in, now_under_way
+from paged.model.states.layer import RowStates
+from paged.model.states.seams import Piece, keeps_tails
+
+# An attribute of ours of modules with such a state.
+WITHIN = "paged_within"
+
+
+class Compressor:
+    """What one layer keeps of tokens without an entry, a state as any (KeepsState). `stride`: tokens of an entry."""
+
+    def __init__(self, unit: int, path: str, layer: int, stride: int, *, overlaps: bool) -> None:
+        self.unit, self.path, self.layer, self.stride = unit, path, layer, stride
+        self.pieces: tuple[Piece, ...] = ()
+        self._overlaps = overlaps
+        # By name of the entries, the number of their first piece.
+        self._first: dict[str, int] = {}
+
+    def take(self, name: str, given: tuple[Tensor, Tensor], offset: int) -> tuple[Tensor, Tensor]:
+        """Take projections of tokens from number `offset` on, [1, tokens, size] each. Returns those of the tokens that make whole entries; the others, and
+        those of the last entry before them, are the state behind them."""
+        if name not in self._first:
+            self._note(name, given[0])
+        states, first, found = _states(), self._first[name], list[Tensor]()
+        for piece, new in enumerate(given, first):
+            held = states.read(self.unit, piece)
+            every = torch.cat([held[:, : offset % self.stride, 0], new], 1)
+            whole = every.shape[1] // self.stride * self.stride
+            held[:, : every.shape[1] - whole, 0] = every[:, whole:]
+            states.write(self.unit, piece, held)
+            found.append(every[:, :whole])
+        if self._overlaps:
+            for piece in (first + 2, first + 3):
+                # They may be written elsewhere than they are read.
+                states.write(self.unit, piece, states.read(self.unit, piece))
+        return found[0], found[1]
+
+    def last(self, name: str, given: tuple[Tensor, Tensor], offset: int) -> tuple[Tensor | None, Tensor | None]:
+        """Take what overlaps of the last entry's tokens, [1, stride, size] each. Returns that of the entry before these; None: there is none."""
+        states, found = _states(), list[Tensor]()
+        for piece, new in enumerate(given, self._first[name] + 2):
+            found.append(states.read(self.unit, piece)[:, :, 0])
+            states.write(self.unit, piece, new[:, :, None])
+        return (found[0], found[1]) if offset >= self.stride else (None, None)
+
+    def _note(self, name: str, projected: Tensor) -> None:
+        self._first[name] = len(self.pieces)
+        size, dtype = projected.shape[-1], projected.dtype
+        lengths = [(self.stride - 1, size)] * 2 + [(self.stride, size // 2)] * (2 * self._overlaps)
+        self.pieces += tuple(Piece(name, (tokens, 1, wide), dtype) for tokens, wide in lengths)
+
+
+class Tails:
+    """The last columns of what a module is given, a state as any (KeepsState), by the number that it has for each."""
+
+    def __init__(self, unit: int, path: str, layer: int) -> None:
+        self.unit, self.path, self.layer = unit, path, layer
+        self.pieces: tuple[Piece, ...] = ()
+        self._numbers: dict[int, int] = {}
+
+    def held(self, number: int, offset: int) -> Tensor | None:
+        """[1, ..., columns] before token number `offset`; None before the first."""
+        return _states().read(self.unit, self._numbers[number]) if offset else None
+
+    def take(self, number: int, new: Tensor, columns: int, offset: int) -> Tensor:
+        """Take the columns of tokens from number `offset` on, [1, ..., tokens], of which so many are kept. Returns them behind those before; at the first
+        token behind zeros where they are fewer."""
+        if number not in self._numbers:
+            self._numbers[number] = len(self.pieces)
+            self.pieces += (Piece(f"conv {number}", (*new.shape[1:-1], columns), new.dtype),)
+        before = self.held(number, offset)
+        if before is not None:
+            new = torch.cat([before, new], -1)
+        elif new.shape[-1] < columns:
+            new = torch.nn.functional.pad(new, (columns - new.shape[-1], 0))
+        _states().write(self.unit, self._numbers[number], new[..., -columns:])
+        return new
+
+
+def _states() -> RowStates:
+    states = now_under_way().states
+    assert states is not None, "a pass of a model with such modules has states"
+    return states
+
+
+def states_within(module: nn.Module, first_unit: int) -> tuple[Compressor | Tails, ...]:
+    """Return the state of each module that has one within, which is an attribute of it; their units count from the first one.
+
+    Raises UnsupportedModel for compressed entries of single tokens.
+    """
+    found: list[Compressor | Tails] = []
+    for path, each in module.named_modules():
+        parts = [part for part in each.modules() if "store_compression_weights" in names_in(part)]
+        is_compressing = bool(parts) and "update" in names_in(each)
+        if not is_compressing and not keeps_tails(each):
+            continue
+        unit, layer = first_unit + len(found), int(re.findall(r"\d+", path)[0])
+        if is_compressing:
+            found.append(_compressor(unit, path, layer, parts))
+        else:
+            found.append(Tails(unit, path, layer))
+        setattr(each, WITHIN, found[-1])
+    return tuple(found)
+
+
+def _compressor(unit: int, path: str, layer: int, parts: list[nn.Module]) -> Compressor:
+    """That of an attention module with these parts, which compress."""
+    strides = sorted({int(getattr(part, "compress_rate", 0)) for part in parts})
+    if len(strides) > 1 or strides[0] < 2:
+        raise UnsupportedModel(
+            f"{path}: its entries stand for {' and '.join(map(str, strides))} tokens; they have to for one number, of 2 or more."
+        )
+    overlaps = any("update_overlap_state" in names_in(part) for part in parts)
+    return Compressor(unit, path, layer, strides[0], overlaps=overlaps)
