@@ -6,6 +6,7 @@ It can read slowly, go away in the middle, and send what no library would.
 import asyncio
 import http.client
 import json
+import re
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import closing, contextmanager
@@ -180,6 +181,13 @@ def asked(server: Any, body: dict[str, Any] | bytes = USUAL, path: str = TEXT, *
 def got(server: Any, path: str, headers: dict[str, str] | None = None) -> Heard:
     """GET of a server, outside an event loop."""
     return run(get(server.port, path, headers))
+
+
+def figure(page: str, name: str, **labels: str) -> float:
+    """The sum of a metric's series that have these labels."""
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    series = re.findall(rf"^{name}{{(.*)}} (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for given, value in series if all(each in given for each in wanted))
 
 
 @contextmanager

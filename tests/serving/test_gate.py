@@ -110,11 +110,8 @@ def test_nobody_is_let_in_who_would_wait_for_longer_than_may_be_waited():
     assert [refused(door, f"r{i}", 0.0, forecast) for i in range(5)] == [None] * 5
     # It would begin in 5 s; in 2 s those who wait are so few that it begins within 3 s of then.
     assert (refused(door, "late", 0.0, forecast), refused(door, "later", 0.0, forecast)) == (2.0, 3.0)
-
-
-def test_before_the_first_step_has_ended_none_is_refused_for_what_it_would_wait():
-    door = gate(100, max_queue_s=0.5)
-    assert [refused(door, f"r{i}", 0.0) for i in range(4)] == [None] * 4
+    # Before the first step has ended there is no forecast.
+    assert refused(gate(100, num_inside=4, max_queue_s=0.5), "first", 0.0) is None
 
 
 def test_what_is_asked_and_by_whom_is_the_fingerprint():

@@ -70,22 +70,20 @@ def test_dynamos_actions_are_of_the_session_or_else_of_the_request():
 
 
 @pytest.mark.parametrize(
-    ("kind", "payload", "expected"),
+    ("asked", "kind", "payload", "expected"),
     [
-        ("kv.deref", {}, Planned(Hint(action="end", session=AGENT), True)),
-        ("kv.demote", {}, Planned(Hint(action="demote", session=AGENT), True)),
-        ("kv.demote", {"session_id": "b"}, Planned(Hint(action="demote", session=scoped("research", "b")), False)),
-        ("kv.prefetch", {}, Planned(Hint(action="prefetch", request="cmpl-1-0"), False)),
-        ("kv.pin", {"ttl_seconds": 9}, Planned(Hint(action="pin", session=AGENT, lasts=9, tenant="research"), True)),
-        ("kv.unpin", {}, Planned(Hint(action="unpin", session=AGENT, tenant="research"), True)),
+        (OF_TURN, "kv.deref", {}, Planned(Hint(action="end", session=AGENT), True)),
+        (OF_TURN, "kv.demote", {}, Planned(Hint(action="demote", session=AGENT), True)),
+        (OF_TURN, "kv.demote", {"session_id": "b"}, Planned(Hint(action="demote", session=scoped("research", "b")), False)),
+        (OF_TURN, "kv.prefetch", {}, Planned(Hint(action="prefetch", request="cmpl-1-0"), False)),
+        (OF_TURN, "kv.pin", {"ttl_seconds": 9}, Planned(Hint(action="pin", session=AGENT, lasts=9, tenant="research"), True)),
+        (OF_TURN, "kv.unpin", {}, Planned(Hint(action="unpin", session=AGENT, tenant="research"), True)),
+        # Without a session it is of the prompt, so that its outcome is known.
+        (OF_REQUEST, "kv.pin", {}, Planned(Hint(action="pin", tenant="research"), True, 100)),
     ],
-)
-def test_other_actions_become_hints_of_ours(kind, payload, expected):
-    assert one(OF_TURN, kind, payload).hints == [expected]
-
-
-def test_a_pin_of_a_request_without_a_session_is_of_its_prompt_so_that_its_outcome_is_known():
-    assert one(OF_REQUEST, "kv.pin", {}).hints == [Planned(Hint(action="pin", tenant="research"), True, 100)]
+)  # fmt: skip
+def test_other_actions_become_hints_of_ours(asked, kind, payload, expected):
+    assert one(asked, kind, payload).hints == [expected]
 
 
 @pytest.mark.parametrize(

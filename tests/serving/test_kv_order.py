@@ -196,14 +196,6 @@ def test_hashes_that_are_integers_and_media_that_are_not_named_are_taken_too():
     assert index.hit_blocks([11, 12, 13]) == (1, 0)
 
 
-def test_a_block_in_two_media_is_known_until_it_has_left_both():
-    index = KvIndex()
-    index.apply(0, batch(0, stored(b"a"), stored(b"a", medium="CPU"), BlockRemoved([b"a"], "GPU")))
-    assert list(index.summary()) == [stored(b"a", medium="CPU")]
-    index.apply(1, batch(1, BlockRemoved([b"a"], "CPU")))
-    assert list(index.summary()) == []
-
-
 def test_a_summary_begins_with_what_came_to_be_known_last_where_the_rest_hangs_off_it():
     index = KvIndex()
     index.apply(0, batch(0, stored(b"c", parent=b"b"), stored(b"b", parent=b"a"), stored(b"a")))
@@ -226,9 +218,7 @@ def test_a_batch_that_came_with_an_answer_is_passed_over_and_one_of_its_number_a
     assert [follower.see(seq, batch(seq)) for seq in (1, 2, 3)] == [[], [], [(3, batch(3))]]
     assert follower.wants is None
     assert follower.see(1, batch(11)) == [] and follower.wants == 3
-
-
-def test_a_gap_is_asked_for_from_the_last_batch_that_is_known():
+    # A gap is asked for from the last batch that is known.
     follower = following(FIRST, (1, batch(1)))
     assert follower.see(3, batch(3)) == [] and follower.wants == 1
 

@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import random
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from paged import LLM, SamplingParams
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_subscriber import KvSubscriber
 
-from .http_client import TEXT, Heard, ask, got  # noqa: TID252
+from .http_client import TEXT, Heard, ask, figure, got  # noqa: TID252
 from .serving_process import free_port, served  # noqa: TID252
 
 NUM = int(os.environ.get("PAGED_SERVED", "150"))
@@ -137,13 +136,6 @@ def _judge(seen: Seen, one_: Asked, heard: Heard, how: dict[str, Any], number: i
         seen.wrong.append(f"request {number}: the connection ended without an answer (status {heard.status}).")
     if heard.status == 200 and heard.body is None and not one_.text.startswith(heard.text):
         seen.wrong.append(f"request {number}: {heard.text!r} is no beginning of {one_.text!r}.")
-
-
-def figure(page: str, name: str, **labels: str) -> float:
-    """The sum of a metric's series that have these labels."""
-    wanted = [f'{key}="{value}"' for key, value in labels.items()]
-    series = re.findall(rf"^{name}{{(.*)}} (\S+)$", page, re.MULTILINE)
-    return sum(float(value) for given, value in series if all(each in given for each in wanted))
 
 
 def followed(subscriber: KvSubscriber, index: KvIndex) -> dict[str, set[object]]:

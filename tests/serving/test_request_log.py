@@ -1,6 +1,5 @@
 """The request log: what a line says, and that a stream which is full, closed or asleep costs lines and nothing else."""
 
-import io
 import json
 import os
 import time
@@ -209,8 +208,3 @@ for _ in range(1000):
 """
     result = run_python("-c", program, env={"PYTHONPATH": str(repository)}, timeout=600)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_a_stream_without_a_descriptor_is_refused_at_once():
-    with pytest.raises(io.UnsupportedOperation):
-        RequestLog(io.BytesIO())
