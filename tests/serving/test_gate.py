@@ -89,14 +89,10 @@ def test_half_of_the_places_are_never_kept_so_that_the_engine_has_work_though_no
     assert [refused(door, f"new{i}", 0.5) is None for i in range(5)] == [True] * 4 + [False]
 
 
-def test_a_tenant_has_a_limit_of_its_own_within_the_servers():
+def test_tenants_and_tokens_have_limits_of_their_own_but_one_that_is_alone_always_may_wait():
     door = gate(10, tenants=(Tenant(name="small", max_waiting=1), Tenant(name="big")))
-    assert refused(door, "a", 0.0, tenant="small") is None
-    assert refused(door, "b", 0.0, tenant="small") is not None
-    assert refused(door, "b", 0.0, tenant="big") is None
-
-
-def test_tokens_are_limited_too_but_one_that_is_alone_always_may_wait():
+    asked = (("a", "small"), ("b", "small"), ("b", "big"))
+    assert [refused(door, name, 0.0, tenant=tenant) is None for name, tenant in asked] == [True, False, True]
     door = gate(10, max_waiting_tokens=100)
     assert refused(door, "a", 0.0, tokens=500) is None
     assert refused(door, "b", 0.0, tokens=1) is not None

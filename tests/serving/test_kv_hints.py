@@ -115,12 +115,9 @@ def test_a_malformed_payload_is_refused_with_its_field(payload, shown):
     assert (error.value.status, f"{error.value.param}\n") == (400, f"kv_hints.actions.0.payload.{shown}")
 
 
-def test_there_is_a_most_of_directives():
+def test_actions_of_one_envelope_may_not_contradict_each_other_and_there_is_a_most_of_directives():
     with pytest.raises(ApiError, match="directives"):
         one(OF_REQUEST, "kv.retain", {"directives": [{"priority": 1}] * (MAX_DIRECTIVES + 1)})
-
-
-def test_actions_of_one_envelope_may_not_contradict_each_other():
     first = action("kv.retain", {"directives": [{"end": 16, "priority": 30}]})
     with pytest.raises(ApiError, match="priorities must not rise along the tokens: 80 at 16 comes after 30"):
         planned(OF_REQUEST, first, action("kv.retain", {"directives": [{"start": 16, "priority": 80}]}))

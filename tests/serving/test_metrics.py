@@ -243,24 +243,8 @@ def test_the_cache_is_described_once_as_the_latest_engine_has_it_and_where_there
 
 
 def test_a_request_that_ended_is_observed_once_by_its_own_times_and_sizes(metrics):
-    observed = {
-        "vllm:time_to_first_token_seconds": 0.5,
-        "vllm:e2e_request_latency_seconds": 2.25,
-        "vllm:request_queue_time_seconds": 0.125,
-        "vllm:request_prefill_time_seconds": 0.25,
-        "vllm:request_decode_time_seconds": 1.5,
-        "vllm:request_inference_time_seconds": 1.75,
-        # From the first to the last token, of answers with sixteen each.
-        "vllm:request_time_per_output_token_seconds": 0.1,
-        "paged:request_pause_seconds": 0.75,
-        "vllm:request_prompt_tokens": 40,
-        "vllm:request_prefill_kv_computed_tokens": 10,
-        "vllm:request_generation_tokens": 32,
-        "vllm:request_max_num_generation_tokens": 20,
-        "vllm:request_params_max_tokens": 20,
-        "vllm:request_params_n": 2,
-        "vllm:request_num_preemptions": 3,
-    }
+    # A time per token is from the first to the last, of answers with sixteen each.
+    observed = json.loads(Path(__file__).with_name("metrics_of_a_record.json").read_text())
     metrics.ended(RECORD)
     assert_has(metrics, {f"{name}_count": 1 for name in observed})
     assert_has(metrics, {f"{name}_sum": value for name, value in observed.items()})
