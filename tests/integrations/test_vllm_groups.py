@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from integrations.plugged import Runner
-from integrations.vllm_things import Grammars, answer, config, core_of, memory, plug_in, reasons, request, spec
+from integrations.vllm_things import Grammars, answer, config, core_of, memory, plug_in, request, spec, step
 
 from paged import LayerGroup
 from paged.errors import RefusedByPaged
@@ -84,51 +84,34 @@ def test_groups_that_are_not_carried_are_named(specs, words):
         Scheduler(config(), memory(9, *specs), Grammars(), 2)
 
 
-class Run:
-    """Steps of a plug-in, in which each request that samples says 7."""
-
-    def __init__(self, *requests, **given):
-        self.core, self.ended = core_of(*requests, **given), {}
-
-    def step(self):
-        """The step's output and what became of its requests."""
-        output = self.core.schedule()
-        batch = self.core._out[-1][1]
-        sampling = zip(batch.ids.tolist(), batch.samples.tolist())
-        made = self.core.update_from_output(output, answer(output, {id: [7] for id, samples in sampling if samples}))
-        self.ended |= reasons({each.request_id: each for outputs in made.values() for each in outputs.outputs})
-        assert self.core.check() == []
-        return output
-
-
 def told(output):
     (new,) = output.scheduled_new_reqs
     return new.block_ids
 
 
 def test_no_block_behind_the_longest_sequence_is_told():
-    run = Run(
+    core = core_of(
         request("a", list(range(10)), most=4),
         num_blocks=20,
         block_size=12,
         specs=[full(4), window(12, 6)],
         max_model_len=14,
     )
-    assert [len(table) for table in told(run.step())] == [3, 2]
-    more = [run.step().scheduled_cached_reqs.new_block_ids for _ in range(4)]
+    assert [len(table) for table in told(step(core)[0])] == [3, 2]
+    more = [step(core)[0].scheduled_cached_reqs.new_block_ids for _ in range(4)]
     assert [[len(table) for table in tables] for step in more for tables in step if tables] == [[1, 1]]
 
 
 @pytest.mark.parametrize("zeroes", [False, True])
 def test_the_runner_is_told_which_blocks_are_new_where_it_has_to_clear_them(zeroes):
     specs = [full(), window(3), STATE]
-    run = Run(request("a", list(range(5)), most=9), num_blocks=30, specs=specs, zeroes=zeroes, **WITHOUT_CACHE)
-    output = run.step()
+    core = core_of(request("a", list(range(5)), most=9), num_blocks=30, specs=specs, zeroes=zeroes, **WITHOUT_CACHE)
+    output, _ = step(core)
     tables = told(output)
     assert sorted(output.new_block_ids_to_zero or ()) == (sorted(tables[0] + tables[1]) if zeroes else [])
     # Its last block has room.
-    assert not run.step().new_block_ids_to_zero
-    output = run.step()
+    assert not step(core)[0].new_block_ids_to_zero
+    output, _ = step(core)
     more = output.scheduled_cached_reqs.new_block_ids[0]
     assert sorted(output.new_block_ids_to_zero or ()) == (sorted(more[0] + more[1]) if zeroes else [])
 

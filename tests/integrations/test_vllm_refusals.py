@@ -5,17 +5,17 @@ from abc import abstractmethod
 from types import SimpleNamespace
 
 import pytest
-from integrations.vllm_things import IS_REAL, Grammars, asked_connector, asked_tier, config, memory, plug_in, spec
+from integrations import vllm_things
+from integrations.vllm_things import IS_REAL, asked_connector, asked_tier, plug_in, spec
+from shown import assert_refused, shown_in
 
 from paged.errors import RefusedByPaged, UnsupportedVllm
 from paged.integrations.vllm import Options, Scheduler, needed
 from paged.integrations.vllm.refusals import REFUSALS
 
-AHEAD, NGRAM = {"is_ahead": True}, SimpleNamespace(method="ngram")
+NGRAM = SimpleNamespace(method="ngram")
 BY_SIZE = SimpleNamespace(method="ngram", num_speculative_tokens_per_batch_size=[(1, 8, 2)])
 SUMMARY = SimpleNamespace(per_request_spec_decode_metrics="summary")
-COSTS = r'additional_config\["paged"\]: '
-NO_NUMBER = r'has to be \{"host_blocks": N\} with N of at least 1; got'
 
 
 def options(given):
@@ -78,25 +78,9 @@ def test_n_gram_speculation_is_carried():
     assert plug_in(speculative_config=NGRAM)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (options({"policy": "nobody"}), "there is no policy 'nobody'"),
-        (options({"policy": 3}), "Expected `str`"),
-        (options({"polcy": "paged"}), "unknown field `polcy`"),
-        (options({"policy": "orca-max"}), "reserves regions"),
-        (options({"policy": "paged-fair"}), "vLLM's requests name none. Take 'paged'"),
-        (options([]), "Expected `object`"),
-        ({"async_scheduling": True}, r"take paged\.integrations\.vllm\.AsyncScheduler, or .* --no-async-scheduling"),
-        (AHEAD | {"async_scheduling": False}, r"take paged\.integrations\.vllm\.Scheduler, or .* --async-scheduling"),
-        (AHEAD | {"speculative_config": NGRAM}, "speculation beside asynchronous scheduling is not carried"),
-        *((options({"costs": costs}), COSTS) for costs in ({"seconds_per_swapped_block": -1}, {"euros": 1}, 3)),
-        *((host_tier(number), NO_NUMBER) for number in (None, 0, -1, 2.5, True, "many")),
-    ],
-)
-def test_what_is_wrong_is_named(given, words):
-    with pytest.raises(RefusedByPaged, match=words):
-        plug_in(**given)
+@pytest.mark.parametrize(("call", "shown"), shown_in("integrations/refused_by_the_plug_in.txt", ">>>"))
+def test_what_is_wrong_is_named(call, shown):
+    assert_refused(call, shown, vars(vllm_things) | globals())
 
 
 def test_options_come_from_the_environment_too_and_the_configuration_counts(monkeypatch):
@@ -107,12 +91,6 @@ def test_options_come_from_the_environment_too_and_the_configuration_counts(monk
     with pytest.raises(RefusedByPaged, match="PAGED_VLLM has to be a JSON object"):
         plug_in()
     assert Options() == Options(policy="paged", prefix_caching=True)
-
-
-@pytest.mark.parametrize(("pool", "words"), [((9, 4), "--block-size 4"), ((1, 2), "at least 2 are needed")])
-def test_blocks_of_two_sizes_and_a_pool_of_nothing_are_refused(pool, words):
-    with pytest.raises(RefusedByPaged, match=words):
-        Scheduler(config(), memory(pool[0], spec("FullAttentionSpec", pool[1])), Grammars(), 2)
 
 
 def test_vllms_limits_are_ours():

@@ -174,11 +174,11 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
             # The latest figures come with a step, so one more is made.
             asyncio.run(press(server.port, asked[:1], 1, seed=3))
 
-            def metrics() -> str:
-                return got(server, "/metrics").body
+            def told(name: str, **labels: str) -> float:
+                return figure(got(server, "/metrics").body, name, **labels)
 
-            server.wait_until(lambda: not figure(metrics(), "paged:blocks", state="used"))
-            server.wait_until(lambda: figure(metrics(), "vllm:generation_tokens_total") >= seen.tokens)
+            server.wait_until(lambda: not told("paged:blocks", state="used"))
+            server.wait_until(lambda: told("vllm:generation_tokens_total") >= seen.tokens)
             shown = got(server, "/debug/index").body
             held = {
                 medium: {int(key[-16:], 16) for key in shown[tier]}
@@ -188,7 +188,7 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
         with KvSubscriber(*endpoints) as late:
             assert followed(late, KvIndex()) == held
         assert got(server, "/debug/check").body == []
-        page = metrics()
+        page = got(server, "/metrics").body
 
     assert figure(page, "paged:blocks", state="used") == 0
     assert figure(page, "paged:blocks", state="free") + figure(page, "paged:blocks", state="cached") == 18
@@ -202,7 +202,7 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
     assert figure(page, "paged:requests_refused_total", code="overloaded") >= seen.codes["429 overloaded"]
     assert figure(page, "vllm:generation_tokens_total") >= seen.tokens
     assert figure(page, "vllm:request_prompt_tokens_sum") >= seen.prompt_tokens
-    assert figure(page, "vllm:num_preemptions_total") > 0
     preempted = figure(page, "vllm:num_preemptions_total")
+    assert preempted > 0
     print(f"{NUM:,} requests, {seen.ends['whole']:,} of them compared: {dict(seen.ends)}, {dict(seen.codes)}")
     print(f"{seen.tokens:,} tokens seen, {preempted:,.0f} preemptions")

@@ -1,7 +1,6 @@
 """Sessions and hints over HTTP: a turn's content is kept, pinned and let go; each action has an outcome, and no answer is lost over one."""
 
 import asyncio
-import http.client
 import json
 
 import pytest
@@ -18,16 +17,6 @@ HINTS = "/v1/kv_hints"
 def envelope(kind, payload, version="1.0"):
     action = {"action_id": "a1", "action_type": kind, "action_version": version, "payload": payload}
     return {"protocol_version": "0.1", "message_id": "m1", "actions": [action]}
-
-
-def told(server, method, path):
-    """Status and body of a call without one."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
-    connection.request(method, path)
-    answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read())
-    connection.close()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +61,9 @@ def test_a_session_is_pinned_retained_and_ended_outside_of_a_request(server):
     heard = asked(server, envelope("kv.pin", {"session_id": "outside"}), HINTS)
     assert heard.body["kv_hint_outcomes"][0]["status"] == "accepted"
     assert 'paged:blocks{engine="0",model_name="paged",state="pinned"}' in got(server, "/metrics").body
-    status, outcome = told(server, "DELETE", "/sessions/outside")
-    assert (status, outcome["status"]) == (200, "accepted")
-    assert told(server, "DELETE", "/sessions/outside")[0] == got(server, "/sessions/outside").status == 404
+    first, second = (got(server, "/sessions/outside", method="DELETE") for _ in range(2))
+    assert (first.status, first.body["status"]) == (200, "accepted")
+    assert second.status == got(server, "/sessions/outside").status == 404
 
 
 def test_a_prefetch_brings_content_to_the_device_while_no_request_runs(server):

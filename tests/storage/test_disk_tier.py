@@ -5,6 +5,7 @@ import gc
 import random
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,10 @@ import pytest
 pytest.importorskip("torch")
 
 from paged import Engine, SamplingParams
-from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedByLayers, UnusableStore
 from paged.sampling.search_params import BeamSearchParams
 from paged.testing.tiny_model import tiny_model
 
+from ..shown import assert_refused, shown_in  # noqa: TID252
 from .asking import PROMPT, Memory, ask, assert_same, begun, driven  # noqa: TID252
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
@@ -295,34 +296,10 @@ def test_another_model_finds_nothing(made, tmp_path):
         other.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"disk_cache_gb": 1.0}, InvalidConfig, "disk_cache_gb goes with disk_cache"),
-        ({"disk_cache": "a", "disk_cache_gb": 0}, InvalidConfig, "finite number above 0; got 0"),
-        ({"disk_cache": "a", "disk_cache_gb": float("nan")}, InvalidConfig, "finite number above 0; got nan"),
-        ({"disk_cache": ""}, InvalidConfig, 'disk_cache has to be a folder; got ""'),
-        ({"disk_cache": "a", "prefix_caching": False}, InvalidConfig, "got prefix_caching=False"),
-        ({"disk_cache": "a", "speculate": "draft"}, InvalidConfig, 'does not go with speculate="draft"'),
-        ({"disk_cache": "a", "disk_cache_gb": 1e-7}, BudgetTooSmall, "100 bytes does not hold one block"),
-        ({"disk_cache": "file"}, UnusableStore, "file: no disk cache"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(tmp_path, monkeypatch, options, error, words):
+@pytest.mark.parametrize(("call", "shown"), shown_in("storage/refused_engines.txt", ">>>"))
+def test_an_engine_that_cannot_be_is_refused_by_name_and_leaves_nothing(tmp_path, monkeypatch, call, shown):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("a file")
-    with pytest.raises(error, match=words):
-        Engine(tiny_model(64), num_blocks=40, block_size=4, **options)
-
-
-@pytest.mark.parametrize("options", [{"disk_cache": "a"}, {"prefix_caching": False}, DRAFT])
-def test_a_store_of_ones_own_is_refused_where_it_does_nothing(made, tmp_path, monkeypatch, options):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidConfig, match="open_store"):
-        made(Memory(), **options)
-
-
-def test_layers_of_several_kinds_are_refused_by_name(tmp_path):
-    with pytest.raises(UnsupportedByLayers, match="disk_cache"):
-        Engine("hybrid", disk_cache=tmp_path)
-    assert [*tmp_path.iterdir()] == []
+    engine, own = partial(Engine, num_blocks=40, block_size=4), {"open_store": lambda identity, block_bytes: Memory()}
+    assert_refused(call, shown, {"engine": engine, "tiny": tiny_model(64), "own": own, "draft": DRAFT})
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
