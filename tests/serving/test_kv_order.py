@@ -196,6 +196,14 @@ def test_hashes_that_are_integers_and_media_that_are_not_named_are_taken_too():
     assert index.hit_blocks([11, 12, 13]) == (1, 0)
 
 
+def test_a_block_in_two_media_is_known_until_it_has_left_both():
+    index = KvIndex()
+    index.apply(0, batch(0, stored(b"a"), stored(b"a", medium="CPU"), BlockRemoved([b"a"], "GPU")))
+    assert list(index.summary()) == [stored(b"a", medium="CPU")]
+    index.apply(1, batch(1, BlockRemoved([b"a"], "CPU")))
+    assert list(index.summary()) == []
+
+
 def test_a_summary_begins_with_what_came_to_be_known_last_where_the_rest_hangs_off_it():
     index = KvIndex()
     index.apply(0, batch(0, stored(b"c", parent=b"b"), stored(b"b", parent=b"a"), stored(b"a")))

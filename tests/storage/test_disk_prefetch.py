@@ -111,22 +111,6 @@ def test_what_memory_has_is_not_read_again(made, filled):
     assert engine.disk.stats().asked == before.asked
 
 
-def test_it_goes_on_below_the_host(made):
-    store = Memory()
-    longer = [*PROMPT, *range(1, 21)]
-    expected = ask(made(store), longer)
-    engine = made(store, host_blocks=12, host_caching=True, num_blocks=18)
-    ask(engine, PROMPT[:24])
-    ask(engine, [9] * 60, id="evicts", writes_cache=False)
-    hit = engine.manager.lookup(longer)
-    assert hit.host_tokens and hit.num_tokens + hit.host_tokens == 24
-    assert prefetched(engine, Hint(action="prefetch", tokens=longer)) == ("accepted", 60)
-    assert engine.disk.stats().prefetched == 9
-    found = ask(engine, longer, id="b")
-    assert_same(found, expected)
-    assert found[2] == 60
-
-
 def test_what_the_host_has_takes_its_room_first(made):
     store = Memory()
     ask(made(store), longer := [*PROMPT, *range(1, 21)])
