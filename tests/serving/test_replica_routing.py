@@ -73,14 +73,10 @@ def test_a_request_goes_out_with_its_number_by_which_the_report_that_counts_it_i
     assert request.routed[1] > found.routed[1]
 
 
-def test_replicas_that_have_not_reported_are_asked_and_equal_ones_alike():
+def test_equal_replicas_are_asked_alike_and_one_that_takes_no_requests_comes_last_until_it_reports_again():
+    assert sent(Routing(), {"x": told(), "y": told()}) == {"x": 4, "y": 4}
     routing = Routing()
-    assert set(routing.ranked("a", asked(1, 2), {"x": {}, "y": {}})) == {"x", "y"}
-    assert sent(routing, {"x": told(), "y": told()}) == {"x": 4, "y": 4}
-
-
-def test_one_that_takes_no_requests_comes_last_until_it_reports_again():
-    routing = Routing()
+    assert set(routing.ranked("a", asked(1, 2), {"x": {}, "y": {}})) == {"x", "y"}, "neither has reported"
     away = msgspec.to_builtins(Report(2.0))
     assert sent(routing, {"x": told(), "y": away}) == {"x": 8}
     assert sent(routing, {"x": told(), "y": told(3.0)})["y"] > 0
