@@ -47,18 +47,6 @@ def test_a_place_is_kept_for_who_was_told_to_come_though_he_came_too_early_and_n
     assert door.all.num == 4
 
 
-def test_each_of_those_that_ask_the_same_is_told_a_time_of_his_own_and_let_in_then():
-    door = gate(num_inside=4)
-    forecast = [1.0 * place for place in range(1, 20)]
-    told = [refused(door, "same", 0.0, forecast) for _ in range(9)]
-    assert told == sorted(set(told)) and door.num_kept == 9
-    for due in told:
-        if door.all.num == 4:
-            door.leave(None, 1, 10)
-        assert refused(door, "same", due, forecast) is None
-    assert door.num_kept == 0
-
-
 def test_one_that_asks_again_and_again_is_kept_no_more_places_than_there_are_for_clients_that_are_alike():
     door = gate(num_inside=4)
     for moment in range(2 * MOST_ALIKE):
