@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from integrations import vllm_things
-from integrations.vllm_things import IS_REAL, asked_connector, asked_tier, plug_in, spec
+from integrations.vllm_things import IS_REAL, asked_tier, plug_in, spec
 from shown import assert_refused, shown_in
 
 from paged.errors import RefusedByPaged, UnsupportedVllm
@@ -14,8 +14,6 @@ from paged.integrations.vllm import Options, Scheduler, needed
 from paged.integrations.vllm.refusals import REFUSALS
 
 NGRAM = SimpleNamespace(method="ngram")
-BY_SIZE = SimpleNamespace(method="ngram", num_speculative_tokens_per_batch_size=[(1, 8, 2)])
-SUMMARY = SimpleNamespace(per_request_spec_decode_metrics="summary")
 
 
 def options(given):
@@ -31,44 +29,17 @@ def layers(*kinds, **given):
 
 
 STATES = layers("FullAttentionSpec", "MambaSpec")
-ASKED = {
-    "other kinds of layers": {"specs": [spec("FullAttentionSpec", 2), SimpleNamespace(block_size=2)]},
-    "states by position": layers("MambaSpec", mamba_cache_mode="align"),
-    "states beside asynchronous scheduling": STATES | {"is_ahead": True},
-    "speculation beside states": STATES | {"speculative_config": NGRAM},
-    "states with a ring of inputs": STATES | {"cache_config": SimpleNamespace(use_replayssm=True)},
-    "a host tier for layers of several kinds": STATES | host_tier(3),
-    "pooling models": {"runner_type": "pooling"},
-    "diffusion models": {"is_diffusion": True},
-    "encoder-decoder models": {"is_encoder_decoder": True},
-    "multi-modal inputs": {"supports_multimodal_inputs": True},
-    "KV connectors that count vLLM's blocks": {"kv_transfer_config": asked_connector("Counting")},
-    "KV connectors for layers of several kinds": STATES | {"kv_transfer_config": asked_connector()},
-    "KV connectors beside asynchronous scheduling": {"is_ahead": True, "kv_transfer_config": asked_connector()},
-    "encoder connectors that produce": {"ec_transfer_config": SimpleNamespace(is_ec_producer=True)},
-    "KV cache events": {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)},
-    "draft models": {"speculative_config": SimpleNamespace(method="eagle")},
-    "an adaptive threshold for long prompts": {"long_prefill_token_threshold_adaptive": True},
-    "drafts by batch size": {"speculative_config": BY_SIZE},
-    "sampling masks": {"return_sampling_mask": True},
-    "pipeline parallelism": {"pipeline_parallel_size": 2},
-    "context parallelism": {"decode_context_parallel_size": 2},
-    "per-request speculation metrics": {"observability_config": SUMMARY},
-    "metrics of single blocks": {"observability_config": SimpleNamespace(kv_cache_metrics=True)},
-    "auxiliary outputs": {"aux_output_config": SimpleNamespace(enabled=True)},
-}
+FEATURES = shown_in("integrations/refused_features.txt", ">>>")
 
 
-@pytest.mark.parametrize("feature", ASKED)
-def test_a_feature_that_is_not_carried_is_refused_with_a_sentence(feature):
-    with pytest.raises(RefusedByPaged, match=re.escape(f"paged's scheduler does not carry: {feature} (")) as caught:
-        plug_in(**ASKED[feature])
-    assert "Leave --scheduler-cls away" in str(caught.value)
+@pytest.mark.parametrize(("call", "shown"), [*FEATURES, *shown_in("integrations/refused_by_the_plug_in.txt", ">>>")])
+def test_what_is_not_carried_or_is_wrong_is_refused_with_a_sentence(call, shown):
+    assert_refused(call, shown, vars(vllm_things) | globals())
 
 
 def test_every_refusal_is_tried_and_stands_in_the_table_of_the_docs(repository):
     refused = {refusal.feature for refusal in REFUSALS}
-    assert refused == {*ASKED}
+    assert refused == {re.search(r"does not carry: (.*) \(", row.values[1])[1] for row in FEATURES}
     page = (repository / "docs" / "integrations" / "vllm.md").read_text()
     told = set(re.findall(r"^\| (.*?) \| refused", page, re.MULTILINE))
     assert refused | {"speculation beside asynchronous scheduling"} <= told
@@ -76,11 +47,6 @@ def test_every_refusal_is_tried_and_stands_in_the_table_of_the_docs(repository):
 
 def test_n_gram_speculation_is_carried():
     assert plug_in(speculative_config=NGRAM)
-
-
-@pytest.mark.parametrize(("call", "shown"), shown_in("integrations/refused_by_the_plug_in.txt", ">>>"))
-def test_what_is_wrong_is_named(call, shown):
-    assert_refused(call, shown, vars(vllm_things) | globals())
 
 
 def test_options_come_from_the_environment_too_and_the_configuration_counts(monkeypatch):

@@ -26,13 +26,15 @@ with warnings.catch_warnings():
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from paged.engine.routing import ReplicaLoad
-from paged.errors import InvalidConfig, ServerFailed
+from paged.errors import ServerFailed
 from paged.integrations.ray import asked, build, ingress as ingresses
 from paged.integrations.ray.application import INGRESS, REPLICA
 from paged.integrations.ray.ingress import Ingress, asking_of
 from paged.integrations.ray.replica import Replica
 from paged.integrations.ray.router import PrefixRouter
 from paged.serving.settings import Settings
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 REPORT = {"at": 1.0, "load": None, "block_size": 16, "max_model_len": 100}
 TAKEN = {"type": asked.TAKEN, "replica": "r", "report": REPORT}
@@ -232,19 +234,6 @@ def test_the_yaml_of_the_page_names_what_is_built(repository):
     assert isinstance(built, ray.serve.Application)
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ({"port": 80}, "port does not go with replicas: Ray Serve's proxy listens, by its http_options"),
-        ({"kv_events": {"enable_kv_cache_events": True}}, "kv_events does not go with replicas"),
-        ({"replicas": 0}, "replicas: .*at least 1"),
-        ({"replicas": {"least": 3, "most": 2}}, "got 3 and 2"),
-        ({"replicas": {"lest": 3}}, "replicas: .*lest"),
-        ({"ingresses": 0}, "ingresses has to be an integer of at least 1; got 0"),
-        ({"max_wating": 3}, "max_wating"),
-        ({"engine": {"block_sise": 3}}, "block_sise"),
-    ],
-)
-def test_what_cannot_be_built_is_refused_by_name(args, said):
-    with pytest.raises(InvalidConfig, match=said):
-        build(args)
+@pytest.mark.parametrize(("call", "shown"), shown_in("serving/refused_replicas.txt", ">>>"))
+def test_what_cannot_be_built_is_refused_by_name(call, shown):
+    assert_refused(call, shown, {"build": build})
