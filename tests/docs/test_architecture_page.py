@@ -1,4 +1,4 @@
-"""docs/architecture.md and docs/decisions are what the sources are, and what a run does."""
+"""docs/architecture.md, its brother about settings, and docs/decisions are what the sources are, and what a run does."""
 
 import re
 import subprocess
@@ -10,29 +10,22 @@ import pytest
 from paged import BlockManager, Request, Scheduler
 
 
-@pytest.fixture(scope="module")
-def decisions(repository):
-    """Their texts by their names, in order."""
-    return {page.name: page.read_text() for page in sorted((repository / "docs" / "decisions").glob("[0-9]*.md"))}
-
-
-def test_the_tree_is_what_the_modules_say_of_themselves(repository):
-    tool = [sys.executable, str(repository / "tools" / "architecture_tree.py"), "--check"]
-    done = subprocess.run(tool, capture_output=True, text=True)
+@pytest.mark.parametrize("tool", ["architecture_tree", "configuration_page"])
+def test_what_a_tool_writes_into_a_page_is_what_the_sources_say(repository, tool):
+    command = [sys.executable, str(repository / "tools" / f"{tool}.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_decisions_are_numbered_from_001_and_each_is_in_the_index(decisions, text_of):
-    assert [int(re.match(r"(\d{3})-[a-z0-9-]+\.md", name)[1]) for name in decisions] == [*range(1, len(decisions) + 1)]
+def test_decisions_are_numbered_have_the_same_sections_and_are_in_the_index(repository, text_of):
+    decisions = sorted((repository / "docs" / "decisions").glob("[0-9]*.md"))
     index = " ".join(text_of("docs/decisions/README.md").split())
-    for name, text in decisions.items():
-        assert f"[{text.splitlines()[0].removeprefix('# ')}]({name})" in index
-
-
-def test_a_decision_says_its_context_what_was_decided_the_figures_and_what_would_change_it(decisions):
-    for name, text in decisions.items():
+    for number, page in enumerate(decisions, 1):
+        text = page.read_text()
+        assert re.fullmatch(rf"{number:03}-[a-z0-9-]+\.md", page.name)
+        assert f"[{text.splitlines()[0].removeprefix('# ')}]({page.name})" in index
         headings = re.findall(r"^## (.*)$", text, re.M)
-        assert headings == ["Context", "Decision", "Figures", "What would change it"], name
+        assert headings == ["Context", "Decision", "Figures", "What would change it"], page.name
 
 
 def frames_of(frame):

@@ -1,21 +1,10 @@
-"""The page of all settings: its tables are what the settings declare, and its program runs."""
-
-import io
-import subprocess
-import sys
-from contextlib import redirect_stdout
+"""The page of all settings: each has its row, and its program runs; test_architecture_page.py has what the rows say."""
 
 from paged import EngineConfig
 from paged.engine.config import fields_of
 from paged.serving.settings import Settings
 
 PAGE = "docs/configuration.md"
-
-
-def test_the_tables_are_what_the_settings_declare(repository):
-    tool = [sys.executable, str(repository / "tools" / "configuration_page.py"), "--check"]
-    done = subprocess.run(tool, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_every_setting_is_in_one_row_and_each_of_an_engine_says_when_to_change_it(page):
@@ -27,9 +16,8 @@ def test_every_setting_is_in_one_row_and_each_of_an_engine_says_when_to_change_i
     )
 
 
-def test_the_program_of_the_page_says_what_it_says(page, fences):
+def test_the_program_of_the_page_says_what_it_says(page, fences, capsys):
     (program,) = fences(page, "python")
-    said = io.StringIO()
-    with redirect_stdout(said):
-        exec(program, {})
-    assert said.getvalue().strip() and said.getvalue().strip() in program
+    exec(program, {})
+    said = capsys.readouterr().out.strip()
+    assert said and said in program

@@ -26,10 +26,9 @@ def test_every_command_answers(answers, repository, monkeypatch):
             assert json.loads(out.removeprefix("The with statement"))["name"] in ("with", "def", "class")
         elif "--choice" in arguments:
             assert out.strip() in ("Is it a list?yes", "Is it a list?no")
-        elif "--beam-width" in arguments:
-            assert re.findall(r"^\[1\.(\d)\] The with statement", out, re.M) == ["1", "2"]
         elif "--n" in arguments:
-            assert re.findall(r"^\[1\.(\d)\] The with statement", out, re.M) == ["1", "2", "3", "4"]
+            answers_asked = int(arguments[arguments.index("--n") + 1])
+            assert re.findall(r"^\[1\.(\d)\] The with statement", out, re.M) == [*"1234"[:answers_asked]]
         elif "--stop" in arguments:
             assert " of" not in out.removeprefix("The with statement")
         elif "--logprobs" in arguments:

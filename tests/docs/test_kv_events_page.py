@@ -30,12 +30,9 @@ def test_the_reader_of_the_page_knows_what_is_cached(page, fences):
     manager.free([row])
 
 
-def test_the_page_names_every_key_and_every_field(page):
+def test_the_page_names_every_key_and_every_field_and_the_defaults(page):
     assert [key for key in KvEventsConfig.__struct_fields__ if f"| `{key}` |" not in page] == []
     assert [field for field in BlockStored.__struct_fields__ if f'"{field}": ' not in page] == []
-
-
-def test_the_defaults_of_the_page_are_those_of_the_configuration(page):
     default = KvEventsConfig()
     for key in ("buffer_steps", "hwm", "max_queue_size"):
         assert f"| `{key}` | {getattr(default, key):,} |" in page

@@ -2,28 +2,26 @@
 
 import json
 import re
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 from paged.block_manager import LayerGroup
 from paged.serving.metrics import FINISHED, MISSED, Metrics
-from paged.serving.records import RequestRecord
 from paged.serving.request_log import MOST_LINES, RequestLog
 from paged.serving.tracing import MOST_SPANS, attributes
-from paged.serving.wire import Ready
+
+from ..serving import samples  # noqa: TID252
 
 PAGE = "docs/metrics.md"
-RECORD = RequestRecord(
-    "a", "/v1", 0.0, "tenant", False, 1, 5, 1.0, 2.0, 3.0, 4.0, 5.0, status=500, finish_reason="error"
-)
+RECORD = replace(samples.RECORD, status=500, finish_reason="error")
 
 
 @pytest.fixture(scope="module")
 def families():
     metrics = Metrics("model")
-    metrics.ready(
-        Ready(16, 9, 1, 1, 144, 144, 8, 256, 512, "paged", "float32", "cpu", "native", True, [LayerGroup("window", 8)])
-    )
+    metrics.ready(msgspec.structs.replace(samples.READY, groups=[LayerGroup("window", 8)]))
     metrics.refused(RECORD)
     return {family.name: family for family in metrics.registry.collect() if ":" in family.name}
 
@@ -72,12 +70,8 @@ def test_the_line_of_the_log_is_one_and_its_fields_are_named(page, tmp_path):
     assert [reason for reason in (*FINISHED, *MISSED) if f"`{reason}`" not in page] == []
 
 
-def test_every_attribute_of_a_span_is_named(page):
+def test_every_attribute_of_a_span_is_named_and_limits_are_those_of_the_program(page):
     table = page.partition("## Traces")[2]
     named = {name for name in re.findall(r"`([\w.]+)`", table) if "." in name}
     assert named == set(attributes(RECORD, "model"))
-
-
-def test_limits_are_those_of_the_program(page):
-    assert f"{MOST_LINES:,}" in page
-    assert f"{MOST_SPANS:,}" in page
+    assert f"{MOST_LINES:,}" in page and f"{MOST_SPANS:,}" in page

@@ -31,14 +31,9 @@ def test_the_files_of_the_page_can_be_read(page, fences, tmp_path):
     assert len(second) == 812 + 120 + 44
 
 
-def test_the_descriptions_of_the_page_can_be_opened(page):
+def test_the_descriptions_of_the_page_can_be_opened_and_it_names_every_key_process_and_preset(page):
     specs = re.findall(r"^synthetic:.*$", page, flags=re.MULTILINE)
-    assert len(specs) == 3
-    for spec in specs:
-        assert len(open_trace(spec)) == 1000
-
-
-def test_the_page_names_every_key_process_and_preset(page):
+    assert [len(open_trace(spec)) for spec in specs] == [1000] * 3
     synthetic = page.partition("## Synthetic traces")[2]
     keys = [key for key in KEYS if not re.match("output_", key)]
     assert [name for name in (*keys, *PROCESSES, *PRESETS) if f"`{name}`" not in synthetic] == []

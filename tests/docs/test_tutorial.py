@@ -1,7 +1,5 @@
 """The tutorial's programs print what stands below them."""
 
-import contextlib
-import io
 import re
 import shlex
 
@@ -12,15 +10,13 @@ from paged.cli.app import run
 PAGE = "docs/tutorial.md"
 
 
-def test_the_programs_of_the_tutorial_print_what_it_shows(page):
+def test_the_programs_of_the_tutorial_print_what_it_shows(page, capsys):
     names = {}
     steps = re.findall(r"^```python\n(.*?)^```\n\n(?:```text\n(.*?)^```$)", page, flags=re.MULTILINE | re.DOTALL)
     assert len(steps) == page.count("```python") == 5
     for program, shown in steps:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(program, PAGE, "exec"), names)
-        assert printed.getvalue() == shown
+        exec(compile(program, PAGE, "exec"), names)
+        assert capsys.readouterr().out == shown
 
 
 def test_the_command_of_the_tutorial_prints_the_lines_that_it_shows(page, capsys):

@@ -40,8 +40,8 @@ def all_equal_alone(stepped, num_tokens=8):
 
 @pytest.mark.parametrize(
     ("policy", "num_blocks"),
-    # Whole and chunked prompts, promises that are kept, victims by each way, and an order of its own.
-    [("paged", 200), *((name, 7) for name in ("paged", "vllm", "paged-cached", *OF_TRTLLM))],
+    # Whole and chunked prompts, promises that are kept, and an order of its own; test_transformers_programs.py has others.
+    [("paged", 200), *((name, 7) for name in ("paged-cached", *OF_TRTLLM))],
 )
 def test_answers_are_those_of_generate(stepped, policy, num_blocks):
     run = run_all(stepped(policy=policy, num_blocks=num_blocks), PROMPTS)
@@ -183,35 +183,27 @@ def test_generate_batch_runs_on_it_again_and_again(model):
         assert installed.decisions.stats().finished == len(PROMPTS)
 
 
-def test_other_managers_keep_their_own(model):
+def test_other_managers_keep_their_own_and_an_asynchronous_one_runs_one_batch_at_a_time(model):
     mine = install(manager_of())
     model.destroy_cached_continuous_batching_manager()
     assert not isinstance(manager_of()._create_batch_processor().scheduler, Scheduler)
     with pytest.raises(RefusedByPaged, match="not been started"):
         _ = mine.decisions
+    model.destroy_cached_continuous_batching_manager()
+    install(asynchronous := manager_of(use_async_batching=True))
+    assert not asynchronous._create_batch_processor().use_async_batching
 
 
-def test_an_asynchronous_manager_runs_one_batch_at_a_time(model):
-    manager = manager_of(use_async_batching=True)
-    install(manager)
-    assert not manager._create_batch_processor().use_async_batching
-
-
-def test_host_memory_that_holds_no_block_is_refused(model):
-    manager = manager_of(cpu_offload_space=1e-9)
-    install(manager)
+def test_what_cannot_be_had_is_refused(model):
+    for policy, sentence in (("fifo", "no policy 'fifo'; policies are vllm"), ("orca-max", "reserves regions")):
+        manager = manager_of()
+        with pytest.raises(RefusedByPaged, match=sentence):
+            install(manager, policy=policy)
+        assert "_create_batch_processor" not in vars(manager), "nothing has changed"
+    model.destroy_cached_continuous_batching_manager()
+    install(of_little := manager_of(cpu_offload_space=1e-9))
     with pytest.raises(RefusedByPaged, match="hold no block: one takes 512"):
-        manager._create_batch_processor()
-
-
-@pytest.mark.parametrize(
-    ("policy", "sentence"), [("fifo", "no policy 'fifo'; policies are vllm"), ("orca-max", "reserves regions")]
-)
-def test_a_policy_that_cannot_be_had_is_refused_before_anything_changes(policy, sentence):
-    manager = manager_of()
-    with pytest.raises(RefusedByPaged, match=sentence):
-        install(manager, policy=policy)
-    assert "_create_batch_processor" not in vars(manager)
+        of_little._create_batch_processor()
 
 
 def test_what_is_no_manager_or_no_fresh_one_or_runs_in_parallel_is_refused():
@@ -236,7 +228,7 @@ def test_layers_that_forget_are_refused(given, monkeypatch):
         install(manager)
 
 
-def test_another_transformers_or_none_is_refused_with_what_is_missing(monkeypatch):
+def test_another_transformers_or_none_is_refused_with_what_is_missing_or_what_it_asks_for_besides(monkeypatch):
     lacking = {
         "transformers.generation.continuous_batching.scheduler:Scheduler": ("schedule_step",),
         "transformers.generation.batching:Manager": (),
@@ -255,9 +247,7 @@ def test_another_transformers_or_none_is_refused_with_what_is_missing(monkeypatc
     said = r"not installed here; .pip install '\.\[engine\]'. in a checkout"
     with pytest.raises(UnsupportedTransformers, match=said):
         needed.must_have_all()
-
-
-def test_a_method_that_transformers_asks_for_and_ours_lacks_is_told():
+    monkeypatch.undo()
     later = type("Scheduler", (Scheduler,), {"wake_up": abstractmethod(lambda self: None)})
     with pytest.raises(UnsupportedTransformers, match="does not fit: it asks Scheduler for wake_up"):
         needed.must_define_all(later)

@@ -141,18 +141,6 @@ def test_a_request_that_is_aborted_while_it_loads_holds_its_blocks_until_its_loa
     assert core.manager.lookup([1, 2, 3, 4, 5]).num_tokens == 0
 
 
-def test_memory_may_be_short_while_blocks_are_saved_and_requests_wait():
-    core = connected(request("a", [1, 2, 3, 4], most=1), num_blocks=3)
-    core.connector.delays = lambda *_: (True, None)
-    step(core)
-    core.connector.delays = lambda *_: (False, None)
-    core.add_request(request("b", [7, 8, 9], most=1))
-    for _ in range(3):
-        assert step(core)[0].num_scheduled_tokens == {}
-    step(core, told=transferred(finished_sending={"a"}))
-    assert reasons(step(core)[1]) == {"b": "LENGTH"}
-
-
 def test_a_step_behind_a_load_that_failed_is_taken_back_and_computed_without_it():
     loads = [(4, False)]
     core = connected(request("r", [9, 9, 9], most=9))
@@ -325,13 +313,9 @@ def test_resetting_takes_back_what_runs_and_not_what_loads():
     step(core)
     assert not core.reset_prefix_cache(reset_running_requests=True)
     step(core, told=transferred(finished_recving={"b"}))
-    output, _ = step(core)
-    assert output.num_scheduled_tokens == {"a": 1, "b": 1}
-
-
-def test_one_that_was_taken_back_and_loads_in_the_next_step_has_what_it_loads():
-    core = connected(request("a", [1, 2, 3, 4, 5]))
-    step(core)
+    assert step(core)[0].num_scheduled_tokens == {"a": 1, "b": 1}
+    # One that was taken back, and loads in the next step, has what it loads.
+    core.finish_requests("b", type(core._live["a"].request.status).FINISHED_ABORTED)
     assert core.reset_prefix_cache(reset_running_requests=True)
     core.connector.elsewhere = lambda *_: (4, True)
     assert core.schedule().preempted_req_ids == {"a"}
@@ -418,7 +402,7 @@ class Memory:
 
 
 @pytest.mark.parametrize("fails", ["", "in time", "late"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_row_attends_to_its_own_tokens_whatever_is_loaded_saved_or_lost(seed, fails):
     chance = random.Random(seed)
     core = connected(num_blocks=14, max_num_batched_tokens=16)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from integrations.plugged import Runner
-from integrations.vllm_things import Grammars, answer, config, core_of, memory, plug_in, reasons, request, spec
+from integrations.vllm_things import Grammars, answer, config, core_of, memory, plug_in, request, spec, step
 
 from paged import LayerGroup
 from paged.errors import RefusedByPaged
@@ -42,28 +42,29 @@ def test_groups_of_one_kind_and_reach_share_blocks_of_several_pages():
     assert (found.block_size, found.is_plain) == (2, False)
 
 
-def test_a_smaller_block_is_a_page_more():
-    found = groups_of(memory(9, full(32), window(64, 16), chunk(64, 8)))
-    assert found.block_size == 32
-    assert [group.pages for group in found.layers] == [1, 2, 4]
-    assert found.parts[2] == Part(group=2, first=0, pages=4, is_state=False)
-    assert groups_of(memory(9, full(4), window(8, 6))).block_size == 12
+@pytest.mark.parametrize(
+    ("specs", "size", "pages"),
+    [
+        # A smaller block is a page more, and a state says nothing of the size.
+        ([full(32), window(64, 16), chunk(64, 8)], 32, [1, 2, 4]),
+        ([full(4), window(8, 6)], 12, [3, 2]),
+        ([full(), STATE], 2, [1, 1]),
+        ([STATE], 16, [1]),
+    ],
+)
+def test_a_block_is_as_large_as_the_blocks_of_all_groups_together_have_it(specs, size, pages):
+    found = groups_of(memory(9, *specs))
+    assert (found.block_size, [group.pages for group in found.layers]) == (size, pages)
+    assert found.parts == tuple(
+        Part(place, 0, each, its is STATE) for place, (each, its) in enumerate(zip(pages, specs))
+    )
 
 
-def test_a_state_says_nothing_of_the_size_of_blocks():
-    assert groups_of(memory(9, full(), STATE)).block_size == 2
-    assert groups_of(memory(9, STATE)).block_size == 16
-
-
-def test_layers_that_keep_all_tokens_are_plain_whatever_they_attend_to():
-    assert groups_of(memory(9, full())).is_plain
-    # As vLLM has them with --disable-hybrid-kv-cache-manager.
-    assert groups_of(memory(9, spec(FULL, 2, sliding_window=4))).is_plain
-    assert groups_of(memory(9, spec("MLAAttentionSpec", 2))).is_plain
+def test_layers_that_keep_all_tokens_are_plain_whatever_they_attend_to_and_drafts_lengthen_a_window():
+    # The second as vLLM has it with --disable-hybrid-kv-cache-manager.
+    for each in (full(), spec(FULL, 2, sliding_window=4), spec("MLAAttentionSpec", 2)):
+        assert groups_of(memory(9, each)).is_plain
     assert not groups_of(memory(9, full(), full())).is_plain
-
-
-def test_tokens_that_drafts_may_need_again_lengthen_a_window():
     assert groups_of(memory(9, window(4, extra_retained_tokens=2))).layers == (LayerGroup("window", 6),)
 
 
@@ -83,104 +84,34 @@ def test_groups_that_are_not_carried_are_named(specs, words):
         Scheduler(config(), memory(9, *specs), Grammars(), 2)
 
 
-class Run:
-    """Steps of a plug-in, in which each request that samples says 7."""
-
-    def __init__(self, *requests, **given):
-        self.core, self.ended = core_of(*requests, **given), {}
-
-    def step(self):
-        """The step's output and what became of its requests."""
-        output = self.core.schedule()
-        batch = self.core._out[-1][1]
-        sampling = zip(batch.ids.tolist(), batch.samples.tolist())
-        made = self.core.update_from_output(output, answer(output, {id: [7] for id, samples in sampling if samples}))
-        self.ended |= reasons({each.request_id: each for outputs in made.values() for each in outputs.outputs})
-        assert self.core.check() == []
-        return output
-
-
 def told(output):
     (new,) = output.scheduled_new_reqs
     return new.block_ids
 
 
-def test_each_group_has_a_table_and_they_grow_together():
-    run = Run(request("a", [1, 2, 3, 4, 5, 6], most=4), num_blocks=16, specs=[full(), window(2), window(2)])
-    tables = told(run.step())
-    assert [len(table) for table in tables] == [3, 3, 3]
-    assert len({id for table in tables for id in table}) == 9 and min(map(min, tables)) > 0
-    (more,) = run.step().scheduled_cached_reqs.new_block_ids
-    assert [len(table) for table in more] == [1, 1, 1]
-    assert run.step().scheduled_cached_reqs.new_block_ids == [None]
-
-
-def test_in_front_of_a_window_a_whole_table_has_the_null_block():
-    first, second = request("a", list(range(9)), most=1), request("b", [*range(9), 9], most=1)
-    run = Run(first, num_blocks=16, specs=[full(), window(3)])
-    run.step()
-    run.core.add_request(second)
-    all_tokens, last = told(run.step())
-    assert len(all_tokens) == len(last) == 5 and 0 not in all_tokens
-    # Found are eight tokens; the ninth attends to the two before it.
-    assert [id == 0 for id in last] == [True, True, True, False, False]
-
-
-def test_a_group_of_smaller_blocks_has_more_of_them():
-    run = Run(request("a", list(range(5)), most=4), num_blocks=16, block_size=4, specs=[full(4), window(8, 2)])
-    assert [len(table) for table in told(run.step())] == [2, 4]
-
-
 def test_no_block_behind_the_longest_sequence_is_told():
-    run = Run(
+    core = core_of(
         request("a", list(range(10)), most=4),
         num_blocks=20,
         block_size=12,
         specs=[full(4), window(12, 6)],
         max_model_len=14,
     )
-    assert [len(table) for table in told(run.step())] == [3, 2]
-    more = [run.step().scheduled_cached_reqs.new_block_ids for _ in range(4)]
+    assert [len(table) for table in told(step(core)[0])] == [3, 2]
+    more = [step(core)[0].scheduled_cached_reqs.new_block_ids for _ in range(4)]
     assert [[len(table) for table in tables] for step in more for tables in step if tables] == [[1, 1]]
-
-
-def test_a_state_has_one_block_for_all_tokens():
-    run = Run(request("a", list(range(6)), most=4), num_blocks=16, specs=[full(), STATE, STATE], **WITHOUT_CACHE)
-    assert [len(table) for table in told(run.step())] == [3, 1, 1]
-    (more,) = run.step().scheduled_cached_reqs.new_block_ids
-    assert [len(table) for table in more] == [1, 0, 0]
-
-
-def test_a_state_that_is_kept_is_copied_and_its_request_goes_on_in_the_copy():
-    run = Run(request("a", list(range(6)), most=1), num_blocks=16, specs=[full(), STATE])
-    # A chunk ends with the prompt's last full block, a token being left to compute.
-    output = run.step()
-    assert output.num_scheduled_tokens == {"a": 4}
-    (kept,) = told(output)[1]
-    output = run.step()
-    cached = output.scheduled_cached_reqs
-    ((_, (own,)),) = cached.new_block_ids
-    assert cached.resumed_req_ids == {"a"} and own != kept
-    assert [(copy.src_block_id, copy.dst_block_id) for copy in output.kv_cache_block_copies] == [(kept, own)]
-    assert run.ended == {"a": "LENGTH"}
-    # Another prompt that begins alike goes on from there.
-    run.core.add_request(request("b", [0, 1, 2, 3, 9], most=1))
-    output = run.step()
-    assert output.num_scheduled_tokens == {"b": 1}
-    (other,) = told(output)[1]
-    assert [(copy.src_block_id, copy.dst_block_id) for copy in output.kv_cache_block_copies] == [(kept, other)]
 
 
 @pytest.mark.parametrize("zeroes", [False, True])
 def test_the_runner_is_told_which_blocks_are_new_where_it_has_to_clear_them(zeroes):
     specs = [full(), window(3), STATE]
-    run = Run(request("a", list(range(5)), most=9), num_blocks=30, specs=specs, zeroes=zeroes, **WITHOUT_CACHE)
-    output = run.step()
+    core = core_of(request("a", list(range(5)), most=9), num_blocks=30, specs=specs, zeroes=zeroes, **WITHOUT_CACHE)
+    output, _ = step(core)
     tables = told(output)
     assert sorted(output.new_block_ids_to_zero or ()) == (sorted(tables[0] + tables[1]) if zeroes else [])
     # Its last block has room.
-    assert not run.step().new_block_ids_to_zero
-    output = run.step()
+    assert not step(core)[0].new_block_ids_to_zero
+    output, _ = step(core)
     more = output.scheduled_cached_reqs.new_block_ids[0]
     assert sorted(output.new_block_ids_to_zero or ()) == (sorted(more[0] + more[1]) if zeroes else [])
 

@@ -52,21 +52,16 @@ def test_a_prompt_that_another_one_has_computed_is_found_and_the_statistics_say_
     assert (told.num_prompt_tokens, told.num_cached_tokens) == (5, 4)
 
 
-@pytest.mark.parametrize("given", [{"cache_salt": "x"}, {"lora_request": SimpleNamespace(lora_name="x")}])
-def test_another_salt_or_adapter_shares_nothing(given):
+@pytest.mark.parametrize(
+    "given",
+    [{"cache_salt": "x"}, {"lora_request": SimpleNamespace(lora_name="x")}, {"skip_reading_prefix_cache": True}],
+)
+def test_another_salt_or_adapter_or_one_that_wants_log_probabilities_of_its_prompt_shares_nothing(given):
     core = core_of(
         request("a", [1, 2, 3, 4, 5]), request("b", [1, 2, 3, 4, 5], **given), lora_config=SimpleNamespace(max_loras=2)
     )
     output, _ = step(core)
     assert output.num_scheduled_tokens == {"a": 5, "b": 5}
-
-
-def test_a_request_that_wants_log_probabilities_of_its_prompt_reads_no_cache():
-    core = core_of(request("a", [1, 2, 3, 4, 5]))
-    step(core)
-    core.add_request(request("b", [1, 2, 3, 4, 5], skip_reading_prefix_cache=True))
-    output, _ = step(core)
-    assert output.num_scheduled_tokens["b"] == 5
 
 
 def giving_way(**given):
@@ -163,11 +158,9 @@ def test_a_grammar_is_waited_for_masks_what_samples_and_ends_what_it_does_not_ta
     _, made = step(core, {"a": [9]})
     assert reasons(made) == {"a": "ERROR", "b": None}
     assert core.get_num_unfinished_requests() == 1
-
-
-def test_a_grammar_that_cannot_be_compiled_ends_its_request():
-    core = core_of(request("a", [1, 2], structured_output_request=SimpleNamespace(grammar=ValueError("no"))))
-    assert reasons(step(core)[1]) == {"a": "ERROR"}
+    # One that cannot be compiled ends its request.
+    core.add_request(request("c", [1, 2], structured_output_request=SimpleNamespace(grammar=ValueError("no"))))
+    assert reasons(step(core)[1]) == {"b": None, "c": "ERROR"}
 
 
 def test_repetitions_end_a_request_where_vllms_own_rule_says_so(monkeypatch):
@@ -284,15 +277,6 @@ def test_a_reset_while_requests_run_computes_them_again_and_their_answers_go_on(
 NGRAM = {"log_stats": True, "num_speculative_tokens": 3, "speculative_config": SimpleNamespace(method="ngram")}
 
 
-def test_drafts_that_nobody_judged_are_not_counted():
-    core = core_of(request("a", [1, 2], most=9), **NGRAM)
-    step(core)
-    core.update_draft_token_ids(SimpleNamespace(req_ids=["a"], draft_token_ids=[[6, 7, 8]]))
-    output = core.schedule()
-    made = core.update_from_output(output, answer(output, {"a": []}))
-    assert made[0].scheduler_stats.spec_decoding_stats is None
-
-
 def test_guesses_are_placed_counted_and_cut_where_the_answer_ends():
     core = core_of(request("a", [1, 2], most=9, sampling={"stop_token_ids": [8]}), **NGRAM)
     output, _ = step(core)
@@ -311,6 +295,13 @@ def test_guesses_are_placed_counted_and_cut_where_the_answer_ends():
     output = core.schedule()
     made = core.update_from_output(output, answer(output, {"a": [8, 4, 1]}))
     assert made[0].outputs[0].new_token_ids == [8] and made[0].outputs[0].finish_reason.name == "STOP"
+    # Those that nobody judged are not counted.
+    core.add_request(request("b", [1, 2], most=9))
+    step(core)
+    core.update_draft_token_ids(SimpleNamespace(req_ids=["b"], draft_token_ids=[[6, 7, 8]]))
+    output = core.schedule()
+    made = core.update_from_output(output, answer(output, {"b": []}))
+    assert made[0].scheduler_stats.spec_decoding_stats is None
 
 
 @pytest.mark.parametrize(
@@ -332,20 +323,16 @@ def test_tokens_that_were_not_asked_for_are_refused_and_nobody_loses_anything(sa
     assert core.check() == []
 
 
-def test_a_runner_that_says_nothing_of_a_request_is_told_which():
+def test_a_runner_that_says_nothing_of_a_request_is_told_which_and_a_step_ends_once():
     core = core_of(request("a", [1, 2, 3]), request("b", [4]))
     output = core.schedule()
-    told = answer(output, {"a": [5], "b": [6]})
+    whole, told = (answer(output, {"a": [5], "b": [6]}) for _ in range(2))
     del told.req_id_to_index["b"]
     with pytest.raises(WrongAnswer, match='given request "b", and its output has nothing of it'):
         core.update_from_output(output, told)
-
-
-def test_a_step_ends_once():
-    core = core_of(request("a", [1]))
-    output, _ = step(core)
+    core.update_from_output(output, whole)
     with pytest.raises(WrongAnswer, match="is not out"):
-        core.update_from_output(output, answer(output, {"a": [5]}))
+        core.update_from_output(output, whole)
 
 
 def test_priorities_count_where_vllm_says_so():

@@ -5,17 +5,15 @@ from abc import abstractmethod
 from types import SimpleNamespace
 
 import pytest
-from integrations.vllm_things import IS_REAL, Grammars, asked_connector, asked_tier, config, memory, plug_in, spec
+from integrations import vllm_things
+from integrations.vllm_things import IS_REAL, asked_tier, plug_in, spec
+from shown import assert_refused, shown_in
 
 from paged.errors import RefusedByPaged, UnsupportedVllm
 from paged.integrations.vllm import Options, Scheduler, needed
 from paged.integrations.vllm.refusals import REFUSALS
 
-AHEAD, NGRAM = {"is_ahead": True}, SimpleNamespace(method="ngram")
-BY_SIZE = SimpleNamespace(method="ngram", num_speculative_tokens_per_batch_size=[(1, 8, 2)])
-SUMMARY = SimpleNamespace(per_request_spec_decode_metrics="summary")
-COSTS = r'additional_config\["paged"\]: '
-NO_NUMBER = r'has to be \{"host_blocks": N\} with N of at least 1; got'
+NGRAM = SimpleNamespace(method="ngram")
 
 
 def options(given):
@@ -31,44 +29,17 @@ def layers(*kinds, **given):
 
 
 STATES = layers("FullAttentionSpec", "MambaSpec")
-ASKED = {
-    "other kinds of layers": {"specs": [spec("FullAttentionSpec", 2), SimpleNamespace(block_size=2)]},
-    "states by position": layers("MambaSpec", mamba_cache_mode="align"),
-    "states beside asynchronous scheduling": STATES | {"is_ahead": True},
-    "speculation beside states": STATES | {"speculative_config": NGRAM},
-    "states with a ring of inputs": STATES | {"cache_config": SimpleNamespace(use_replayssm=True)},
-    "a host tier for layers of several kinds": STATES | host_tier(3),
-    "pooling models": {"runner_type": "pooling"},
-    "diffusion models": {"is_diffusion": True},
-    "encoder-decoder models": {"is_encoder_decoder": True},
-    "multi-modal inputs": {"supports_multimodal_inputs": True},
-    "KV connectors that count vLLM's blocks": {"kv_transfer_config": asked_connector("Counting")},
-    "KV connectors for layers of several kinds": STATES | {"kv_transfer_config": asked_connector()},
-    "KV connectors beside asynchronous scheduling": {"is_ahead": True, "kv_transfer_config": asked_connector()},
-    "encoder connectors that produce": {"ec_transfer_config": SimpleNamespace(is_ec_producer=True)},
-    "KV cache events": {"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)},
-    "draft models": {"speculative_config": SimpleNamespace(method="eagle")},
-    "an adaptive threshold for long prompts": {"long_prefill_token_threshold_adaptive": True},
-    "drafts by batch size": {"speculative_config": BY_SIZE},
-    "sampling masks": {"return_sampling_mask": True},
-    "pipeline parallelism": {"pipeline_parallel_size": 2},
-    "context parallelism": {"decode_context_parallel_size": 2},
-    "per-request speculation metrics": {"observability_config": SUMMARY},
-    "metrics of single blocks": {"observability_config": SimpleNamespace(kv_cache_metrics=True)},
-    "auxiliary outputs": {"aux_output_config": SimpleNamespace(enabled=True)},
-}
+FEATURES = shown_in("integrations/refused_features.txt", ">>>")
 
 
-@pytest.mark.parametrize("feature", ASKED)
-def test_a_feature_that_is_not_carried_is_refused_with_a_sentence(feature):
-    with pytest.raises(RefusedByPaged, match=re.escape(f"paged's scheduler does not carry: {feature} (")) as caught:
-        plug_in(**ASKED[feature])
-    assert "Leave --scheduler-cls away" in str(caught.value)
+@pytest.mark.parametrize(("call", "shown"), [*FEATURES, *shown_in("integrations/refused_by_the_plug_in.txt", ">>>")])
+def test_what_is_not_carried_or_is_wrong_is_refused_with_a_sentence(call, shown):
+    assert_refused(call, shown, vars(vllm_things) | globals())
 
 
 def test_every_refusal_is_tried_and_stands_in_the_table_of_the_docs(repository):
     refused = {refusal.feature for refusal in REFUSALS}
-    assert refused == {*ASKED}
+    assert refused == {re.search(r"does not carry: (.*) \(", row.values[1])[1] for row in FEATURES}
     page = (repository / "docs" / "integrations" / "vllm.md").read_text()
     told = set(re.findall(r"^\| (.*?) \| refused", page, re.MULTILINE))
     assert refused | {"speculation beside asynchronous scheduling"} <= told
@@ -76,27 +47,6 @@ def test_every_refusal_is_tried_and_stands_in_the_table_of_the_docs(repository):
 
 def test_n_gram_speculation_is_carried():
     assert plug_in(speculative_config=NGRAM)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (options({"policy": "nobody"}), "there is no policy 'nobody'"),
-        (options({"policy": 3}), "Expected `str`"),
-        (options({"polcy": "paged"}), "unknown field `polcy`"),
-        (options({"policy": "orca-max"}), "reserves regions"),
-        (options({"policy": "paged-fair"}), "vLLM's requests name none. Take 'paged'"),
-        (options([]), "Expected `object`"),
-        ({"async_scheduling": True}, r"take paged\.integrations\.vllm\.AsyncScheduler, or .* --no-async-scheduling"),
-        (AHEAD | {"async_scheduling": False}, r"take paged\.integrations\.vllm\.Scheduler, or .* --async-scheduling"),
-        (AHEAD | {"speculative_config": NGRAM}, "speculation beside asynchronous scheduling is not carried"),
-        *((options({"costs": costs}), COSTS) for costs in ({"seconds_per_swapped_block": -1}, {"euros": 1}, 3)),
-        *((host_tier(number), NO_NUMBER) for number in (None, 0, -1, 2.5, True, "many")),
-    ],
-)
-def test_what_is_wrong_is_named(given, words):
-    with pytest.raises(RefusedByPaged, match=words):
-        plug_in(**given)
 
 
 def test_options_come_from_the_environment_too_and_the_configuration_counts(monkeypatch):
@@ -107,12 +57,6 @@ def test_options_come_from_the_environment_too_and_the_configuration_counts(monk
     with pytest.raises(RefusedByPaged, match="PAGED_VLLM has to be a JSON object"):
         plug_in()
     assert Options() == Options(policy="paged", prefix_caching=True)
-
-
-@pytest.mark.parametrize(("pool", "words"), [((9, 4), "--block-size 4"), ((1, 2), "at least 2 are needed")])
-def test_blocks_of_two_sizes_and_a_pool_of_nothing_are_refused(pool, words):
-    with pytest.raises(RefusedByPaged, match=words):
-        Scheduler(config(), memory(pool[0], spec("FullAttentionSpec", pool[1])), Grammars(), 2)
 
 
 def test_vllms_limits_are_ours():

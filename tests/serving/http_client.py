@@ -6,6 +6,7 @@ It can read slowly, go away in the middle, and send what no library would.
 import asyncio
 import http.client
 import json
+import re
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import closing, contextmanager
@@ -156,10 +157,10 @@ async def _read(
     await reader.readexactly(2)
 
 
-async def get(port: int, path: str, headers: dict[str, str] | None = None) -> Heard:
+async def get(port: int, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Heard:
     heard = Heard()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(_head("GET", path, {"connection": "close", **(headers or {})}))
+    writer.write(_head(method, path, {"connection": "close", **(headers or {})}))
     first, _, content = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     _take_head(heard, first.splitlines())
@@ -177,9 +178,16 @@ def asked(server: Any, body: dict[str, Any] | bytes = USUAL, path: str = TEXT, *
     return run(ask(server.port, path, body, **how))
 
 
-def got(server: Any, path: str, headers: dict[str, str] | None = None) -> Heard:
-    """GET of a server, outside an event loop."""
-    return run(get(server.port, path, headers))
+def got(server: Any, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Heard:
+    """GET, or another method without a body, outside an event loop."""
+    return run(get(server.port, path, headers, method))
+
+
+def figure(page: str, name: str, **labels: str) -> float:
+    """The sum of a metric's series that have these labels."""
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    series = re.findall(rf"^{name}{{(.*)}} (\S+)$", page, re.MULTILINE)
+    return sum(float(value) for given, value in series if all(each in given for each in wanted))
 
 
 @contextmanager

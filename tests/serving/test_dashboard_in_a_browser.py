@@ -58,7 +58,7 @@ def page(browser, server):
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_the_reason_of_the_first_who_waits_is_on_the_first_screen(page, load, width, height):
+def test_the_reason_of_the_first_who_waits_is_on_the_first_screen_and_nothing_is_wider(page, load, width, height):
     shown = page(width, height)
     waiting = load.engine.scheduler.waiting_ids()[0]
     reason = load.engine.scheduler.explain(waiting, with_holders=False).reason
@@ -73,11 +73,6 @@ def test_the_reason_of_the_first_who_waits_is_on_the_first_screen(page, load, wi
     )
     assert 0 < box[0] < box[1] < height
     assert box[2] <= 0
-
-
-@pytest.mark.parametrize(("width", "height"), SIZES)
-def test_nothing_is_wider_than_the_screen(page, width, height):
-    shown = page(width, height)
     assert shown.js("return document.documentElement.scrollWidth") <= width
     shown.click(".wait li button")
     shown.wait_for(HAS_STORY)
@@ -146,8 +141,10 @@ def test_the_dark_has_another_ground_and_every_text_stands_out(page):
     assert grounds["light"] != grounds["dark"]
 
 
-def test_the_map_tells_its_counts_to_who_cannot_see_it(page, load):
+def test_the_map_tells_its_counts_to_who_cannot_see_it_and_what_there_is_not_is_not_shown(page, load):
     shown = page(360)
+    for part in ("sessions", "bar-disk-row"):
+        assert shown.js(f"return document.getElementById('{part}').getClientRects().length") == 0
     blocks = load.watcher.snapshot().blocks
     label = shown.js("return document.getElementById('map-canvas').getAttribute('aria-label')")
     assert f"{blocks.own} one request's, {blocks.shared} shared, {blocks.cached} cached" in label
@@ -249,9 +246,3 @@ def test_sessions_say_where_their_content_is_and_for_how_long_it_is_kept(page, t
 def _places(session):
     gone = session.blocks - session.device_blocks - session.host_blocks
     return session.device_blocks, session.host_blocks, gone, session.pinned_blocks
-
-
-def test_a_server_without_sessions_and_disk_shows_neither(page):
-    shown = page(1600)
-    for part in ("sessions", "bar-disk-row"):
-        assert shown.js(f"return document.getElementById('{part}').getClientRects().length") == 0

@@ -47,18 +47,6 @@ def test_a_place_is_kept_for_who_was_told_to_come_though_he_came_too_early_and_n
     assert door.all.num == 4
 
 
-def test_each_of_those_that_ask_the_same_is_told_a_time_of_his_own_and_let_in_then():
-    door = gate(num_inside=4)
-    forecast = [1.0 * place for place in range(1, 20)]
-    told = [refused(door, "same", 0.0, forecast) for _ in range(9)]
-    assert told == sorted(set(told)) and door.num_kept == 9
-    for due in told:
-        if door.all.num == 4:
-            door.leave(None, 1, 10)
-        assert refused(door, "same", due, forecast) is None
-    assert door.num_kept == 0
-
-
 def test_one_that_asks_again_and_again_is_kept_no_more_places_than_there_are_for_clients_that_are_alike():
     door = gate(num_inside=4)
     for moment in range(2 * MOST_ALIKE):
@@ -89,14 +77,10 @@ def test_half_of_the_places_are_never_kept_so_that_the_engine_has_work_though_no
     assert [refused(door, f"new{i}", 0.5) is None for i in range(5)] == [True] * 4 + [False]
 
 
-def test_a_tenant_has_a_limit_of_its_own_within_the_servers():
+def test_tenants_and_tokens_have_limits_of_their_own_but_one_that_is_alone_always_may_wait():
     door = gate(10, tenants=(Tenant(name="small", max_waiting=1), Tenant(name="big")))
-    assert refused(door, "a", 0.0, tenant="small") is None
-    assert refused(door, "b", 0.0, tenant="small") is not None
-    assert refused(door, "b", 0.0, tenant="big") is None
-
-
-def test_tokens_are_limited_too_but_one_that_is_alone_always_may_wait():
+    asked = (("a", "small"), ("b", "small"), ("b", "big"))
+    assert [refused(door, name, 0.0, tenant=tenant) is None for name, tenant in asked] == [True, False, True]
     door = gate(10, max_waiting_tokens=100)
     assert refused(door, "a", 0.0, tokens=500) is None
     assert refused(door, "b", 0.0, tokens=1) is not None
@@ -110,11 +94,8 @@ def test_nobody_is_let_in_who_would_wait_for_longer_than_may_be_waited():
     assert [refused(door, f"r{i}", 0.0, forecast) for i in range(5)] == [None] * 5
     # It would begin in 5 s; in 2 s those who wait are so few that it begins within 3 s of then.
     assert (refused(door, "late", 0.0, forecast), refused(door, "later", 0.0, forecast)) == (2.0, 3.0)
-
-
-def test_before_the_first_step_has_ended_none_is_refused_for_what_it_would_wait():
-    door = gate(100, max_queue_s=0.5)
-    assert [refused(door, f"r{i}", 0.0) for i in range(4)] == [None] * 4
+    # Before the first step has ended there is no forecast.
+    assert refused(gate(100, num_inside=4, max_queue_s=0.5), "first", 0.0) is None
 
 
 def test_what_is_asked_and_by_whom_is_the_fingerprint():

@@ -70,44 +70,28 @@ def test_dynamos_actions_are_of_the_session_or_else_of_the_request():
 
 
 @pytest.mark.parametrize(
-    ("kind", "payload", "expected"),
+    ("asked", "kind", "payload", "expected"),
     [
-        ("kv.deref", {}, Planned(Hint(action="end", session=AGENT), True)),
-        ("kv.demote", {}, Planned(Hint(action="demote", session=AGENT), True)),
-        ("kv.demote", {"session_id": "b"}, Planned(Hint(action="demote", session=scoped("research", "b")), False)),
-        ("kv.prefetch", {}, Planned(Hint(action="prefetch", request="cmpl-1-0"), False)),
-        ("kv.pin", {"ttl_seconds": 9}, Planned(Hint(action="pin", session=AGENT, lasts=9, tenant="research"), True)),
-        ("kv.unpin", {}, Planned(Hint(action="unpin", session=AGENT, tenant="research"), True)),
-    ],
-)
-def test_other_actions_become_hints_of_ours(kind, payload, expected):
-    assert one(OF_TURN, kind, payload).hints == [expected]
-
-
-def test_a_pin_of_a_request_without_a_session_is_of_its_prompt_so_that_its_outcome_is_known():
-    assert one(OF_REQUEST, "kv.pin", {}).hints == [Planned(Hint(action="pin", tenant="research"), True, 100)]
-
-
-@pytest.mark.parametrize(
-    ("asked", "kind", "payload", "version", "why"),
-    [
-        (OF_TURN, "kv.fetch", {"source_control_endpoint": "tcp://a:1"}, "1.0", "K and V are taken from no other engine"),
-        (OF_TURN, "kv.share", {}, "1.0", "K and V are given to no other engine"),
-        (OF_TURN, "kv.future", {}, "1.0", "there is no action kv.future; there are kv.retain, kv.evict"),
-        (OF_TURN, "kv.retain", {"directives": []}, "2.0", "version 2.0 of kv.retain is not known"),
-        (OF_TURN, "kv.demote", {"session_id": "b", "session_generation": 3}, "1.0", "generations of a session"),
-        (OF_REQUEST, "kv.deref", {}, "1.0", "the request names none"),
-        (WITHOUT, "kv.retain", {"directives": []}, "1.0", "ranges of a request's tokens, and there is none"),
-        (WITHOUT, "kv.pin", {}, "1.0", "session_id has to name its object"),
-        (WITHOUT, "kv.evict", {"session_id": "b", "execute_at": "request_completion"}, "1.0", "of a request, and there is"),
+        (OF_TURN, "kv.deref", {}, Planned(Hint(action="end", session=AGENT), True)),
+        (OF_TURN, "kv.demote", {}, Planned(Hint(action="demote", session=AGENT), True)),
+        (OF_TURN, "kv.demote", {"session_id": "b"}, Planned(Hint(action="demote", session=scoped("research", "b")), False)),
+        (OF_TURN, "kv.prefetch", {}, Planned(Hint(action="prefetch", request="cmpl-1-0"), False)),
+        (OF_TURN, "kv.pin", {"ttl_seconds": 9}, Planned(Hint(action="pin", session=AGENT, lasts=9, tenant="research"), True)),
+        (OF_TURN, "kv.unpin", {}, Planned(Hint(action="unpin", session=AGENT, tenant="research"), True)),
+        # Without a session it is of the prompt, so that its outcome is known.
+        (OF_REQUEST, "kv.pin", {}, Planned(Hint(action="pin", tenant="research"), True, 100)),
     ],
 )  # fmt: skip
-def test_what_cannot_be_carried_out_is_rejected_by_name(asked, kind, payload, version, why):
-    found = one(asked, kind, payload, version)
+def test_other_actions_become_hints_of_ours(asked, kind, payload, expected):
+    assert one(asked, kind, payload).hints == [expected]
+
+
+@pytest.mark.parametrize(("call", "why"), shown_in("serving/rejected_actions.txt", ">>>"))
+def test_what_cannot_be_carried_out_is_rejected_by_name(call, why):
+    found = eval(call)
     assert found.hints == []
     outcome = found.concluded([], "research")
-    assert (outcome.action_id, outcome.status) == ("a1", "rejected")
-    assert why in outcome.reason
+    assert (outcome.action_id, outcome.status, f"{outcome.reason}\n") == ("a1", "rejected", why)
 
 
 @pytest.mark.parametrize(("payload", "shown"), shown_in("serving/refused_payloads.txt", "kv.retain"))
@@ -117,12 +101,9 @@ def test_a_malformed_payload_is_refused_with_its_field(payload, shown):
     assert (error.value.status, f"{error.value.param}\n") == (400, f"kv_hints.actions.0.payload.{shown}")
 
 
-def test_there_is_a_most_of_directives():
+def test_actions_of_one_envelope_may_not_contradict_each_other_and_there_is_a_most_of_directives():
     with pytest.raises(ApiError, match="directives"):
         one(OF_REQUEST, "kv.retain", {"directives": [{"priority": 1}] * (MAX_DIRECTIVES + 1)})
-
-
-def test_actions_of_one_envelope_may_not_contradict_each_other():
     first = action("kv.retain", {"directives": [{"end": 16, "priority": 30}]})
     with pytest.raises(ApiError, match="priorities must not rise along the tokens: 80 at 16 comes after 30"):
         planned(OF_REQUEST, first, action("kv.retain", {"directives": [{"start": 16, "priority": 80}]}))

@@ -226,9 +226,7 @@ def test_a_batch_that_came_with_an_answer_is_passed_over_and_one_of_its_number_a
     assert [follower.see(seq, batch(seq)) for seq in (1, 2, 3)] == [[], [], [(3, batch(3))]]
     assert follower.wants is None
     assert follower.see(1, batch(11)) == [] and follower.wants == 3
-
-
-def test_a_gap_is_asked_for_from_the_last_batch_that_is_known():
+    # A gap is asked for from the last batch that is known.
     follower = following(FIRST, (1, batch(1)))
     assert follower.see(3, batch(3)) == [] and follower.wants == 1
 

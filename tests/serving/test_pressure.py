@@ -8,7 +8,6 @@ import asyncio
 import json
 import os
 import random
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from paged import LLM, SamplingParams
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_subscriber import KvSubscriber
 
-from .http_client import TEXT, Heard, ask, got  # noqa: TID252
+from .http_client import TEXT, Heard, ask, figure, got  # noqa: TID252
 from .serving_process import free_port, served  # noqa: TID252
 
 NUM = int(os.environ.get("PAGED_SERVED", "150"))
@@ -139,13 +138,6 @@ def _judge(seen: Seen, one_: Asked, heard: Heard, how: dict[str, Any], number: i
         seen.wrong.append(f"request {number}: {heard.text!r} is no beginning of {one_.text!r}.")
 
 
-def figure(page: str, name: str, **labels: str) -> float:
-    """The sum of a metric's series that have these labels."""
-    wanted = [f'{key}="{value}"' for key, value in labels.items()]
-    series = re.findall(rf"^{name}{{(.*)}} (\S+)$", page, re.MULTILINE)
-    return sum(float(value) for given, value in series if all(each in given for each in wanted))
-
-
 def followed(subscriber: KvSubscriber, index: KvIndex) -> dict[str, set[object]]:
     """What each medium holds, by an index that has applied all that there is."""
     while (batches := subscriber.take(0.5)) or not subscriber.is_current:
@@ -182,11 +174,11 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
             # The latest figures come with a step, so one more is made.
             asyncio.run(press(server.port, asked[:1], 1, seed=3))
 
-            def metrics() -> str:
-                return got(server, "/metrics").body
+            def told(name: str, **labels: str) -> float:
+                return figure(got(server, "/metrics").body, name, **labels)
 
-            server.wait_until(lambda: not figure(metrics(), "paged:blocks", state="used"))
-            server.wait_until(lambda: figure(metrics(), "vllm:generation_tokens_total") >= seen.tokens)
+            server.wait_until(lambda: not told("paged:blocks", state="used"))
+            server.wait_until(lambda: told("vllm:generation_tokens_total") >= seen.tokens)
             shown = got(server, "/debug/index").body
             held = {
                 medium: {int(key[-16:], 16) for key in shown[tier]}
@@ -196,7 +188,7 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
         with KvSubscriber(*endpoints) as late:
             assert followed(late, KvIndex()) == held
         assert got(server, "/debug/check").body == []
-        page = metrics()
+        page = got(server, "/metrics").body
 
     assert figure(page, "paged:blocks", state="used") == 0
     assert figure(page, "paged:blocks", state="free") + figure(page, "paged:blocks", state="cached") == 18
@@ -210,7 +202,7 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
     assert figure(page, "paged:requests_refused_total", code="overloaded") >= seen.codes["429 overloaded"]
     assert figure(page, "vllm:generation_tokens_total") >= seen.tokens
     assert figure(page, "vllm:request_prompt_tokens_sum") >= seen.prompt_tokens
-    assert figure(page, "vllm:num_preemptions_total") > 0
     preempted = figure(page, "vllm:num_preemptions_total")
+    assert preempted > 0
     print(f"{NUM:,} requests, {seen.ends['whole']:,} of them compared: {dict(seen.ends)}, {dict(seen.codes)}")
     print(f"{seen.tokens:,} tokens seen, {preempted:,.0f} preemptions")

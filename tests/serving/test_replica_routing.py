@@ -68,23 +68,15 @@ def test_a_request_goes_out_with_its_number_by_which_the_report_that_counts_it_i
     for at, load, first in ((2.0, None, "y"), (3.0, counted, "x")):
         stats = {"x": told(at, load), "y": told(at, ReplicaLoad(token_s=0.001, begin_s=0.5))}
         assert routing.ranked(f"of {first}", asked(9), stats)[0] == first
+    # Ranked again it is another one to the replica.
+    routing.ranked("a", request, {"x": told(4.0)})
+    assert request.routed[1] > found.routed[1]
 
 
-def test_a_request_that_is_ranked_again_is_another_one_to_the_replica():
-    routing, request = Routing(), asked(1, 2)
-    for number in (1, 2):
-        routing.ranked("a", request, {"x": told()})
-        assert request.routed[1] == number
-
-
-def test_replicas_that_have_not_reported_are_asked_and_equal_ones_alike():
+def test_equal_replicas_are_asked_alike_and_one_that_takes_no_requests_comes_last_until_it_reports_again():
+    assert sent(Routing(), {"x": told(), "y": told()}) == {"x": 4, "y": 4}
     routing = Routing()
-    assert set(routing.ranked("a", asked(1, 2), {"x": {}, "y": {}})) == {"x", "y"}
-    assert sent(routing, {"x": told(), "y": told()}) == {"x": 4, "y": 4}
-
-
-def test_one_that_takes_no_requests_comes_last_until_it_reports_again():
-    routing = Routing()
+    assert set(routing.ranked("a", asked(1, 2), {"x": {}, "y": {}})) == {"x", "y"}, "neither has reported"
     away = msgspec.to_builtins(Report(2.0))
     assert sent(routing, {"x": told(), "y": away}) == {"x": 8}
     assert sent(routing, {"x": told(), "y": told(3.0)})["y"] > 0
@@ -104,12 +96,9 @@ def test_a_replica_that_is_gone_is_forgotten_with_its_requests():
     assert routing.ranked("b", asked(1, 2), {"y": told()}) == ["y"]
     routing.completed("r0")
     assert sent(routing, {"x": told(1.0), "y": told(2.0)})["x"] > 0
-
-
-def test_one_that_went_before_it_reported_is_ranked_no_more():
-    routing = Routing()
-    assert len(routing.ranked("a", asked(1, 2), {"x": told(), "y": {}})) == 2
-    assert routing.ranked("b", asked(1, 2), {"x": told()}) == ["x"]
+    # One that went before it reported.
+    assert len(routing.ranked("c", asked(1, 2), {"y": told(2.0), "z": {}})) == 2
+    assert routing.ranked("d", asked(1, 2), {"y": told(2.0)}) == ["y"]
 
 
 def test_what_a_replica_says_that_is_gone_is_passed_over():

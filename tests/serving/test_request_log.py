@@ -1,6 +1,5 @@
 """The request log: what a line says, and that a stream which is full, closed or asleep costs lines and nothing else."""
 
-import io
 import json
 import os
 import time
@@ -43,13 +42,9 @@ def written(path, *records, clock=lambda: MOMENT, **options):
     return path.read_text()
 
 
-def test_a_request_is_a_line_whose_fields_are_in_this_order(path):
-    assert written(path, RECORD) == SAID
-
-
-def test_prompts_and_answers_are_said_at_the_end_where_they_are_asked_for(path):
-    said = SAID.removesuffix("}\n") + ',"prompt":"a secret","answer":"an answer"}\n'
-    assert written(path, RECORD, with_prompts=True) == said
+@pytest.mark.parametrize(("asks", "more"), [(False, ""), (True, ',"prompt":"a secret","answer":"an answer"')])
+def test_a_request_is_a_line_whose_fields_are_in_this_order_with_texts_where_they_are_asked_for(path, asks, more):
+    assert written(path, RECORD, with_prompts=asks) == SAID.replace("}\n", more + "}\n")
 
 
 def test_what_did_not_happen_is_null_and_the_level_is_the_statuss(path):
@@ -209,8 +204,3 @@ for _ in range(1000):
 """
     result = run_python("-c", program, env={"PYTHONPATH": str(repository)}, timeout=600)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_a_stream_without_a_descriptor_is_refused_at_once():
-    with pytest.raises(io.UnsupportedOperation):
-        RequestLog(io.BytesIO())

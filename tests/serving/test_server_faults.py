@@ -25,55 +25,42 @@ def num_open(server) -> int:
 
 
 def told(**fields):
-    return json.dumps({"prompt": "a"} | fields).encode()
+    return json.dumps({"prompt": "a", **fields}).encode()
 
 
 DEEP = b"[" * 50_000 + b"]" * 50_000
 BAD_BODIES = {
     "truncated": b'{"prompt": "abc',
     "no JSON at all": b"\xff\xfe\x00",
-    "nothing": b"",
-    "a list": b"[]",
     "deep nesting": b'{"prompt": ' + DEEP + b"}",
     "deep nesting in a field that nobody knows": b'{"prompt": "a", "x": ' + DEEP + b"}",
-    "a wrong type": told(prompt={"a": 1}),
     "an integer of 5,000 digits": b'{"prompt": "a", "max_tokens": 1' + b"0" * 5000 + b"}",
-    "no number": told(temperature=float("nan")),
     "a stop string that is too long": told(stop="x" * 20_000),
-    "nothing that may be said": told(allowed_token_ids=[5], stop_token_ids=[5], min_tokens=2, max_tokens=3),
-    "a token that there is not": told(prompt=[1, 2, 999999]),
-    "no tokens": told(prompt=[]),
-    "no text": told(prompt=""),
-    "more than the context": told(max_tokens=5000),
-    "a model that there is not": told(model="gpt-9"),
     "a grammar that cannot be read": told(structured_outputs={"regex": "(" * 3000}),
     "ten million characters": told(prompt="a" * 10_000_000),
     "a prompt that no context holds": told(prompt="ab " * 2_000_000),
     "too many prompts": told(prompt=["a"] * 1000),
-    "too many answers": told(n=1000),
-    "a penalty that no logit stands": told(repetition_penalty=1e-38),
 }
-STATUSES = {"a model that there is not": 404, "ten million characters": 413}
 
 
 @pytest.mark.parametrize("what", BAD_BODIES)
 def test_a_body_that_is_wrong_gets_an_error_of_openais_form(usual_server, what):
+    """What is wrong in a field that can be written down is in refused_fields.txt."""
     heard = asked(usual_server, BAD_BODIES[what])
-    assert (heard.status, set(heard.error)) == (STATUSES.get(what, 400), {"message", "type", "param", "code"})
+    status = 413 if what == "ten million characters" else 400
+    assert (heard.status, set(heard.error)) == (status, {"message", "type", "param", "code"})
     assert len(heard.error["message"]) < 1200
 
 
 def test_a_body_that_is_no_object_a_wrong_method_and_a_wrong_address_say_what_is_right(usual_server):
-    for body in (b"[]", b""):
-        heard = asked(usual_server, body)
-        assert heard.error["message"] == "the body has to be a JSON object, sent with Content-Type: application/json"
-    heard = got(usual_server, "/v1/completions")
-    assert (heard.status, heard.error["message"]) == (405, "/v1/completions does not take GET; it takes POST.")
-    heard = got(usual_server, "/v1/complet")
-    assert (heard.status, heard.error["message"]) == (
-        404,
-        "/v1/complet is no address of this server; GET / lists them.",
-    )
+    said = "the body has to be a JSON object, sent with Content-Type: application/json"
+    assert asked(usual_server, b"[]").error["message"] == asked(usual_server, b"").error["message"] == said
+    for path, status, said in (
+        ("/v1/completions", 405, "/v1/completions does not take GET; it takes POST."),
+        ("/v1/complet", 404, "/v1/complet is no address of this server; GET / lists them."),
+    ):
+        heard = got(usual_server, path)
+        assert (heard.status, heard.error["message"]) == (status, said)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Sessions and hints over HTTP: a turn's content is kept, pinned and let go; each action has an outcome, and no answer is lost over one."""
 
 import asyncio
-import http.client
 import json
 
 import pytest
@@ -18,16 +17,6 @@ HINTS = "/v1/kv_hints"
 def envelope(kind, payload, version="1.0"):
     action = {"action_id": "a1", "action_type": kind, "action_version": version, "payload": payload}
     return {"protocol_version": "0.1", "message_id": "m1", "actions": [action]}
-
-
-def told(server, method, path):
-    """Status and body of a call without one."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=600)
-    connection.request(method, path)
-    answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read())
-    connection.close()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +44,6 @@ def test_a_turn_says_what_became_of_its_hints_and_its_session_what_is_kept(serve
     assert [each["id"] for each in got(server, "/sessions?limit=1").body["sessions"]] == [name]
 
 
-def test_an_answer_without_hints_says_nothing_of_them(server):
-    assert "kv_hint_outcomes" not in asked(server, BODY).body
-
-
 def test_a_session_is_pinned_retained_and_ended_outside_of_a_request(server):
     asked(server, BODY | {"session_id": "outside"})
     hints = [
@@ -76,9 +61,9 @@ def test_a_session_is_pinned_retained_and_ended_outside_of_a_request(server):
     heard = asked(server, envelope("kv.pin", {"session_id": "outside"}), HINTS)
     assert heard.body["kv_hint_outcomes"][0]["status"] == "accepted"
     assert 'paged:blocks{engine="0",model_name="paged",state="pinned"}' in got(server, "/metrics").body
-    status, outcome = told(server, "DELETE", "/sessions/outside")
-    assert (status, outcome["status"]) == (200, "accepted")
-    assert told(server, "DELETE", "/sessions/outside")[0] == got(server, "/sessions/outside").status == 404
+    first, second = (got(server, "/sessions/outside", method="DELETE") for _ in range(2))
+    assert (first.status, first.body["status"]) == (200, "accepted")
+    assert second.status == got(server, "/sessions/outside").status == 404
 
 
 def test_a_prefetch_brings_content_to_the_device_while_no_request_runs(server):
@@ -105,21 +90,15 @@ def test_a_wrong_hint_is_refused_by_its_field_and_its_request_is_not_begun(serve
         ("kv.demote", {"session_id": "never was"}, "missing", 'No session "never was" is known.'),
         ("kv.fetch", {"block_hashes": [1]}, "rejected", "K and V are taken from no other engine."),
         ("kv.new", {}, "rejected", "there is no action kv.new"),
+        ("kv.pin", {}, "rejected", "exceed max_pinned (20)"),
     ],
 )
 def test_what_cannot_be_done_has_an_outcome_and_the_request_an_answer(server, kind, payload, status, words):
-    heard = asked(server, BODY | {"kv_hints": envelope(kind, payload)})
+    long = {"prompt": SAID * 3, "session_id": "long"}
+    heard = asked(server, BODY | long | {"kv_hints": envelope(kind, payload)})
     (outcome,) = heard.body["kv_hint_outcomes"]
     assert heard.is_whole and outcome["status"] == status
     assert words in outcome["reason"]
-
-
-def test_a_pin_over_the_cap_is_rejected_with_numbers_and_the_answer_comes(server):
-    long = {"prompt": SAID * 3, "session_id": "long", "kv_hints": envelope("kv.pin", {})}
-    heard = asked(server, BODY | long)
-    (outcome,) = heard.body["kv_hint_outcomes"]
-    assert heard.is_whole and outcome["status"] == "rejected"
-    assert "exceed max_pinned (20)" in outcome["reason"]
 
 
 def test_of_a_request_whose_client_left_nothing_is_carried_out(server):
@@ -156,7 +135,7 @@ def test_what_a_running_request_holds_is_not_let_go(server):
 
 
 def test_why_a_prompt_is_in_the_cache_no_further_is_told(server):
-    asked(server, BODY)
+    assert "kv_hint_outcomes" not in asked(server, BODY).body
     heard = asked(server, {"prompt": SAID}, "/explain")
     assert heard.status == 200 and heard.body["device_tokens"] == heard.body["num_tokens"] // 16 * 16
     never = asked(
@@ -167,15 +146,11 @@ def test_why_a_prompt_is_in_the_cache_no_further_is_told(server):
     assert asked(server, {}, "/explain").error["param"] == "prompt"
 
 
-@pytest.mark.parametrize("prompt", ["a " * 400_000, "a " * 3000, [1] * 1025])
 @pytest.mark.parametrize(("path", "more"), [(HINTS, {"action": "prefetch"}), ("/explain", {})])
-def test_a_prompt_that_no_request_can_have_is_hinted_of_and_explained_as_little(server, path, more, prompt):
-    heard = asked(server, {"prompt": prompt, **more}, path)
-    told = (heard.status, heard.error["param"], heard.error["code"])
-    assert told == (400, "prompt", "context_length_exceeded")
-
-
-def test_a_conversation_that_no_request_can_have_is_not_explained(server):
+def test_a_prompt_that_no_request_can_have_is_hinted_of_and_explained_as_little(server, path, more):
+    for prompt in ("a " * 400_000, "a " * 3000, [1] * 1025):
+        error = asked(server, {"prompt": prompt, **more}, path).error
+        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
     heard = asked(server, {"messages": [{"role": "user", "content": "a " * 3000}]}, "/explain")
     assert (heard.status, heard.error["param"]) == (400, "messages")
 

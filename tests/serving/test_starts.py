@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from paged.errors import NoFeed
 from paged.serving.feed import snapshots
 
-from .http_client import LONG, Heard, asked, got  # noqa: TID252
+from .http_client import LONG, TEXT, Heard, asked, figure, got  # noqa: TID252
 from .serving_process import END_S, Served, free_port, imported_first  # noqa: TID252
 
 # What no library would do, in both processes: a warning, text of a library in C, and a thread that fails.
@@ -45,16 +44,24 @@ if "paged.serving.engine_process" in sys.orig_argv:
 """
 
 
-@contextmanager
-def held(folder, *arguments):
-    """A server that answers, whose engines begin when there is a file "go" in the folder; both say what no library would."""
-    port = free_port()
+@pytest.fixture(scope="module")
+def go(tmp_path_factory):
+    """The file that lets engines begin."""
+    return tmp_path_factory.mktemp("starting") / "go"
+
+
+@pytest.fixture(scope="module")
+def starting(go):
+    """A server that answers, and whose engines begin when there is the file `go`; both say what no library would. Each costs a start: the tests with
+    it run in this order, and the last one lets it begin, and ends it."""
+    folder, port = go.parent, free_port()
+    arguments = ["--max-restarts", "1", "--max-sequences", "8"]
     with (folder / "stderr").open("w") as errors:
         process = subprocess.Popen(
             [sys.executable, "-m", "paged", "serve", "--port", str(port), *arguments],
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env={**os.environ, **imported_first(folder, HELD + ODD), "LET_BEGIN": str(folder / "go")},
+            env={**os.environ, **imported_first(folder, HELD + ODD), "LET_BEGIN": str(go)},
         )
     server = Served(f"http://127.0.0.1:{port}", port, process, folder / "stderr")
     try:
@@ -79,24 +86,18 @@ def level_of(server, error):
     return next(line["level"] for line in server.lines if line.get("error") == error)
 
 
-@pytest.fixture(scope="module")
-def starting(tmp_path_factory):
-    with held(tmp_path_factory.mktemp("starting")) as server:
-        yield server
-
-
-@pytest.mark.parametrize("path", ["/health", "/ping", "/ready", "/v1/models", "/v1/models/paged", "/dashboard/feed"])
-def test_before_the_engine_takes_requests_nothing_says_that_it_does(starting, path):
-    heard = got(starting, path)
+@pytest.mark.parametrize(
+    "path", ["/health", "/ping", "/ready", "/v1/models", "/v1/models/paged", "/dashboard/feed", TEXT]
+)
+def test_before_the_engine_takes_requests_nothing_says_that_it_does_and_it_is_told_when_to_come(starting, path):
+    heard = asked(starting) if path == TEXT else got(starting, path)
     assert (heard.status, heard.error["code"]) == (503, "engine_starting")
     assert heard.error["message"] == "the engine is starting."
     assert int(heard.headers["retry-after"]) >= 1
 
 
-def test_a_request_that_comes_before_the_engine_is_told_when_to_come_and_is_no_error_of_the_server(starting):
-    heard = asked(starting)
-    assert (heard.status, heard.error["code"]) == (503, "engine_starting")
-    assert int(heard.headers["retry-after"]) >= 1
+def test_a_request_that_comes_before_the_engine_is_no_error_of_the_server(starting):
+    asked(starting)
     assert level_of(starting, "engine_starting") == "warning"
     with pytest.raises(NoFeed, match=r": the engine is starting\.$"):
         next(snapshots(starting.url))
@@ -117,10 +118,10 @@ def test_the_first_page_leads_to_what_there_is(starting):
     assert [link for link in links if got(starting, f"/{link}").status == 404] == []
 
 
-def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of_the_log_is_json(tmp_path):
-    """One server, since each costs two starts: its first one, a death, a restart, and a death too many."""
-    go = tmp_path / "go"
-    with held(tmp_path, "--max-restarts", "1", "--max-sequences", "8") as server, ExitStack() as stack:
+def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of_the_log_is_json(starting, go):
+    """Its first start, a death, a restart, and a death too many."""
+    server = starting
+    with ThreadPoolExecutor(12) as threads:
         begun = time.monotonic()
         time.sleep(1.5)
         go.touch()
@@ -129,7 +130,6 @@ def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of
         assert asked(server).status == 200
         go.unlink()
 
-        threads = stack.enter_context(ThreadPoolExecutor(12))
         heard = [Heard() for _ in range(12)]
 
         def ask(number):
@@ -137,8 +137,7 @@ def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of
             return threads.submit(asked, server, body, heard=heard[number])
 
         tasks = [ask(0)]
-        running = 'vllm:num_requests_running{engine="0",model_name="paged"} 1.0'
-        server.wait_until(lambda: running in got(server, "/metrics").body)
+        server.wait_until(lambda: figure(got(server, "/metrics").body, "vllm:num_requests_running") == 1)
         tasks += [ask(number) for number in range(1, 12)]
         # All eight seats are taken, and their first tokens have come.
         server.wait_until(lambda: sum(bool(each.times) for each in heard) == 7)
@@ -165,8 +164,7 @@ def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of
         gone = asked(server)
         assert (gone.status, gone.error["code"]) == (503, "engine_unavailable")
         assert "retry-after" not in gone.headers
-        shown = got(server, "/metrics").body
-        assert 'paged:engine_restarts_total{engine="0",model_name="paged"} 2.0' in shown
+        assert figure(got(server, "/metrics").body, "paged:engine_restarts_total") == 2
         wanted = [f"a{kind} of {who}" for kind in (" warning", "n error") for who in ("an engine", "a front")]
         wanted += ["[W123] text", "the engine process died (status -9).", '"status":200']
         server.wait_until(lambda: all(each in server.said for each in wanted))

@@ -30,15 +30,12 @@ def by_schema(schema):
 @pytest.mark.parametrize(
     "more", [by_schema(SCHEMA), {"structured_outputs": {"json": SCHEMA}}], ids=["response_format", "structured_outputs"]
 )
-def test_json_has_no_white_space_that_it_does_not_need(usual_server, path, more):
+def test_json_has_no_white_space_that_it_does_not_need_but_where_that_is_asked_for(usual_server, path, more):
     heard = asked(usual_server, BODIES[path] | more, path)
     assert heard.finish_reason == "stop"
     assert heard.text == json.dumps(json.loads(heard.text), separators=(",", ":"))
-
-
-def test_white_space_is_allowed_to_whom_asks_for_it(usual_server):
     form = {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}}
-    assert any(char.isspace() for char in asked(usual_server, BODIES[TEXT] | form, TEXT).text)
+    assert any(char.isspace() for char in asked(usual_server, BODIES[path] | form, path).text)
 
 
 def alternatives(number):

@@ -1,19 +1,17 @@
 """A server whose model is split over two processes: it answers OpenAI's client, and goes on when one of them is killed."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from paged.model.threads import usable_cores
 
-from .http_client import LONG, TEXT, USUAL, Heard, ask, asked, run  # noqa: TID252
+from .http_client import LONG, TEXT, USUAL, Heard, ask, asked, get, run  # noqa: TID252
 from .serving_process import started  # noqa: TID252
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="two ranks want two cores")
@@ -23,11 +21,6 @@ openai = pytest.importorskip("openai")
 def rank_of(engine):
     (rank,) = subprocess.check_output(["pgrep", "-P", str(engine)], text=True).split()
     return int(rank)
-
-
-def load_of(server):
-    with urllib.request.urlopen(f"{server.url}/load") as answer:
-        return json.load(answer)["server_load"]
 
 
 def lives(process):
@@ -51,7 +44,7 @@ def test_openais_client_is_answered_before_and_after_a_rank_is_killed_and_nothin
         while not all(each.times for each in heard[:2]):
             await asyncio.sleep(0.01)
         tasks += [begun(number, USUAL) for number in range(2, 6)]
-        while (await asyncio.to_thread(load_of, server)) < 6:
+        while (await get(server.port, "/load")).body["server_load"] < 6:
             await asyncio.sleep(0.01)
         os.kill(rank_of(server.engine), signal.SIGKILL)
         return await asyncio.gather(*tasks)

@@ -1,7 +1,6 @@
 """`paged top` and the feed that it reads: what is drawn, what a pipe gets, and the one line of each thing that may be wrong."""
 
 import re
-import socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
@@ -13,6 +12,7 @@ from paged.cli.top_view import draw
 from paged.errors import NoFeed
 from paged.serving.feed import snapshots
 
+from .serving_process import free_port  # noqa: TID252
 from .watched import Load, WatchedServer  # noqa: TID252
 
 
@@ -85,7 +85,7 @@ def hybrid():
     return found
 
 
-def test_a_view_splits_pages_by_layer_group_and_says_what_hits_lost(hybrid):
+def test_a_view_splits_pages_by_layer_group_and_says_what_hits_lost(top, hybrid):
     seen = hybrid.watcher.snapshot()
     full, state = seen.groups
     for width, height in ((80, 24), (120, 40)):
@@ -96,12 +96,9 @@ def test_a_view_splits_pages_by_layer_group_and_says_what_hits_lost(hybrid):
         assert bar.endswith(f"━ {full.used:,} full  ╍ {state.used:,} state")
         assert f" given back in front none   hit tokens lost {state.lost_tokens:,} by state" in lines
         assert any("120 pages, blocks of 8 tokens" in line for line in lines)
-
-
-def test_a_pipe_gets_a_line_of_each_layer_group(top, hybrid):
+    # And a pipe gets a line of each.
     with WatchedServer(hybrid, every_s=0.05) as server:
         _, out, _ = top(server.url)
-    state = hybrid.watcher.snapshot().groups[1]
     words = f"{state.used:,} pages used, {state.cached:,} cached, {state.lost_tokens:,} hit tokens lost"
     assert f"state layers: {words}" in out
 
@@ -123,18 +120,12 @@ def test_a_key_is_asked_for_and_refused_and_taken(top, load):
     ("url", "said"),
     [
         ("http://127.0.0.1:{closed}", "no server answers there ("),
-        *(
-            (url, "that is no address")
-            for url in ("nonsense", "http://[::1", "ftp://127.0.0.1", "http://a b", "http://")
-        ),
-        ("http://127.0.0.1:99999", "that is no address"),
+        *((url, "that is no address") for url in ("nonsense", "http://[::1", "ftp://127.0.0.1", "http://a b")),
+        *((url, "that is no address") for url in ("http://", "http://127.0.0.1:99999")),
     ],
 )
 def test_where_nothing_answers_or_no_address_is_given_one_line_says_so(top, url, said):
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = url.format(closed=closed.getsockname()[1])
-        status, out, err = top(url, "--once")
+    status, out, err = top(url.format(closed=free_port()), "--once")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert said in err
 

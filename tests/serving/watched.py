@@ -75,6 +75,10 @@ class Load:
         self.watcher.stepped(self.batch, outputs, now, now - began)
         return self.batch, outputs
 
+    def finish(self):
+        while self.engine.has_unfinished:
+            self.step()
+
     def abort(self, name):
         output = self.engine.abort(name)
         if output is not None:
@@ -89,8 +93,7 @@ def with_sessions(folder):
     engine = load.engine
     for name, length in (("research\x1fagent 0", 90), ("research\x1fagent 1", 170), ("\x1freader", 40)):
         engine.add_request(load._ids(length), SamplingParams(max_tokens=8, ignore_eos=True), session_id=name)
-        while engine.has_unfinished:
-            load.step()
+        load.finish()
     engine.hint(Hint(action="pin", session="research\x1fagent 0"))
     engine.hint(Hint(action="retain", session="research\x1fagent 0", priority=2, waits_for="tool"))
     engine.hint(Hint(action="retain", session="\x1freader", waits_for="person"))

@@ -40,18 +40,29 @@ class Memory:
         pass
 
 
+def begun(engine, prompt, id, max_tokens=6, **options):
+    """Add a request; the list in which its logits come to lie."""
+    logits = []
+    engine.on_logits = lambda of, _, row: logits.append(row.numpy().copy()) if of == id else None
+    engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), id=id, **options)
+    return logits
+
+
+def driven(engine):
+    """All outputs that are still to come."""
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    assert engine.check() == []
+    return outputs
+
+
 def ask(engine, prompt=PROMPT, id="a", max_tokens=6, **options):
     """Tokens, logits and cached tokens of an answer."""
-    logits = []
-    engine.on_logits = lambda _, place, row: logits.append(row.numpy().copy())
-    engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), id=id, **options)
-    tokens = []
-    while engine.has_unfinished:
-        for output in engine.step():
-            tokens += output.token_ids
-            usage = output.usage
-    assert engine.check() == []
-    return tokens, np.array(logits), usage.hit_tokens
+    logits = begun(engine, prompt, id, max_tokens, **options)
+    outputs = driven(engine)
+    tokens = [token for output in outputs for token in output.token_ids]
+    return tokens, np.array(logits), outputs[-1].usage.hit_tokens
 
 
 def assert_same(one, other):

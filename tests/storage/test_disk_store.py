@@ -84,21 +84,13 @@ def test_large_blocks_are_read_by_several_threads_and_end_before_the_first_that_
     store.close()
 
 
-def test_a_look_up_ends_at_the_first_block_that_is_not_there(open_store):
-    keys, store = keys_of("a", 4), open_store()
-    write(store, [keys[0], keys[1], keys[3]])
-    store.flush()
-    assert (store.look_up(keys), read(store, keys)) == (2, 2)
-    assert store.stats().missed == 1
-
-
-def test_blocks_of_another_model_are_kept_apart(open_store):
-    keys, ours = keys_of("a", 3), open_store()
-    write(ours, keys)
+def test_a_look_up_ends_at_the_first_block_that_is_not_there_and_finds_none_of_another_model(open_store):
+    keys, ours = keys_of("a", 4), open_store()
+    write(ours, [keys[0], keys[1], keys[3]])
     ours.flush()
     theirs = open_store(identity=b"another model".ljust(32))
-    assert (theirs.look_up(keys), read(theirs, keys)) == (0, 0)
-    assert ours.look_up(keys) == 3
+    for store, found, missed in ((ours, 2, 1), (theirs, 0, 4)):
+        assert (store.look_up(keys), read(store, keys), store.stats().missed) == (found, found, missed)
 
 
 def test_two_processes_on_one_folder_find_what_the_other_wrote_while_both_run(open_store):
@@ -263,39 +255,24 @@ def test_a_folder_that_is_removed_under_way_is_a_miss_and_stays_removed(open_sto
     assert (store.stats().failed, store.look_up(keys_of("b", 2)), folder.exists()) == (2, 0, False)
 
 
-def test_a_disk_that_is_full_loses_what_cannot_be_written_and_goes_on(open_store, monkeypatch):
-    store, is_full = open_store(), [True]
-    writev = os.writev
-
-    def short_of_space(number, parts):
-        if is_full[0]:
-            raise OSError(28, "No space left on device")
-        return writev(number, parts)
-
-    monkeypatch.setattr(os, "writev", short_of_space)
-    write(store, keys_of("a", 2))
-    store.flush()
-    assert (store.stats().failed, store.look_up(keys_of("a", 2))) == (2, 0)
-    is_full[0] = False
-    write(store, keys_of("a", 2))
-    store.flush()
-    assert read(store, keys_of("a", 2)) == 2
-
-
-def test_a_writer_without_memory_loses_what_it_cannot_write_and_goes_on(open_store, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("os.writev", OSError(28, "No space left on device")), ("paged.storage.disk_store.write_object", MemoryError())],
+)
+def test_a_writer_without_room_or_memory_loses_what_it_cannot_write_and_goes_on(open_store, monkeypatch, name, error):
     store, keys = open_store(), keys_of("a", 2)
 
     def fail(*_):
-        raise MemoryError
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("paged.storage.disk_store.write_object", fail)
+        patch.setattr(name, fail)
         write(store, keys)
         for _ in range(6000):
             if store.stats().failed == 2:
                 break
             time.sleep(0.01)
-    assert (store.stats().failed, store.stats().queued) == (2, 0)
+    assert (store.stats().failed, store.stats().queued, store.look_up(keys)) == (2, 0, 0)
     write(store, keys)
     store.flush()
     assert read(store, keys) == 2

@@ -5,6 +5,7 @@ import gc
 import random
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,11 @@ import pytest
 pytest.importorskip("torch")
 
 from paged import Engine, SamplingParams
-from paged.errors import BudgetTooSmall, InvalidConfig, UnsupportedByLayers, UnusableStore
 from paged.sampling.search_params import BeamSearchParams
-from paged.testing.engine_rig import EngineRig, alone
-from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
 from paged.testing.tiny_model import tiny_model
 
-from .asking import PROMPT, Memory, ask, assert_same  # noqa: TID252
+from ..shown import assert_refused, shown_in  # noqa: TID252
+from .asking import PROMPT, Memory, ask, assert_same, begun, driven  # noqa: TID252
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 from kill_disk import SPOILERS
@@ -36,14 +35,11 @@ def test_the_next_engine_finds_what_this_one_computed_and_answers_with_the_same_
     assert_same(found, expected)
     # The last block of a prompt that ends with it is not asked for: its last token is computed.
     assert (expected[2], found[2]) == (0, 40)
-    assert second.disk.stats().loaded == 10
-
-
-def test_the_next_turn_finds_answer_and_prompt(made, tmp_path):
-    first = made(disk_cache=tmp_path)
-    answer, *_ = ask(first, max_tokens=10)
-    first.close()
-    assert ask(made(disk_cache=tmp_path), PROMPT + answer + [1, 2, 3])[2] == 52
+    # What memory has is not read, and the next turn finds the answer, too.
+    assert ask(second, id="b")[2] == 40
+    assert (second.disk.stats().asked, second.disk.stats().loaded) == (10, 10)
+    second.close()
+    assert ask(made(disk_cache=tmp_path), [*PROMPT, *found[0], 1, 2, 3])[2] == 48
 
 
 @pytest.mark.parametrize("spoiler", SPOILERS, ids=lambda each: each.__name__[1:])
@@ -82,9 +78,7 @@ def test_others_go_on_while_a_request_waits_for_its_blocks(made, filled):
     store, expected = filled
     engine = made(store)
     store.may_read.clear()
-    logits = []
-    engine.on_logits = lambda id, _, row: logits.append(row.numpy().copy()) if id == "a" else None
-    engine.add_request(PROMPT, SamplingParams(max_tokens=6, ignore_eos=True), id="a")
+    logits = begun(engine, PROMPT, "a")
     engine.add_request([1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True), id="b")
     outputs = []
     while not any(each.finished for each in outputs):
@@ -92,10 +86,8 @@ def test_others_go_on_while_a_request_waits_for_its_blocks(made, filled):
     assert {each.id for each in outputs} == {"b"}
     assert (engine.scheduler.status("a"), engine.disk.is_loading) == ("loading", True)
     store.may_read.set()
-    while engine.has_unfinished:
-        outputs += engine.step()
+    assert driven(engine)[-1].usage.hit_tokens == 40
     assert np.array_equal(logits, expected[1])
-    assert outputs[-1].usage.hit_tokens == 40
 
 
 def test_blocks_that_come_too_late_are_computed_and_never_copied(made, monkeypatch):
@@ -140,27 +132,15 @@ def test_what_is_cheaper_to_compute_is_not_asked_for(made):
     assert ask(engine, id="c")[2] == 40
 
 
-def test_what_memory_has_is_not_read(made):
-    store = Memory()
-    engine = made(store)
-    ask(engine)
-    assert ask(engine, id="b")[2] == 40
-    assert engine.disk.stats().asked == 0
-
-
 def test_what_memory_lets_go_while_a_request_waits_is_read(made, filled):
     store, expected = filled
     engine = made(store, num_blocks=16, max_sequences=1)
     ask(engine)
-    logits = []
-    engine.on_logits = lambda id, _, row: logits.append(row.numpy().copy()) if id == "b" else None
-    engine.add_request([9] * 50, SamplingParams(max_tokens=6, ignore_eos=True), id="evicts")
-    engine.add_request(PROMPT, SamplingParams(max_tokens=6, ignore_eos=True), id="b")
-    before, outputs = engine.disk.stats().asked, []
-    while engine.has_unfinished:
-        outputs += engine.step()
+    begun(engine, [9] * 50, "evicts")
+    logits = begun(engine, PROMPT, "b")
+    before = engine.disk.stats().asked
+    assert driven(engine)[-1].usage.hit_tokens == 40
     assert np.array_equal(logits, expected[1])
-    assert outputs[-1].usage.hit_tokens == 40
     assert engine.disk.stats().asked > before
 
 
@@ -169,13 +149,11 @@ def test_a_request_that_gave_its_blocks_reads_them_when_it_returns_and_they_are_
     alone = {id: ask(made(), prompt, id, max_tokens=20)[0] for id, prompt in prompts.items()}
     engine = made(Memory(), num_blocks=14, policy="vllm")
     for id, prompt in prompts.items():
-        engine.add_request(prompt, SamplingParams(max_tokens=20, ignore_eos=True), id=id)
+        begun(engine, prompt, id, max_tokens=20)
     tokens, hits = {"a": [], "b": []}, {}
-    while engine.has_unfinished:
-        for output in engine.step():
-            tokens[output.id] += output.token_ids
-            if output.finished:
-                hits[output.id] = output.usage.hit_tokens
+    for output in driven(engine):
+        tokens[output.id] += output.token_ids
+        hits |= {output.id: output.usage.hit_tokens} if output.finished else {}
     assert (tokens, hits) == (alone, {"a": 0, "b": 0})
     assert engine.scheduler.stats().preemptions_recompute > 0
     assert engine.disk.stats().loaded > 0
@@ -217,18 +195,13 @@ def test_who_may_not_share_finds_nothing(made, filled, options):
     found = ask(made(store), **options)
     assert_same(found, expected)
     assert found[2] == 0
+    # A salted prompt is found by its salt.
+    assert ask(made(store), **options)[2] == (40 if "salt" in options else 0)
 
 
 def test_what_others_may_not_find_is_not_written(made):
-    store = Memory()
-    ask(made(store), writes_cache=False)
+    ask(made(store := Memory()), writes_cache=False)
     assert store.blocks == {}
-
-
-def test_a_salted_prompt_is_found_by_its_salt(made):
-    store = Memory()
-    ask(made(store), salt="a")
-    assert ask(made(store), salt="a")[2] == 40
 
 
 def test_several_answers_to_a_prompt_are_written_and_not_read(made):
@@ -237,10 +210,8 @@ def test_several_answers_to_a_prompt_are_written_and_not_read(made):
     params = SamplingParams(n=2, max_tokens=6, temperature=1.0, seed=1, ignore_eos=True)
     for nth in range(2):
         engine.add_request(PROMPT, params, id=f"{nth}")
-        while engine.has_unfinished:
-            engine.step()
+        driven(engine)
     assert len(store.blocks) in (13, 14)
-    assert engine.check() == []
 
 
 def test_a_search_writes_nothing_and_reads_nothing(made):
@@ -249,8 +220,7 @@ def test_a_search_writes_nothing_and_reads_nothing(made):
     for each in (store, empty):
         engine, before = made(each), len(each.blocks)
         engine.add_request(PROMPT, BeamSearchParams(beam_width=2, max_tokens=8), id="a")
-        while engine.has_unfinished:
-            engine.step()
+        driven(engine)
         assert (len(each.blocks), engine.disk.stats().asked) == (before, 0)
 
 
@@ -277,13 +247,10 @@ def test_a_batch_whose_rows_gave_blocks_up_before_it_ended_keeps_those_that_are_
     def answers(store, **options):
         engine = made(store, **options)
         for number in range(5):
-            engine.add_request(
-                PROMPT[number : number + 9], SamplingParams(max_tokens=24, ignore_eos=True), id=f"{number}"
-            )
+            begun(engine, PROMPT[number : number + 9], f"{number}", max_tokens=24)
         found = {}
-        while engine.has_unfinished:
-            for output in engine.step():
-                found.setdefault(output.id, []).extend(output.token_ids)
+        for output in driven(engine):
+            found.setdefault(output.id, []).extend(output.token_ids)
         return found, engine.scheduler.stats().preemptions
 
     store, plain = Memory(), Memory()
@@ -306,10 +273,8 @@ def test_late_blocks_of_a_request_that_ended_do_not_go_into_those_of_another(mad
         patch.setattr("paged.engine.disk_tier.PATIENCE_S", 0.0)
         store.may_read.clear()
         ask(engine)
-    logits = []
-    engine.on_logits = lambda id, _, row: logits.append(row.numpy().copy()) if id == "b" else None
     # It gets the row of the one that ended, and another one waits for its blocks.
-    engine.add_request(computed, SamplingParams(max_tokens=30, ignore_eos=True), id="b")
+    logits = begun(engine, computed, "b", max_tokens=30)
     for _ in range(5):
         engine.step()
     engine.add_request(in_store, SamplingParams(max_tokens=2, ignore_eos=True), id="c")
@@ -317,8 +282,7 @@ def test_late_blocks_of_a_request_that_ended_do_not_go_into_those_of_another(mad
         engine.step()
     assert engine.disk.is_loading and engine.scheduler.row_of("b") == 0
     store.may_read.set()
-    while engine.has_unfinished:
-        engine.step()
+    driven(engine)
     assert np.array_equal(logits, expected[1])
 
 
@@ -332,58 +296,10 @@ def test_another_model_finds_nothing(made, tmp_path):
         other.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"disk_cache_gb": 1.0}, InvalidConfig, "disk_cache_gb goes with disk_cache"),
-        ({"disk_cache": "a", "disk_cache_gb": 0}, InvalidConfig, "finite number above 0; got 0"),
-        ({"disk_cache": "a", "disk_cache_gb": float("nan")}, InvalidConfig, "finite number above 0; got nan"),
-        ({"disk_cache": ""}, InvalidConfig, 'disk_cache has to be a folder; got ""'),
-        ({"disk_cache": "a", "prefix_caching": False}, InvalidConfig, "got prefix_caching=False"),
-        ({"disk_cache": "a", "speculate": "draft"}, InvalidConfig, 'does not go with speculate="draft"'),
-        ({"disk_cache": "a", "disk_cache_gb": 1e-7}, BudgetTooSmall, "100 bytes does not hold one block"),
-        ({"disk_cache": "file"}, UnusableStore, "file: no disk cache"),
-    ],
-)
-def test_what_cannot_be_is_refused_by_name(tmp_path, monkeypatch, options, error, words):
+@pytest.mark.parametrize(("call", "shown"), shown_in("storage/refused_engines.txt", ">>>"))
+def test_an_engine_that_cannot_be_is_refused_by_name_and_leaves_nothing(tmp_path, monkeypatch, call, shown):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("a file")
-    with pytest.raises(error, match=words):
-        Engine(tiny_model(64), num_blocks=40, block_size=4, **options)
-
-
-@pytest.mark.parametrize("options", [{"disk_cache": "a"}, {"prefix_caching": False}, DRAFT])
-def test_a_store_of_ones_own_is_refused_where_it_does_nothing(made, tmp_path, monkeypatch, options):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidConfig, match="open_store"):
-        made(Memory(), **options)
-
-
-def test_layers_of_several_kinds_are_refused_by_name(tmp_path):
-    with pytest.raises(UnsupportedByLayers, match="disk_cache"):
-        Engine("hybrid", disk_cache=tmp_path)
-    assert [*tmp_path.iterdir()] == []
-
-
-@pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_answers_under_pressure_with_a_disk_are_those_without(tmp_path, steps_ahead):
-    # When blocks come is not the same twice, so that programs are drawn here, and not by Hypothesis, which runs them again.
-    loaded = 0
-    for seed in range(12):
-        drawn = random.Random(seed)
-        world = EngineWorld(
-            num_blocks=drawn.randint(6, 12), block_size=drawn.randint(1, 3), host_blocks=drawn.choice([0, 6])
-        )
-        alone_in = alone(build_engine, EngineWorld().ample(1))
-        rig = EngineRig(world, lambda world: build_engine(world, steps_ahead, disk_cache=tmp_path), reference=alone_in)
-        for number in range(8):
-            prompt = [drawn.randrange(2) for _ in range(drawn.randint(1, 9))]
-            rig.add(EngineRequest(id=f"r{number}", prompt=prompt, max_tokens=drawn.randint(1, 6)))
-            rig.step(drawn.randint(1, 4))
-            if drawn.random() < 0.2:
-                rig.abort(f"r{number}")
-        rig.drain()
-        rig.engine.disk.store.flush()
-        loaded += rig.engine.disk.stats().loaded
-        rig.engine.close()
-    assert loaded > 5
+    engine, own = partial(Engine, num_blocks=40, block_size=4), {"open_store": lambda identity, block_bytes: Memory()}
+    assert_refused(call, shown, {"engine": engine, "tiny": tiny_model(64), "own": own, "draft": DRAFT})
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
