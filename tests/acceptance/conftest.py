@@ -4,26 +4,22 @@ The engine stands in for a model: a slot of KV memory holds one number that depe
 a wrong block, a late copy or somebody else's slot shows as a wrong number.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import pytest
 
-from paged import Batch, BlockManager, Moves, Output, Request, Scheduler
+from paged import BlockManager, Request, Scheduler
 from paged.testing.snapshots import snapshot
-
-Tokens = dict[str, list[int]]
 
 
 @pytest.fixture
-def make_manager() -> Iterator[Callable[..., BlockManager]]:
+def make_manager():
     """Builds managers; each one must be free of violations when the test ends."""
-    made: list[BlockManager] = []
+    made = []
 
-    def make(num_blocks: int, block_size: int = 4, **options: Any) -> BlockManager:
+    def make(num_blocks, block_size=4, **options):
         made.append(BlockManager(num_blocks, block_size, **options))
         return made[-1]
 
@@ -32,22 +28,17 @@ def make_manager() -> Iterator[Callable[..., BlockManager]]:
         assert manager.check() == []
 
 
-def requests_of(request_of: Callable[..., Request], wishes: Mapping[str, Any]) -> list[Request]:
+def requests_of(request_of, wishes):
     """Requests by their ids: each a prompt as `request_of` takes it, or (prompt, max_tokens)."""
     return [request_of(id, *(wish if isinstance(wish, tuple) else (wish,))) for id, wish in wishes.items()]
 
 
 @pytest.fixture
-def make_scheduler(request_of: Callable[..., Request]) -> Iterator[Callable[..., Scheduler]]:
+def make_scheduler(request_of):
     """Builds schedulers on managers of their own, with these requests; each must be free of violations when the test ends."""
-    made: list[Scheduler] = []
+    made = []
 
-    def make(
-        num_blocks: int,
-        block_size: int = 4,
-        requests: Mapping[str, Any] = MappingProxyType({}),
-        **options: Any,
-    ) -> Scheduler:
+    def make(num_blocks, block_size=4, requests=MappingProxyType({}), **options):
         of_memory = options.keys() & {"host_blocks", "prefix_caching", "host_caching", "groups"}
         manager = BlockManager(num_blocks, block_size, **{name: options.pop(name) for name in of_memory})
         made.append(Scheduler(manager, **options))
@@ -61,16 +52,16 @@ def make_scheduler(request_of: Callable[..., Request]) -> Iterator[Callable[...,
 
 
 @pytest.fixture
-def unchanged() -> Callable[..., AbstractContextManager[None]]:
+def unchanged():
     """`with unchanged(subject):` whatever happens within leaves this manager, or scheduler, as it was."""
 
-    def state_of(subject: Any) -> Any:
+    def state_of(subject):
         if isinstance(subject, BlockManager):
             return snapshot(subject)
         return snapshot(subject.manager), subject.counts(), subject.waiting_ids(), subject.running_ids()
 
     @contextmanager
-    def unchanged(subject: Any) -> Iterator[None]:
+    def unchanged(subject):
         before = state_of(subject)
         yield
         assert state_of(subject) == before
@@ -79,10 +70,10 @@ def unchanged() -> Callable[..., AbstractContextManager[None]]:
 
 
 @pytest.fixture
-def compute() -> Callable[..., Moves]:
+def compute():
     """Takes a row's known tokens from unconfirmed to confirmed: what one step of a model would do to it."""
 
-    def compute(manager: BlockManager, row: int, count: int | None = None) -> Moves:
+    def compute(manager, row, count=None):
         if count is None:
             count = int(manager.rows.num_tokens[row] - manager.rows.num_computed[row])
         moves = manager.allocate([row], [count])
@@ -93,10 +84,10 @@ def compute() -> Callable[..., Moves]:
 
 
 @pytest.fixture
-def fill(compute: Callable[..., Moves]) -> Callable[..., int]:
+def fill(compute):
     """Opens a row for tokens and computes all of them; returns the row."""
 
-    def fill(manager: BlockManager, tokens: Any, namespace: Any = None) -> int:
+    def fill(manager, tokens, namespace=None):
         row = manager.add(tokens, namespace=namespace)
         compute(manager, row)
         return row
@@ -105,10 +96,10 @@ def fill(compute: Callable[..., Moves]) -> Callable[..., int]:
 
 
 @pytest.fixture
-def serve(compute: Callable[..., Moves]) -> Callable[..., Moves]:
+def serve(compute):
     """Computes a prompt and ends it; the moves of what that took."""
 
-    def serve(manager: BlockManager, tokens: Any, **how: Any) -> Moves:
+    def serve(manager, tokens, **how):
         row = manager.add(tokens, **how)
         moves = compute(manager, row)
         manager.free([row])
@@ -118,12 +109,10 @@ def serve(compute: Callable[..., Moves]) -> Callable[..., Moves]:
 
 
 @pytest.fixture
-def filled(
-    make_manager: Callable[..., BlockManager], fill: Callable[..., int]
-) -> Callable[..., tuple[BlockManager, int]]:
+def filled(make_manager, fill):
     """Builds a manager whose one row has computed these tokens; returns both."""
 
-    def filled(num_blocks: int, block_size: int, tokens: Any, **options: Any) -> tuple[BlockManager, int]:
+    def filled(num_blocks, block_size, tokens, **options):
         manager = make_manager(num_blocks, block_size, **options)
         return manager, fill(manager, tokens)
 
@@ -131,11 +120,11 @@ def filled(
 
 
 @pytest.fixture
-def request_of() -> Callable[..., Request]:
+def request_of():
     """Builds a request from a prompt, or from a prompt's length: then its tokens are nobody else's."""
     next_token = 1000
 
-    def build(id: str, prompt: Any, max_tokens: int = 1000, **options: Any) -> Request:
+    def build(id, prompt, max_tokens=1000, **options):
         nonlocal next_token
         if isinstance(prompt, int):
             prompt, next_token = list(range(next_token, next_token + prompt)), next_token + prompt
@@ -147,36 +136,36 @@ def request_of() -> Callable[..., Request]:
 class Step:
     """One step that was run: the batch, and the outputs of its update by request id (one sequence each)."""
 
-    def __init__(self, batch: Batch, outputs: list[Output]) -> None:
+    def __init__(self, batch, outputs):
         self.batch = batch
         self.outputs = {output.id: output for output in outputs}
 
     @property
-    def tokens(self) -> dict[str, int]:
+    def tokens(self):
         """Tokens scheduled, by request id."""
         return tokens_of(self.batch)
 
 
-def tokens_of(batch: Batch) -> dict[str, int]:
-    counts: dict[str, int] = {}
+def tokens_of(batch):
+    counts = {}
     for id, count in zip(batch.ids, batch.num_tokens, strict=True):
         counts[id] = counts.get(id, 0) + int(count)
     return counts
 
 
 @pytest.fixture
-def scheduled() -> Callable[[Batch], dict[str, int]]:
+def scheduled():
     """The tokens that a batch schedules, by request id, in the batch's order."""
     return tokens_of
 
 
 @pytest.fixture
-def step() -> Callable[..., Step]:
+def step():
     """Runs one step in which every row that samples gets the same token; nothing may be violated after it."""
 
-    def step(scheduler: Scheduler, token: int = 7, now: float = 0.0) -> Step:
+    def step(scheduler, token=7, now=0.0):
         batch = scheduler.schedule(now=now)
-        outputs: list[Output] = []
+        outputs = []
         if not batch.is_empty:
             outputs = list(scheduler.update(batch, np.full(int(batch.samples.sum()), token), now=now))
         assert scheduler.check() == []
@@ -186,11 +175,11 @@ def step() -> Callable[..., Step]:
 
 
 @pytest.fixture
-def run(step: Callable[..., Step]) -> Callable[..., list[Step]]:
+def run(step):
     """Steps a scheduler until nothing is unfinished; a hang is a failure. Returns the steps."""
 
-    def run(scheduler: Scheduler, token: int = 7, max_steps: int = 2000) -> list[Step]:
-        steps: list[Step] = []
+    def run(scheduler, token=7, max_steps=2000):
+        steps = []
         while scheduler.has_unfinished:
             assert len(steps) < max_steps, f"no end after {max_steps} steps: {scheduler.counts()}"
             steps.append(step(scheduler, token))
@@ -206,41 +195,37 @@ class NumberEngine:
     batches' changes make, and every token id with the request's own. `forward` may come after later batches were scheduled.
     """
 
-    def __init__(self, scheduler: Scheduler, vocabulary: int = 50) -> None:
+    def __init__(self, scheduler, vocabulary=50):
         manager = scheduler.manager
         self.scheduler = scheduler
         self.block_size = manager.block_size
         self.vocabulary = vocabulary
         self.device = np.full((manager.num_blocks, manager.block_size), -1, np.int64)
         self.host = np.full((max(manager.num_host_blocks, 1), manager.block_size), -1, np.int64)
-        self.known: dict[tuple[str, int], list[int]] = {}
-        self.tables: dict[tuple[int, int], int] = {}
+        self.known, self.tables, self.outputs = {}, {}, {}
         # What each place of each batch sampled, and tokens that rows computed before an update told them.
-        self.sampled: dict[tuple[int, int], int] = {}
-        self.early: dict[tuple[str, int, int], int] = {}
-        self.outputs: Tokens = {}
-        self.reasons: dict[str, str] = {}
+        self.sampled, self.early = {}, {}
 
-    def add(self, request: Request, now: float = 0.0) -> None:
+    def add(self, request, now=0.0):
         self.scheduler.add(request, now=now)
         for sequence in range(request.num_sequences):
             self.known[request.id, sequence] = [int(token) for token in request.prompt]
 
-    def numbers(self, tokens: list[int]) -> list[int]:
+    def numbers(self, tokens):
         numbers, number = [], 17
         for token in tokens:
             number = (number * 1_000_003 + token + 1) % 2_147_483_647
             numbers.append(number)
         return numbers
 
-    def load(self, batch: Batch, id: str, sequence: int = 0) -> None:
+    def load(self, batch, id, sequence=0):
         """Put the numbers of tokens computed elsewhere into the blocks that the batch names for them."""
         numbers = self.numbers(self.known[id, sequence])
         for _, first, block in batch.loads:
             part = numbers[first : first + self.block_size]
             self.device[block, : len(part)] = part
 
-    def move(self, moves: Moves) -> None:
+    def move(self, moves):
         """Make the copies; none may read what another of them writes, but for device blocks that go to the host first."""
         read_on_host, written_on_host = moves.host_to_device[:, 0], moves.device_to_host[:, 1]
         written = [*moves.host_to_device[:, 1].tolist(), *moves.device_to_device[:, 1].tolist()]
@@ -248,18 +233,15 @@ class NumberEngine:
         assert not set(written) & set(moves.device_to_device[:, 0].tolist())
         assert len(set(written_on_host.tolist())) == len(written_on_host)
         assert not set(read_on_host.tolist()) & set(written_on_host.tolist())
-        for source, destination in moves.device_to_host:
-            self.host[destination] = self.device[source]
-        for source, destination in moves.host_to_device:
-            self.device[destination] = self.host[source]
-        for source, destination in moves.device_to_device:
-            self.device[destination] = self.device[source]
+        self.host[moves.device_to_host[:, 1]] = self.device[moves.device_to_host[:, 0]]
+        self.device[moves.host_to_device[:, 1]] = self.host[moves.host_to_device[:, 0]]
+        self.device[moves.device_to_device[:, 1]] = self.device[moves.device_to_device[:, 0]]
 
-    def see_tables(self, batch: Batch) -> None:
+    def see_tables(self, batch):
         for row, column, block in zip(batch.table_rows, batch.table_columns, batch.table_blocks, strict=True):
             self.tables[int(row), int(column)] = int(block)
 
-    def forward(self, batch: Batch) -> list[int]:
+    def forward(self, batch):
         """Write the batch's numbers, attend, and return a token for each row that samples."""
         self.see_tables(batch)
         self.move(batch.moves)
@@ -283,7 +265,7 @@ class NumberEngine:
         self.sampled |= {(batch.number, i): token for i, token in zip(sampling, chosen, strict=True)}
         return chosen
 
-    def tokens_of(self, batch: Batch, i: int) -> list[int]:
+    def tokens_of(self, batch, i):
         """All tokens that row i of a batch attends to: known ones, and those that earlier batches sampled."""
         id, sequence, length = batch.ids[i], int(batch.sequences[i]), int(batch.seq_lens[i])
         tokens = self.known[id, sequence][:length]
@@ -296,23 +278,21 @@ class NumberEngine:
             self.early[id, sequence, position] = self.sampled[source, int(batch.source_places[t])]
         return tokens + [self.early[id, sequence, position] for position in range(len(tokens), length)]
 
-    def update(self, batch: Batch, tokens: list[int], now: float = 0.0) -> list[Output]:
+    def update(self, batch, tokens, now=0.0):
         outputs = list(self.scheduler.update(batch, np.array(tokens, np.int64), now=now))
         for output in outputs:
             self.known[output.id, output.sequence].extend(output.token_ids)
             self.outputs.setdefault(f"{output.id}/{output.sequence}", []).extend(output.token_ids)
-            if output.finish_reason is not None:
-                self.reasons[output.id] = output.finish_reason
         return outputs
 
-    def step(self, now: float = 0.0) -> Batch:
+    def step(self, now=0.0):
         batch = self.scheduler.schedule(now=now)
         if not batch.is_empty:
             self.update(batch, self.forward(batch), now)
         assert self.scheduler.check() == []
         return batch
 
-    def run(self, max_steps: int = 2000) -> Tokens:
+    def run(self, max_steps=2000):
         """Step until nothing is unfinished; the output tokens by "id/sequence"."""
         for _ in range(max_steps):
             if not self.scheduler.has_unfinished:
@@ -322,10 +302,10 @@ class NumberEngine:
 
 
 @pytest.fixture
-def make_engine(request_of: Callable[..., Request]) -> Callable[..., NumberEngine]:
+def make_engine(request_of):
     """Puts a NumberEngine around a scheduler, and adds these requests."""
 
-    def make(scheduler: Scheduler, requests: Mapping[str, Any] = MappingProxyType({})) -> NumberEngine:
+    def make(scheduler, requests=MappingProxyType({})):
         engine = NumberEngine(scheduler)
         for request in requests_of(request_of, requests):
             engine.add(request)

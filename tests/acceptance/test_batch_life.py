@@ -1,6 +1,8 @@
 """A batch's life: what is in flight, what an end makes of it, and what a cancel takes back."""
 
-from paged import Policy, Request, Scheduler
+import pytest
+
+from paged.errors import ForeignBatch
 
 
 def test_moves_that_did_not_run_go_into_the_next_batch(make_scheduler, make_engine):
@@ -42,6 +44,23 @@ def test_an_engine_that_does_not_end_empty_batches_still_hears_of_every_end(make
     assert not scheduler.has_unfinished
 
 
+def test_an_empty_batch_may_be_cancelled_by_its_scheduler_and_by_no_other(make_scheduler):
+    ours, other = make_scheduler(4, 4), make_scheduler(4, 4)
+    batch = ours.schedule()
+    assert batch.is_empty
+    ours.cancel(batch)
+    ours.cancel(batch)
+    for end in (other.cancel, lambda foreign: other.update(foreign, [])):
+        with pytest.raises(ForeignBatch):
+            end(batch)
+    assert ours.update(batch, []) is not None
+
+
+@pytest.mark.parametrize("row", ["x", None, 1.0, -1, 10**30])
+def test_what_is_no_row_serves_no_request(make_scheduler, row):
+    assert make_scheduler(8, 4).id_of(row) is None
+
+
 def test_what_is_confirmed_goes_before_what_a_later_batch_has_pending(make_manager):
     manager = make_manager(4, 2)
     first = manager.add([0, 1, 0, 1, 0, 1])
@@ -58,25 +77,3 @@ def test_what_is_confirmed_goes_before_what_a_later_batch_has_pending(make_manag
     assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
     manager.confirm()
     assert manager.table(second).tolist() == manager.table(first).tolist()[:1]
-
-
-def test_while_two_cancelled_batches_have_moves_to_run_nothing_is_written(make_manager):
-    policy = Policy(name="swaps", take="tail", preemption="swap")
-    scheduler = Scheduler(make_manager(7, 1, host_blocks=20, prefix_caching=False), policy=policy)
-    for name, length in {"z": 1, "a": 1, "b": 1, "e": 4}.items():
-        scheduler.add(Request(id=name, prompt=[1] * length, max_tokens=20))
-    scheduler.update(scheduler.schedule(), [], [0, 0, 0, 0])
-    scheduler.append("e", [9])
-    scheduler.append("a", [6])
-    first = scheduler.schedule()
-    scheduler.append("b", [6])
-    second = scheduler.schedule()
-    moves = [batch.moves.device_to_host.tolist() for batch in (first, second)]
-    assert all(moves)
-    scheduler.append("z", [6])
-    scheduler.cancel(second)
-    scheduler.cancel(first)
-    again = scheduler.schedule()
-    # The source of the second copy may be written only once it has been copied.
-    assert (again.moves.device_to_host.tolist(), len(again.slot_mapping)) == (moves[0], 0)
-    assert scheduler.schedule().moves.device_to_host.tolist() == moves[1]

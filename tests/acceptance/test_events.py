@@ -5,9 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from paged import Cleared, Stored
+from paged import Cleared, LayerGroup, RestartPoint, Stored
 
 A, B = list(range(8)), list(range(100, 108))
+HYBRID = [LayerGroup("full"), LayerGroup("state", pages=2)]
 
 
 def replay(events, contents=None):
@@ -55,23 +56,6 @@ def test_a_computed_prompt_is_stored_with_its_tokens_parent_and_hashes(make_mana
     assert manager.take_events() == []
 
 
-def test_what_moves_to_the_host_leaves_the_device_first(make_manager, serve):
-    manager = make_manager(2, 4, host_blocks=4, host_caching=True)
-    serve(manager, A)
-    (first,) = manager.take_events()
-    serve(manager, B)
-    told = [(type(event).__name__, event.tier) for event in manager.take_events()]
-    assert (told, first.tier) == ([("Removed", "device"), ("Stored", "host"), ("Stored", "device")], "device")
-
-
-def test_what_came_and_went_in_between_is_not_told(make_manager, serve):
-    manager = make_manager(2, 4)
-    manager.take_events()
-    for tokens in (A, B, A):
-        serve(manager, tokens)
-    assert [event.tokens.tolist() for event in manager.take_events()] == [A]
-
-
 def test_events_that_are_read_late_say_what_they_said_when_they_were_taken(make_manager, serve):
     readers = []
     for reads_at_once in (True, False):
@@ -85,17 +69,6 @@ def test_events_that_are_read_late_say_what_they_said_when_they_were_taken(make_
         readers.append([[(type(event), event.tier, event.hashes) for event in events] for events in taken])
     assert readers[0] == readers[1]
     assert sum(map(len, readers[0])) > 8
-
-
-def test_a_reset_is_told(make_manager, serve):
-    manager = make_manager(4, 4)
-    serve(manager, A)
-    manager.take_events()
-    serve(manager, B)
-    manager.reset_cache()
-    serve(manager, A)
-    cleared, stored = manager.take_events()
-    assert (cleared, stored.tokens.tolist()) == (Cleared(), A)
 
 
 def test_what_the_host_forgets_of_a_row_that_still_runs_is_told(make_manager, compute):
@@ -113,3 +86,28 @@ def test_what_the_host_forgets_of_a_row_that_still_runs_is_told(make_manager, co
     contents = replay(manager.take_events(), replay(told))
     assert ("host", manager.block_hashes(first)[0]) not in contents
     manager.free([first, other])
+
+
+def points(events):
+    """Lengths that were told, and whether a prompt can begin there."""
+    return [(event.length, event.is_stored) for event in events if isinstance(event, RestartPoint)]
+
+
+def test_full_layers_alone_tell_of_blocks_alone(make_manager, compute):
+    manager = make_manager(8, 4, groups=HYBRID[:1])
+    compute(manager, manager.add(range(17)))
+    assert [type(event) for event in manager.take_events(restart_points=True)] == [Stored]
+
+
+def test_a_prompt_can_begin_where_the_last_group_s_part_came_and_not_where_the_first_went(make_manager, compute):
+    manager = make_manager(40, 4, groups=HYBRID)
+    row = manager.add(range(17), keep_at=(8,))
+    compute(manager, row, 8)
+    # The state after 8 tokens is the row's own, and is overwritten; it is content when the next share was computed.
+    assert points(manager.take_events(restart_points=True)) == []
+    compute(manager, row, 9)
+    events = manager.take_events(restart_points=True)
+    assert RestartPoint(manager.block_hashes(row)[1], 8, tuple(HYBRID), True) in events and len(points(events)) == 1
+    manager.free([row])
+    manager.reset_cache()
+    assert [type(event) for event in manager.take_events(restart_points=True)] == [Cleared]

@@ -18,15 +18,12 @@ def given_back(manager, row, group=0):
 @pytest.mark.parametrize(
     ("group", "computed", "dropped"),
     [
-        # F1 and Q1
         (LayerGroup("window", 4), [0, 4, 5, 6, 7, 11], [0, 0, 1, 1, 2, 4]),
-        # Q2
         (LayerGroup("chunk", 4), [0, 4, 6, 12], [0, 2, 2, 6]),
     ],
+    ids=["F1, Q1", "Q2"],
 )
-def test_F1_Q1_Q2_a_front_goes_back_as_tokens_are_computed_and_the_table_keeps_its_length(
-    make_manager, group, computed, dropped
-):
+def test_F1_Q1_Q2_a_front_goes_back_and_the_table_keeps_its_length(make_manager, group, computed, dropped):
     manager = make_manager(11, 2, groups=[group], prefix_caching=False)
     row = manager.add(range(22))
     manager.reserve(row, 11)
@@ -39,16 +36,6 @@ def test_F1_Q1_Q2_a_front_goes_back_as_tokens_are_computed_and_the_table_keeps_i
         assert manager.group_pages(0, row).shape == (11, 1)
         assert manager.device.num_free == found[-1]
     assert found == dropped
-
-
-def test_F2_a_window_of_one_token_keeps_the_block_that_the_next_token_is_written_to(make_manager, compute):
-    manager = make_manager(4, 2, groups=[LayerGroup("window", 1)], prefix_caching=False)
-    row = manager.add(range(8))
-    compute(manager, row, 3)
-    assert given_back(manager, row) == 1
-    compute(manager, row, 1)
-    # The next token is the first of a block that is not there yet.
-    assert (given_back(manager, row), manager.device.num_used) == (2, 0)
 
 
 def test_F4_a_prompt_in_chunks_holds_a_bounded_number_of_blocks(make_manager):
@@ -93,14 +80,9 @@ def test_F6_Q5_what_is_said_to_be_lacking_is_what_is_drawn(make_manager, pages):
         assert manager.rows.num_computed[row] == length
 
 
+# (100 - 15) // 16, and 96 // 16
 @pytest.mark.parametrize(
-    ("group", "dropped"),
-    [
-        # Q3: (100 - 15) // 16
-        (LayerGroup("window", 16), 5),
-        # Q4: 96 // 16
-        (LayerGroup("chunk", 32), 6),
-    ],
+    ("group", "dropped"), [(LayerGroup("window", 16), 5), (LayerGroup("chunk", 32), 6)], ids=["Q3", "Q4"]
 )
 def test_Q3_Q4_a_step_ahead_frees_nothing_until_the_prompts_update(make_scheduler, group, dropped):
     scheduler = make_scheduler(20, 16, {"r": (100, 5)}, groups=[group], prefix_caching=False)
@@ -126,19 +108,3 @@ def test_a_cancel_gives_nothing_of_a_window_back_that_its_row_still_reads(make_s
         scheduler.cancel(scheduler.schedule())
         assert scheduler.manager.group_pages(0, row).tolist() == before
     assert given_back(scheduler.manager, row) == 2
-
-
-def test_a_batch_names_the_pages_of_each_group(make_scheduler):
-    groups = [LayerGroup("window", 4, pages=2), LayerGroup("full", pages=3)]
-    scheduler = make_scheduler(40, 2, {"a": (8, 5), "b": (3, 5)}, groups=groups, prefix_caching=False)
-    scheduler.update(scheduler.schedule(), np.array([7, 7]))
-    batch = scheduler.schedule()
-    window, full = (group.tables for group in batch.groups)
-    assert (window.dtype, full.dtype) == (np.int32, np.int32)
-    assert (window.shape, full.shape) == ((2, 5, 2), (2, 5, 3))
-    # Row a: 8 tokens computed, 9 launched; its next token attends to those from 5 on. Row b: 3 and 4, all of which it attends to.
-    assert (window[:, :, 0] >= 0).tolist() == [[False, False, True, True, True], [True, True, False, False, False]]
-    assert (full[:, :, 0] >= 0).tolist() == [[True] * 5, [True, True, False, False, False]]
-    pages = [page for table in (window, full) for page in table.reshape(-1).tolist() if page >= 0]
-    assert len(set(pages)) == len(pages) == scheduler.manager.device.num_used
-    assert max(pages) < 40

@@ -1,11 +1,14 @@
 """When waiting requests will be let in: by hand where all lengths are known, and against what then happens."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from paged import POLICIES, BlockManager, Policy, Request, Scheduler
 from paged.engine.forecast import forecast
+from paged.errors import InvalidRequest, NeverFits
 from paged.testing.snapshots import snapshot
 
 PLAIN = Policy(name="plain")
@@ -81,32 +84,31 @@ def test_of_a_long_queue_what_is_cached_is_foreseen_by_its_first_requests():
     assert scheduler.outlook().todo.tolist() == [20, 4] * 32 + [12, 24]
 
 
-def test_with_one_seat_each_waits_for_all_before_it():
-    scheduler = make(max_sequences=1)
-    for name in "abc":
-        add(scheduler, name, 4, 5)
+BY_HAND = {
     # A prompt of 4 and 4 decodes each; the fifth output is not computed.
-    assert of(scheduler) == ([0, 5, 10], [0, 8, 16])
-    step(scheduler)
-    step(scheduler)
-    assert of(scheduler) == ([3, 8], [3, 11])
-
-
-def test_with_room_for_all_the_budget_decides():
-    scheduler = make(max_tokens_per_step=10)
-    for name, prompt in (("a", 8), ("b", 5), ("c", 21), ("d", 1)):
-        add(scheduler, name, prompt, 50)
+    "with one seat each waits for all before it": ({"max_sequences": 1}, [(4, 5)] * 3, [0, 5, 10], [0, 8, 16]),
     # Step 0: a 8, b 2. Step 1: a's decode, b 3, c 6. Step 2: a, b, c 8; step 3: a, b, c 7 and d 1.
-    assert of(scheduler) == ([0, 0, 1, 3], [0, 0, 10, 30])
-
-
-def test_memory_is_waited_for():
-    scheduler = make(num_blocks=22)
-    for name, prompt, outputs in (("a", 8, 4), ("b", 8, 7), ("c", 8, 1), ("d", 3, 3)):
-        add(scheduler, name, prompt, outputs)
+    "with room for all the budget decides": (
+        {"max_tokens_per_step": 10}, [(8, 50), (5, 50), (21, 50), (1, 50)], [0, 0, 1, 3], [0, 0, 10, 30],
+    ),
     # "c" needs 8 of 22: after 4 steps "a" is gone, and "b" holds 12. "d" follows when "c" is gone, a step later.
-    assert of(scheduler) == ([0, 0, 4, 5], [0, 0, 22, 31])
-    assert what_happens(scheduler) == ([0, 0, 4, 5], [0, 0, 22, 31])
+    "memory is waited for": ({"num_blocks": 22}, [(8, 4), (8, 7), (8, 1), (3, 3)], [0, 0, 4, 5], [0, 0, 22, 31]),
+    "prompts that are not split wait for a step with room": (
+        {"policy": Policy(name="whole prompts", chunked=False), "max_tokens_per_step": 10},
+        [(6, 50), (6, 50), (3, 50)], [0, 1, 1], [0, 6, 6],
+    ),
+    "prompts of one static batch are not bounded by the budget": (
+        {"policy": "static", "max_tokens_per_step": 10}, [(8, 2)] * 3, [0, 0, 0], [0, 0, 0],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "requests", "steps", "tokens"), BY_HAND.values(), ids=BY_HAND)
+def test_what_is_foreseen_by_hand_is_what_happens(sizes, requests, steps, tokens):
+    scheduler = make(**sizes)
+    for name, request in zip("abcd", requests, strict=False):
+        add(scheduler, name, *request)
+    assert of(scheduler) == what_happens(scheduler) == (steps, tokens)
 
 
 def test_what_is_reserved_is_foreseen_to_be_reserved():
@@ -117,20 +119,6 @@ def test_what_is_reserved_is_foreseen_to_be_reserved():
     assert of(scheduler) == ([0, 0, 3], [0, 0, 12])
 
 
-def test_prompts_that_are_not_split_wait_for_a_step_with_room():
-    policy = Policy(name="whole prompts", chunked=False)
-    scheduler = make(policy=policy, max_tokens_per_step=10)
-    for name, prompt in (("a", 6), ("b", 6), ("c", 3)):
-        add(scheduler, name, prompt, 50)
-    assert of(scheduler) == ([0, 1, 1], [0, 6, 6])
-    assert what_happens(scheduler) == ([0, 1, 1], [0, 6, 6])
-
-
-@pytest.mark.parametrize("policy", ["static", "orca-max", "tgi", "paged"])
-def test_an_idle_scheduler_admits_at_once_what_fits_together(policy):
-    assert of(make(policy=policy, max_tokens_per_step=10), more=2, prompt_len=5, output_len=7) == ([0, 0], [0, 0])
-
-
 def test_a_batch_that_none_joins_begins_whole_when_the_one_before_has_ended():
     scheduler = make(policy="static", num_blocks=40, max_sequences=3, max_tokens_per_step=10)
     # Prompts longer than a step go together; steps of prompts are not counted.
@@ -139,32 +127,6 @@ def test_a_batch_that_none_joins_begins_whole_when_the_one_before_has_ended():
         add(scheduler, name, 2, outputs)
     # Three seats. "a" ends first, and nothing takes its seat.
     assert of(scheduler)[0] == what_happens(scheduler)[0] == [0, 0, 0, 5, 5]
-
-
-def test_prompts_of_one_static_batch_are_not_bounded_by_the_budget():
-    scheduler = make(policy="static", max_tokens_per_step=10)
-    for name in "abc":
-        add(scheduler, name, 8, 2)
-    assert of(scheduler) == what_happens(scheduler) == ([0, 0, 0], [0, 0, 0])
-
-
-def test_further_requests_come_behind_the_queue():
-    scheduler = make(max_sequences=1)
-    add(scheduler, "a", 4, 5)
-    assert of(scheduler, more=2, prompt_len=3, output_len=7) == ([0, 5, 12], [0, 8, 17])
-    assert of(make(), more=2, prompt_len=3, output_len=7) == ([0, 0], [0, 0])
-
-
-def test_a_preempted_request_is_foreseen_to_return_first():
-    scheduler = make(num_blocks=12, policy=Policy(name="tails", take="tail"))
-    for name in "ab":
-        add(scheduler, name, 4, 8)
-    add(scheduler, "c", 3, 1)
-    while not (batch := step(scheduler)).preempted:
-        pass
-    assert batch.preempted[0][0] == "b" and scheduler.status("b") == "paused"
-    steps, _ = of(scheduler)
-    assert steps == what_happens(scheduler)[0]
 
 
 def test_requests_that_wait_for_append_are_left_out():
@@ -219,33 +181,30 @@ POLICY = st.sampled_from(sorted(POLICIES))
 @given(
     wishes=WISHES,
     policy=POLICY,
-    pool=st.tuples(st.integers(8, 40), st.sampled_from([1, 2, 4]), st.sampled_from([0, 8])),
-    limits=st.tuples(st.sampled_from([4, 8, 64]), st.sampled_from([2, 3, 8]), st.sampled_from([None, 3])),
+    pool=st.tuples(st.integers(8, 40), st.sampled_from([1, 2, 4])),
+    limits=st.fixed_dictionaries(
+        {
+            "max_tokens_per_step": st.sampled_from([4, 8, 64]),
+            "max_sequences": st.sampled_from([2, 3, 8]),
+            "max_chunk": st.sampled_from([None, 3]),
+        }
+    ),
+    host_blocks=st.sampled_from([0, 8]),
     num_steps=st.integers(0, 12),
     more=st.integers(0, 3),
 )
-def test_it_rises_in_the_order_of_the_queue_and_asking_changes_nothing(wishes, policy, pool, limits, num_steps, more):
+def test_it_rises_in_the_order_of_the_queue_and_asking_changes_nothing(
+    wishes, policy, pool, limits, host_blocks, num_steps, more
+):
     """Two schedulers decide alike, down to the ids of blocks, though one of them is asked before every step."""
-    batches, budget_seats_chunk = (
-        [],
-        dict(zip(("max_tokens_per_step", "max_sequences", "max_chunk"), limits, strict=True)),
-    )
+    runs = []
     for is_asked in (False, True):
-        manager = BlockManager(pool[0], pool[1], host_blocks=pool[2])
-        scheduler = Scheduler(manager, policy=policy, max_model_len=24, **budget_seats_chunk)
+        manager = BlockManager(*pool, host_blocks=host_blocks)
+        scheduler = Scheduler(manager, policy=policy, max_model_len=24, **limits)
         for number, (prompt, outputs, num_sequences, is_known) in enumerate(wishes):
-            expected = outputs if is_known else None
-            request = Request(
-                id=str(number),
-                prompt=[number % 3] * prompt,
-                max_tokens=outputs,
-                num_sequences=num_sequences,
-                expected_tokens=expected,
-            )
-            try:
-                scheduler.add(request)
-            except ValueError:
-                continue
+            fields = {"num_sequences": num_sequences, "expected_tokens": outputs if is_known else None}
+            with suppress(NeverFits, InvalidRequest):
+                scheduler.add(Request(id=str(number), prompt=[number % 3] * prompt, max_tokens=outputs, **fields))
         decided = []
         for _ in range(num_steps):
             if is_asked:
@@ -255,8 +214,8 @@ def test_it_rises_in_the_order_of_the_queue_and_asking_changes_nothing(wishes, p
                     assert (rising >= 0).all() and (np.diff(rising) >= 0).all()
             batch = step(scheduler)
             decided.append((list(batch.ids), batch.slot_mapping.tolist(), batch.token_ids.tolist(), batch.admitted))
-        batches.append((decided, snapshot(scheduler.manager), scheduler.counts()))
-    assert batches[0] == batches[1]
+        runs.append((decided, snapshot(scheduler.manager), scheduler.counts()))
+    assert runs[0] == runs[1]
 
 
 def errors(policy, *, at_step, is_told=True, seed=1, num_requests=400):

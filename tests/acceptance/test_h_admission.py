@@ -8,22 +8,16 @@ from paged.errors import NeverFits, WaitingFull
 
 @pytest.mark.parametrize("num_blocks", [8, 40, 80])
 @pytest.mark.parametrize("share", [0, 0.5])
-def test_H1_never_is_what_an_empty_pool_could_not_hold_and_the_watermark_only_delays(
-    make_manager, fill, num_blocks, share
-):
+def test_H1_never_is_what_no_empty_pool_holds_and_a_watermark_delays(make_manager, fill, num_blocks, share):
     # A peer answers NEVER when the watermark would be touched; ours answers LATER.
     manager = make_manager(num_blocks, 16)
     watermark = int(share * num_blocks)
-    for need in range(1, num_blocks + 3):
-        expected = Admission.OK if need <= num_blocks else Admission.NEVER
-        assert manager.admission(need, watermark=watermark) is expected
-    fill(manager, range(16))
-    for need in range(1, num_blocks + 3):
-        if need > num_blocks:
-            expected = Admission.NEVER
-        else:
-            expected = Admission.OK if need + watermark <= num_blocks - 1 else Admission.LATER
-        assert manager.admission(need, watermark=watermark) is expected
+    for used in (0, 1):
+        for need in range(1, num_blocks + 3):
+            has_room = not used or need + watermark <= num_blocks - used
+            expected = Admission.NEVER if need > num_blocks else Admission.OK if has_room else Admission.LATER
+            assert manager.admission(need, watermark=watermark) is expected
+        fill(manager, range(16))
 
 
 HALF = Policy(name="half", composition="in_order", watermark=0.5)
@@ -43,11 +37,8 @@ def test_H3_a_watermark_delays_the_second_and_is_no_refusal(make_scheduler, step
     step(scheduler)
     assert scheduler.status("first") == "finished"
     assert step(scheduler).tokens == {"second": 24}
-
-
-def test_H3_what_leaves_the_watermark_whole_is_admitted(make_scheduler, step):
-    scheduler = make_scheduler(20, 4, {"first": 20, "second": 20}, policy=HALF)
-    assert step(scheduler).tokens == {"first": 20, "second": 20}
+    whole = make_scheduler(20, 4, {"first": 20, "second": 20}, policy=HALF)
+    assert step(whole).tokens == {"first": 20, "second": 20}
 
 
 def test_H4_a_watermark_is_not_kept_from_decoding(make_scheduler, run):
@@ -74,19 +65,14 @@ def test_H5_a_prompt_without_room_for_an_output_is_refused_with_the_numbers(make
     assert (stats.computed_tokens, stats.preemptions_recompute, stats.preemptions_swap) == (1007, 0, 0)
 
 
-def test_H6_a_sequence_that_reaches_the_pools_end_stops_there(make_scheduler, run):
-    scheduler = make_scheduler(63, 16, {"grows": (1000, 24)})
-    steps = run(scheduler)
+@pytest.mark.parametrize(("prompt", "max_model_len", "num_outputs"), [(1000, None, 8), (30, 40, 10)], ids=["H6", "H7"])
+def test_H6_H7_a_sequence_stops_at_the_end_of_the_pool_or_model(
+    make_scheduler, run, prompt, max_model_len, num_outputs
+):
+    steps = run(scheduler := make_scheduler(63, 16, {"grows": (prompt, 24)}, max_model_len=max_model_len))
     tokens = [token for step in steps for token in step.outputs["grows"].token_ids]
-    assert (tokens, steps[-1].outputs["grows"].finish_reason) == ([7] * 8, "length")
+    assert (tokens, steps[-1].outputs["grows"].finish_reason) == ([7] * num_outputs, "length")
     assert scheduler.stats().max_preemptions == 0
-
-
-def test_H7_a_sequence_stops_at_the_models_length(make_scheduler, run):
-    scheduler = make_scheduler(63, 16, {"grows": (30, 24)}, max_model_len=40)
-    steps = run(scheduler)
-    assert sum(len(step.outputs["grows"].token_ids) for step in steps) == 10
-    assert steps[-1].outputs["grows"].finish_reason == "length"
 
 
 @pytest.mark.parametrize("length", [48, 33, 32])
@@ -102,8 +88,8 @@ def test_H8_a_prompt_over_the_models_length_is_refused_and_never_scheduled(make_
 def test_H10_a_request_whose_prefix_is_still_loading_holds_its_whole_reservation(make_scheduler, request_of, run, step):
     scheduler = make_scheduler(9, 4)
     # 8 and 5 blocks in all, 4 of each computed elsewhere.
-    scheduler.add(request_of("a", 30, max_tokens=2, num_computed=16))
-    scheduler.add(request_of("b", 18, max_tokens=2, num_computed=16))
+    for name, length in (("a", 30), ("b", 18)):
+        scheduler.add(request_of(name, length, max_tokens=2, num_computed=16))
     batch = scheduler.schedule()
     assert (scheduler.status("a"), scheduler.status("b")) == ("loading", "waiting")
     assert (len(batch.rows), batch.loads[:, 1].tolist()) == (0, [0, 4, 8, 12])
@@ -113,10 +99,7 @@ def test_H10_a_request_whose_prefix_is_still_loading_holds_its_whole_reservation
     assert step(scheduler).tokens == {"a": 14}
     assert scheduler.status("b") == "waiting"
     step(scheduler)
-    assert scheduler.status("a") == "finished"
-    batch = scheduler.schedule()
-    assert scheduler.status("b") == "loading"
-    scheduler.update(batch, [])
+    assert (scheduler.status("a"), step(scheduler).tokens, scheduler.status("b")) == ("finished", {}, "loading")
     scheduler.loaded("b", 16)
     run(scheduler)
     assert scheduler.stats().max_preemptions == 0
@@ -140,18 +123,3 @@ def test_H14_a_group_is_admitted_whole_or_not_at_all(make_scheduler, request_of,
     # All four are in: each prompt is one block, and the last token of it is everyone's own to compute.
     step(scheduler)
     assert len(scheduler.rows_of("group")) == 4
-
-
-def test_H15_a_group_of_more_sequences_than_run_at_once_is_refused(make_scheduler, request_of):
-    scheduler = make_scheduler(40, 4, max_sequences=4)
-    with pytest.raises(PagedError, match="4"):
-        scheduler.add(request_of("group", 4, num_sequences=5))
-    assert not scheduler.has_unfinished
-
-
-def test_H16_what_is_cached_helps_a_request_in(make_scheduler, request_of, step):
-    # "late" wants 4 blocks, 3 of which "early" holds with the same content: one is free, and one is enough.
-    scheduler = make_scheduler(5, 4, {"early": ([*range(12), 50], 3)}, policy="vllm")
-    step(scheduler)
-    scheduler.add(request_of("late", [*range(12), 60], max_tokens=3))
-    assert step(scheduler).tokens == {"early": 1, "late": 1}

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from paged import Costs, LayerGroup, Retention
+from paged import Costs, LayerGroup
 
 FULL, STATE, WINDOW = LayerGroup("full"), LayerGroup("state", pages=3), LayerGroup("window", 5, pages=2)
 A, B, C = (list(range(first, first + 8)) for first in (0, 100, 200))
@@ -61,16 +61,6 @@ def test_a_state_and_the_full_blocks_before_it_come_back_together(make, serve):
     assert scheduler.stats().host_hit_tokens == 8
 
 
-def test_a_window_brings_only_the_blocks_that_it_reaches_back_to(make, serve):
-    scheduler = make(10, [FULL, WINDOW])
-    serve(scheduler, [*A, 8, 9, 10, 11])
-    for prompt in (B, C):
-        serve(scheduler, [*prompt, 8, 9, 10, 11])
-    # All three full blocks, and the last one of the window, of two pages: four tokens before the next one are in it.
-    start, copies = serve(scheduler, [*A, 8, 9, 10, 11, 12])
-    assert (start, copies["host_to_device"]) == (12, 5)
-
-
 def test_pages_of_full_blocks_and_windows_that_the_device_has_too_go_first_on_the_host(make, serve):
     scheduler = make(10, [FULL, WINDOW], host_blocks=16)
     a, b, c, d = (list(range(first, first + 12)) for first in (0, 100, 200, 300))
@@ -89,15 +79,6 @@ def test_what_a_window_passed_and_kept_while_pages_were_free_does_not_go_to_the_
         serve(scheduler, [*prompt, 8, 9, 10, 11])
     # Of A and B: what the window needs after 8 tokens and after 12, one block each, and not the one before.
     assert on_host(scheduler)[1] == 8
-
-
-def test_a_hit_has_parts_of_both_tiers(make, serve):
-    scheduler = make(9, [FULL, STATE])
-    serve(scheduler, A)
-    serve(scheduler, B)
-    # One full block of A is still there.
-    start, copies = serve(scheduler, [*A, 9])
-    assert (start, copies["host_to_device"]) == (8, 4)
 
 
 @pytest.mark.parametrize(("pages", "start"), [(3, 8), (5, 8), (6, 0), (7, 0)])
@@ -131,31 +112,3 @@ def test_the_end_of_a_row_within_a_block_goes_to_the_host_and_comes_back(make, s
     start, copies = serve(scheduler, [*A, 8, 9, 10])
     # Two full blocks, the partial one, and its state; the partial block is copied before it is written.
     assert (start, copies["host_to_device"], copies["device_to_device"]) == (9, 6, 1)
-
-
-def test_states_go_when_the_full_blocks_before_them_are_on_neither_tier(make, serve):
-    # The host has room for a full block or two beside one state.
-    scheduler = make(9, [FULL, STATE], host_blocks=5)
-    for prompt in (A, B, C):
-        serve(scheduler, prompt)
-        assert sum(on_host(scheduler)) <= 5
-    assert scheduler.manager.lookup([*A, 9]).host_tokens == 0
-
-
-def test_where_a_turn_ended_is_kept_no_longer_than_the_blocks_before_it(make, serve):
-    scheduler = make(14, [FULL, STATE])
-    serve(scheduler, [*A, 8, 9], session_id="s")
-    # The next turn begins anew: what the last one left is retained no longer, its end within a block neither.
-    serve(scheduler, B[:4], session_id="s")
-    for first in range(100, 108):
-        # With a check after each step: no node is on the device without the one before it.
-        serve(scheduler, [first, *C])
-
-
-def test_after_a_reset_the_end_of_a_retention_changes_no_other_content(make, serve):
-    scheduler = make(14, [FULL, STATE])
-    serve(scheduler, [*A, 8, 9], session_id="s")
-    assert scheduler.manager.reset_cache()
-    serve(scheduler, [*B, 8, 9], retention=Retention(priority=2))
-    # The turn ends with a check.
-    serve(scheduler, C[:4], session_id="s")

@@ -5,16 +5,15 @@ import pytest
 from paged import POLICIES, Request
 
 
-def order_of_admission(steps):
-    return [id for step in steps for id in step.batch.admitted]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
-def test_K2_equal_priorities_come_in_order_of_arrival(make_scheduler, request_of, run, policy):
+def test_K2_K5_one_at_a_time_they_come_by_priority_and_equal_ones_by_arrival(make_scheduler, request_of, run, policy):
     scheduler = make_scheduler(20, 4, policy=policy, max_sequences=1)
-    for number, arrival in enumerate([3.0, 1.0, 2.0]):
-        scheduler.add(request_of(f"r{number}", 4, max_tokens=1), now=arrival)
-    assert order_of_admission(run(scheduler)) == ["r1", "r2", "r0"]
+    for number, (priority, arrival) in enumerate(
+        [(2, 3.0), (2, 1.0), (2, 2.0), *((p, 0.0) for p in (5, 1, 8, 3, 7, 4, 6))]
+    ):
+        scheduler.add(request_of(f"p{priority} {number}", 4, max_tokens=1, priority=priority), now=arrival)
+    order = [id for step in run(scheduler) for id in step.batch.admitted]
+    assert order == ["p1 4", "p2 1", "p2 2", "p2 0", "p3 6", "p4 8", "p5 3", "p6 9", "p7 7", "p8 5"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -25,14 +24,6 @@ def test_K4_with_two_places_the_first_two_run_and_the_rest_wait_in_order(make_sc
         scheduler.add(request_of(f"r{number}", 4, max_tokens=40, priority=priority))
     assert step(scheduler).tokens == {"r3": 4, "r1": 4}
     assert (set(scheduler.running_ids()), scheduler.waiting_ids()) == ({"r3", "r1"}, ["r2", "r0"])
-
-
-def test_K5_one_at_a_time_they_come_sorted(make_scheduler, request_of, run):
-    priorities = [5, 1, 8, 3, 2, 7, 4, 6]
-    scheduler = make_scheduler(20, 4, max_sequences=1)
-    for priority in priorities:
-        scheduler.add(request_of(f"p{priority}", 4, max_tokens=1, priority=priority))
-    assert order_of_admission(run(scheduler)) == [f"p{priority}" for priority in sorted(priorities)]
 
 
 def test_K7_a_head_that_does_not_fit_keeps_its_place(make_scheduler, request_of, step):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from paged import POLICIES
 from paged.errors import NeverFits
 from paged.study import static
 
@@ -47,22 +46,9 @@ def test_a_static_batch_is_as_large_as_its_longest_rows_allow(make_scheduler, re
     assert (drawn(scheduler, "a"), drawn(scheduler, "b")) == ([2], [2])
 
 
-def test_a_static_group_is_preallocated_to_the_one_of_its_sequences_that_was_appended_to(
-    make_scheduler, request_of, step
-):
-    scheduler = make_scheduler(9, 4, {"idle": (10, 6)}, policy="static")
-    scheduler.update(scheduler.schedule(), [], [0])
-    scheduler.add(request_of("group", 2, max_tokens=2, num_sequences=3))
-    scheduler.append("group", [5, 5, 5], 0)
-    # 7, 4 and 4 tokens at most; "idle", which waits for append(), has to give up its four blocks.
-    step(scheduler)
-    assert drawn(scheduler, "group") == [2, 2, 2]
-
-
-def test_the_budget_splits_a_static_batchs_first_forward_and_nobody_runs_ahead(make_scheduler, request_of, run):
-    scheduler = make_scheduler(20, 4, policy="static", max_tokens_per_step=4, prefix_caching=False)
-    scheduler.add(request_of("a", 3, max_tokens=2))
-    scheduler.add(request_of("b", 3, max_tokens=2))
+def test_the_budget_splits_a_static_batchs_first_forward_and_nobody_runs_ahead(make_scheduler, run):
+    requests = {"a": (3, 2), "b": (3, 2)}
+    scheduler = make_scheduler(20, 4, requests, policy="static", max_tokens_per_step=4, prefix_caching=False)
     assert tokens_of(run(scheduler)) == [{"a": 3, "b": 1}, {"b": 2}, {"a": 1, "b": 1}]
 
 
@@ -80,15 +66,13 @@ def test_orca_max_gives_each_a_region_of_the_models_context(make_scheduler, requ
 def test_a_region_that_is_not_there_is_named_though_as_many_blocks_are_free(make_scheduler, request_of, step):
     # Two regions of 2 in 7 blocks: 4 | 2 | 1 becomes 2 taken, 2 taken and free, 1.
     scheduler = make_scheduler(7, 4, policy="orca-oracle", prefix_caching=False)
-    scheduler.add(request_of("a", 4, max_tokens=4, expected_tokens=4))
-    scheduler.add(request_of("b", 4, max_tokens=4, expected_tokens=4))
-    scheduler.add(request_of("c", 8, max_tokens=4, expected_tokens=4))
+    for name, length in (("a", 4), ("b", 4), ("c", 8)):
+        scheduler.add(request_of(name, length, max_tokens=4, expected_tokens=4))
     assert step(scheduler).tokens == {"a": 4, "b": 4}
     answer = scheduler.explain("c")
     assert (answer.blocks_needed, answer.blocks_free) == (3, 3)
-    assert "1 contiguous region of 3 blocks, rounded up to a power of two; the largest that is free has 2" in str(
-        answer
-    )
+    words = "1 contiguous region of 3 blocks, rounded up to a power of two; the largest that is free has 2"
+    assert words in str(answer)
 
 
 @pytest.mark.parametrize(
@@ -115,19 +99,13 @@ def test_what_is_reserved_at_once_is_drawn(make_scheduler, request_of, step, pol
 
 
 @pytest.mark.parametrize("policy", ["orca-oracle", "orca-pow2"])
-def test_a_hint_that_was_too_small_costs_a_preemption_and_then_max_tokens_are_reserved(
-    make_scheduler, request_of, run, policy
-):
+def test_after_a_hint_that_was_too_small_max_tokens_are_reserved(make_scheduler, request_of, run, policy):
     scheduler = make_scheduler(8, 4, policy=policy, prefix_caching=False)
-    scheduler.add(request_of("a", 8, max_tokens=12, expected_tokens=8))
-    scheduler.add(request_of("b", 8, max_tokens=12, expected_tokens=8))
-    steps = run(scheduler)
-    assert [sum(len(step.outputs[name].token_ids) for step in steps if name in step.outputs) for name in "ab"] == [
-        12,
-        12,
-    ]
+    for name in "ab":
+        scheduler.add(request_of(name, 8, max_tokens=12, expected_tokens=8))
+    run(scheduler)
     stats = scheduler.stats()
-    assert (stats.preemptions, stats.max_preemptions, stats.finished) == (1, 1, 2)
+    assert (stats.preemptions, stats.max_preemptions, stats.finished, stats.output_tokens) == (1, 1, 2, 24)
 
 
 @pytest.mark.parametrize("policy", ["orca-max", "orca-pow2", "orca-oracle"])
@@ -160,15 +138,6 @@ def test_a_group_takes_a_region_for_each_of_its_sequences(make_scheduler, reques
     assert drawn(scheduler, "fits") == [3, 3, 3]
 
 
-def test_tgi_computes_prompts_or_decodes_and_never_both(make_scheduler, request_of, run):
-    scheduler = make_scheduler(64, 4, policy="tgi", max_tokens_per_step=16)
-    for number in range(6):
-        scheduler.add(request_of(f"r{number}", 8, max_tokens=3 + number))
-    for step in run(scheduler):
-        counts = set(step.tokens.values())
-        assert counts in ({1}, {8})
-
-
 def test_tgi_lets_newcomers_interrupt_when_there_are_enough_of_them(make_scheduler, request_of, step):
     scheduler = make_scheduler(80, 4, policy="tgi")
     for name in "abcde":
@@ -188,18 +157,6 @@ def test_tgi_lets_newcomers_interrupt_when_there_are_enough_of_them(make_schedul
     assert len(step(scheduler).tokens) == 11
 
 
-def test_tgi_lets_newcomers_in_after_20_steps_all_the_same(make_scheduler, request_of, step):
-    scheduler = make_scheduler(64, 4, policy="tgi")
-    for name in "abcde":
-        scheduler.add(request_of(name, 4, max_tokens=40))
-    step(scheduler)
-    scheduler.add(request_of("new", 4, max_tokens=4))
-    for _ in range(20):
-        assert set(step(scheduler).tokens) == set("abcde")
-    assert step(scheduler).tokens == {"new": 4}
-    assert len(step(scheduler).tokens) == 6
-
-
 def test_tgi_is_not_interrupted_by_many_who_cannot_enter_together(make_scheduler, request_of, step):
     scheduler = make_scheduler(16, 4, {"a": (4, 40), "b": (4, 8)}, policy="tgi")
     step(scheduler)
@@ -210,68 +167,12 @@ def test_tgi_is_not_interrupted_by_many_who_cannot_enter_together(make_scheduler
     assert set(step(scheduler).tokens) == {"a", "b"}
 
 
-def test_guaranteed_no_evict_draws_on_demand_what_it_has_promised(make_scheduler, request_of, step, run):
-    scheduler = make_scheduler(4, 4, policy="trtllm-guaranteed-no-evict", prefix_caching=False)
-    scheduler.add(request_of("a", 4, max_tokens=8))
-    scheduler.add(request_of("b", 4, max_tokens=8))
+def test_guaranteed_no_evict_draws_on_demand_what_it_has_promised(make_scheduler, step, run):
+    requests = {"a": (4, 8), "b": (4, 8)}
+    scheduler = make_scheduler(4, 4, requests, policy="trtllm-guaranteed-no-evict", prefix_caching=False)
     assert step(scheduler).tokens == {"a": 4}
     assert (drawn(scheduler, "a"), scheduler.manager.device.num_available) == ([1], 3)
     answer = scheduler.explain("b")
     assert (answer.blocks_needed, answer.blocks_free) == (3, 1)
     run(scheduler)
     assert scheduler.stats().preemptions == 0
-
-
-@pytest.mark.parametrize("policy", ["fastgen", "sarathi", "paged"])
-def test_decodes_come_before_several_prompts_that_were_begun(make_scheduler, request_of, step, policy):
-    scheduler = make_scheduler(64, 4, {"b": 12, "c": 12}, policy=policy, max_tokens_per_step=8, max_chunk=4)
-    step(scheduler)
-    scheduler.add(request_of("d", 1))
-    assert step(scheduler).tokens == {"b": 4, "c": 4}
-    assert step(scheduler).tokens == {"b": 4, "c": 4}
-    assert step(scheduler).tokens == {"b": 1, "c": 1, "d": 1}
-
-
-@pytest.mark.parametrize("policy", [name for name, each in POLICIES.items() if each.reservation != "prompt"])
-def test_nobody_is_preempted_where_all_that_is_taken_was_reserved(make_scheduler, request_of, run, policy):
-    scheduler = make_scheduler(32, 4, policy=policy, max_model_len=60, max_sequences=8)
-    for number in range(40):
-        max_tokens = 1 + 7 * number % 23
-        prompt = 1 + number * 11 % 30
-        scheduler.add(request_of(f"r{number}", prompt, max_tokens=max_tokens, expected_tokens=max_tokens))
-    run(scheduler)
-    stats = scheduler.stats()
-    assert (stats.finished, stats.preemptions, stats.recomputed_tokens) == (40, 0, 0)
-
-
-def wait_for_the_caller(scheduler):
-    """The one that runs samples nothing: it has nothing to compute until somebody appends tokens."""
-    batch = scheduler.schedule()
-    scheduler.update(batch, [], [0] * len(batch.rows))
-
-
-def test_whoever_waits_for_its_caller_gives_its_region_up_where_nobody_else_can_run(make_scheduler, request_of, run):
-    scheduler = make_scheduler(8, 4, {"idle": (2, 2)}, policy="orca-oracle", prefix_caching=False)
-    wait_for_the_caller(scheduler)
-    # Seven blocks are free and five are enough, but not in one piece of eight.
-    scheduler.add(request_of("next", 16, max_tokens=4))
-    taken = scheduler.schedule()
-    assert (list(taken.ids), taken.preempted) == (["next"], (("idle", "recompute"),))
-    scheduler.update(taken, [7])
-    scheduler.append("idle", [5])
-    run(scheduler)
-    assert scheduler.counts()["finished"] == 2
-
-
-def test_a_batch_of_one_beside_an_idle_one_takes_what_it_needs_itself(make_scheduler, request_of, run):
-    scheduler = make_scheduler(8, 4, {"idle": (4, 20)}, policy="static", prefix_caching=False)
-    wait_for_the_caller(scheduler)
-    assert drawn(scheduler, "idle") == [6]
-    # The batch before this one was preallocated to 24 tokens; 8 are what is needed, and there.
-    scheduler.add(request_of("next", 4, max_tokens=4))
-    taken = scheduler.schedule()
-    assert (list(taken.ids), taken.preempted, drawn(scheduler, "next")) == (["next"], (), [2])
-    scheduler.update(taken, [7])
-    scheduler.append("idle", [5])
-    run(scheduler)
-    assert scheduler.counts()["finished"] == 2

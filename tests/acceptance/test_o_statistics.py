@@ -62,36 +62,27 @@ def test_saved_tokens_are_told_by_where_they_were(make_scheduler, request_of, st
     assert stats.hit_tokens == 24
 
 
-def test_the_recent_hit_rate_looks_back_on_a_thousand_lookups(make_manager):
-    manager = make_manager(4, 4)
-    for _ in range(3):
-        manager.free([manager.add([1, 2, 3, 4, 5])])
-    row = manager.add([1, 2, 3, 4, 5])
-    manager.allocate([row], [5])
-    manager.confirm()
-    manager.free([row])
-    for _ in range(999):
-        manager.free([manager.add([1, 2, 3, 4, 5])])
+def test_the_recent_hit_rate_looks_back_on_a_thousand_lookups(make_manager, serve):
+    manager, tokens = make_manager(4, 4), [1, 2, 3, 4, 5]
+    for computes in (*[False] * 3, True, *[False] * 999):
+        if computes:
+            serve(manager, tokens)
+        else:
+            manager.free([manager.add(tokens)])
     stats = manager.stats()
     assert (stats.hit_rate, stats.recent_hit_rate) == ((999 * 4) / (1003 * 5), (999 * 4) / (1000 * 5))
 
 
-def test_evicted_blocks_tell_how_long_they_lived_and_lay_idle(make_manager):
+def test_evicted_blocks_tell_how_long_they_lived_and_lay_idle(make_manager, fill):
     manager = make_manager(2, 4)
-
-    def serve(tokens, steps):
+    manager.next_batch()
+    row = fill(manager, range(8))
+    for _ in range(3):
         manager.next_batch()
-        row = manager.add(tokens)
-        manager.allocate([row], [len(tokens)])
-        manager.confirm()
-        for _ in range(steps):
-            manager.next_batch()
-        manager.free([row])
-
-    serve(list(range(8)), 3)
-    for _ in range(4):
+    manager.free([row])
+    for _ in range(5):
         manager.next_batch()
-    serve(list(range(100, 108)), 0)
+    manager.free([fill(manager, range(100, 108))])
     stats = manager.stats()
     # Begun in one step, which confirm ended, given back three later, evicted five after that.
     assert (stats.evicted_blocks, stats.mean_idle_steps, stats.mean_lifetime_steps) == (2, 5, 9)

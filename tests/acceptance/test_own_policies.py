@@ -1,8 +1,5 @@
 """Policies of one's own: strategies that a policy brings along, names by which it is known, and strategies that differ in one word."""
 
-import subprocess
-import sys
-
 import pytest
 
 from paged import POLICIES, BlockManager, Policy, Request, Scheduler, register_policy
@@ -46,8 +43,11 @@ def test_victims_of_ones_own_decide_who_gives(make_scheduler, request_of, strate
     assert scheduler.schedule().preempted[0] == (victim, "recompute")
 
 
-def test_a_policy_that_is_registered_has_a_name(make_scheduler, monkeypatch):
-    mine = Policy(name="mine")
+def test_a_policy_that_is_registered_has_a_name_and_takes_no_other_ones(make_scheduler):
+    mine, before = Policy(name="mine"), dict(POLICIES)
+    with pytest.raises(InvalidConfig, match="there is a policy vllm already"):
+        register_policy(Policy(name="vllm", watermark=0.5))
+    assert before == POLICIES
     register_policy(mine)
     try:
         assert make_scheduler(10, 4, policy="mine").policy is mine
@@ -55,26 +55,8 @@ def test_a_policy_that_is_registered_has_a_name(make_scheduler, monkeypatch):
         del POLICIES["mine"]
 
 
-def test_a_name_that_is_taken_is_refused_and_changes_nothing():
-    before = dict(POLICIES)
-    with pytest.raises(InvalidConfig, match="there is a policy vllm already"):
-        register_policy(Policy(name="vllm", watermark=0.5))
-    assert before == POLICIES
-
-
-def test_what_is_no_policy_is_refused():
-    with pytest.raises(InvalidConfig, match="a Policy is needed; got 'mine'"):
-        register_policy("mine")
-
-
-def test_strategies_that_return_something_else_are_refused(make_scheduler):
-    with pytest.raises(InvalidConfig, match="policy mine: strategies has to return Strategies; got None"):
-        make_scheduler(10, 4, policy=Policy(name="mine", strategies=lambda *_: None))
-
-
-def test_a_modelled_system_that_is_not_imported_is_told_by_what_it_comes():
-    program = "from paged import BlockManager, Scheduler\nScheduler(BlockManager(8, 4), policy='static')"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
+def test_a_modelled_system_that_is_not_imported_is_told_by_what_it_comes(run_python):
+    told = run_python("-c", "from paged import *\nScheduler(BlockManager(8, 4), policy='static')").stderr
     assert 'UnknownPolicy: unknown policy "static"' in told and "import paged.study" in told
 
 
@@ -89,13 +71,3 @@ def test_a_step_that_would_compute_nothing_asks_the_latest_first_or_the_one_with
     scheduler.add(Request(id="new", prompt=[4, 4, 4, 4], max_tokens=1))
     batch = scheduler.schedule()
     assert (batch.preempted, batch.admitted) == (((first, "recompute"),), ("new",))
-
-
-def test_a_victim_in_the_middle_leaves_its_place_to_those_behind_it(make_scheduler, step):
-    fewest = Policy(name="fewest blocks", victim="fewest_blocks")
-    scheduler = make_scheduler(7, 4, {"a": 8, "small": 4, "large": 12}, policy=fewest, prefix_caching=False)
-    step(scheduler)
-    # Each needs a block more, and one is free: the small one wants none and gives one.
-    second = step(scheduler)
-    assert second.batch.preempted == (("small", "recompute"),)
-    assert second.tokens == {"a": 1, "large": 1}

@@ -9,9 +9,7 @@ from paged.errors import NeverFits
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("host_blocks", [0, 20])
-def test_P1_long_prompts_that_do_not_fit_together_all_finish(
-    make_scheduler, request_of, run, policy, caching, host_blocks
-):
+def test_P1_long_prompts_all_finish(make_scheduler, request_of, run, policy, caching, host_blocks):
     # 4 × (60 + 20) tokens over 24 blocks of 4: at most one whole sequence and a bit.
     scheduler = make_scheduler(
         24, 4, policy=policy, prefix_caching=caching, host_blocks=host_blocks, max_tokens_per_step=16, max_sequences=4
@@ -28,20 +26,16 @@ def test_P1_long_prompts_that_do_not_fit_together_all_finish(
 @pytest.mark.parametrize("policy", ["vllm", "paged"])
 def test_P2_a_preempted_request_is_not_starved_by_fresh_ones(make_scheduler, request_of, step, policy):
     scheduler = make_scheduler(6, 4, policy=policy, prefix_caching=False)
-    scheduler.add(request_of("survivor", 8, max_tokens=4), now=0.0)
-    scheduler.add(request_of("victim", 16, max_tokens=4), now=1.0)
+    for number, (name, prompt) in enumerate((("survivor", 8), ("victim", 16))):
+        scheduler.add(request_of(name, prompt, max_tokens=4), now=float(number))
     step(scheduler)
-    preempted = False
-    for number in range(60):
-        if scheduler.status("victim") == "finished":
-            break
-        scheduler.add(request_of(f"fresh{number}", 8, max_tokens=4), now=2.0 + number)
-        taken = step(scheduler)
-        preempted |= "victim" in [id for id, _ in taken.batch.preempted]
-    assert preempted
-    assert scheduler.status("victim") == "finished"
-    for id in [*scheduler.waiting_ids(), *scheduler.running_ids()]:
-        scheduler.abort(id)
+    preempted = []
+    while scheduler.status("victim") != "finished":
+        number = scheduler.counts()["submitted"]
+        assert number < 60
+        scheduler.add(request_of(f"fresh{number}", 8, max_tokens=4), now=float(number))
+        preempted += step(scheduler).batch.preempted
+    assert "victim" in dict(preempted)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -76,21 +70,9 @@ def test_P6_a_preemption_neither_skips_nor_repeats_another_row(make_scheduler, r
     step(scheduler)
     taken = step(scheduler)
     victims = [id for id, _ in taken.batch.preempted]
-    assert len(set(victims)) == len(victims)
-    assert not set(victims) & set(taken.tokens)
-    assert set(victims) | set(taken.tokens) == {f"r{number}" for number in range(10)}
-    assert all(count == 1 for count in taken.tokens.values())
+    assert sorted([*victims, *taken.tokens]) == [f"r{number}" for number in range(10)]
     # Two victims suffice: without them 8 rows want 8 blocks, and they give what is missing beside the 5.
-    assert len(taken.tokens) == 8
-
-
-def test_P6_no_cascade_of_preemptions(make_scheduler, request_of, run):
-    scheduler = make_scheduler(30, 4, policy="vllm", prefix_caching=False, max_sequences=20)
-    for number in range(60):
-        scheduler.add(request_of(f"r{number}", 10, max_tokens=12))
-    run(scheduler, max_steps=3000)
-    assert scheduler.counts()["finished"] == 60
-    assert scheduler.stats().preemptions_recompute < 60 * 6
+    assert list(taken.tokens.values()) == [1] * 8
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -142,17 +124,6 @@ def test_P12_tokens_computed_elsewhere_wait_for_room_like_any_other(make_schedul
     scheduler.update(batch, [])
     scheduler.loaded("loads", 12)
     assert step(scheduler).tokens == {"loads": 1}
-
-
-def test_P13_with_the_checks_on_every_step_is_checked_and_nothing_is_found(
-    make_scheduler, request_of, run, monkeypatch
-):
-    monkeypatch.setenv("PAGED_CHECK", "1")
-    scheduler = make_scheduler(9, 4, host_blocks=3, max_tokens_per_step=10)
-    for number in range(8):
-        scheduler.add(request_of(f"r{number}", 3 + 2 * number, max_tokens=6))
-    run(scheduler)
-    assert scheduler.counts()["finished"] == 8
 
 
 def test_a_soak_that_shares_with_its_victims_ends_nothing_that_fits():

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from paged import LayerGroup, Retention
-from paged.errors import InvalidConfig, InvalidRequest, NeverFits, UnknownRow, UnsupportedByLayers
+from paged import LayerGroup
 
 HYBRID = (LayerGroup("full"), LayerGroup("state", pages=3))
 
@@ -26,20 +25,6 @@ def test_Q16_who_gives_way_with_a_state_gives_way_whole(make_scheduler, request_
     assert scheduler.manager.device.num_used == 4 and len(scheduler.manager.table(row)) == 3
 
 
-def test_a_state_is_read_from_nowhere_at_first_and_written_in_place_then(make_scheduler):
-    scheduler = make_scheduler(12, 4, {"r": (6, 3)}, groups=HYBRID, prefix_caching=False)
-    reads, writes = [], []
-    for _ in range(3):
-        batch = scheduler.schedule()
-        state = batch.groups[1]
-        reads.append(state.read.tolist())
-        writes.append(state.write.tolist())
-        scheduler.update(batch, np.array([7]))
-    assert np.array(writes).shape == (3, 1, 3)
-    assert reads == [[[-1, -1, -1]], writes[0], writes[0]]
-    assert writes[0] == writes[1] == writes[2]
-
-
 def test_Q_a_cancelled_share_leaves_no_state_and_its_request_begins_anew(make_scheduler, run):
     scheduler = make_scheduler(12, 4, {"r": (6, 3)}, groups=HYBRID, prefix_caching=False)
     scheduler.update(scheduler.schedule(), np.array([7]))
@@ -51,45 +36,6 @@ def test_Q_a_cancelled_share_leaves_no_state_and_its_request_begins_anew(make_sc
     assert output.token_ids == [8]
     run(scheduler)
     assert scheduler.stats().recomputed_tokens == 6
-
-
-def test_a_state_larger_than_the_pool_never_fits(make_scheduler, request_of):
-    scheduler = make_scheduler(8, 4, groups=[LayerGroup("full"), LayerGroup("state", pages=10)], prefix_caching=False)
-    with pytest.raises(NeverFits, match="needs 11 blocks .* the pool has 8") as refused:
-        scheduler.add(request_of("r", 3))
-    assert (refused.value.blocks_needed, refused.value.num_blocks) == (11, 8)
-
-
-@pytest.mark.parametrize("group", [LayerGroup("window", 4), LayerGroup("chunk", 4), LayerGroup("state")])
-def test_what_such_layers_cannot_do_is_refused_by_name(make_manager, make_scheduler, request_of, group):
-    groups = [LayerGroup("full"), group]
-    manager = make_manager(8, 4, groups=groups, prefix_caching=False)
-    with pytest.raises(
-        UnsupportedByLayers, match="policy orca-max, which draws what a request may become, is not possible"
-    ):
-        make_scheduler(8, 4, groups=groups, prefix_caching=False, policy="orca-max")
-    scheduler = make_scheduler(8, 4, groups=groups, prefix_caching=False)
-    with pytest.raises(UnsupportedByLayers, match=f"num_computed .* is not possible with {group.kind} layers"):
-        scheduler.add(request_of("r", 3, num_computed=2))
-    assert scheduler.counts()["submitted"] == 0
-    assert (manager.device.num_used, scheduler.manager.device.num_used) == (0, 0)
-
-
-def test_blocks_of_several_pages_are_refused_what_they_cannot_do(make_scheduler):
-    groups = [LayerGroup("full", pages=2)]
-    with pytest.raises(UnsupportedByLayers, match="policy static, .* with full layers of 2 pages a block"):
-        make_scheduler(8, 4, groups=groups, policy="static")
-
-
-def test_pages_are_asked_for_by_group_and_row(make_manager):
-    manager = make_manager(12, 4, groups=HYBRID, prefix_caching=False)
-    row = manager.add([1, 2, 3])
-    assert [manager.group_pages(number, row).tolist() for number in range(2)] == [[], [[-1, -1, -1]]]
-    for group in (-1, 2, True, None):
-        with pytest.raises(InvalidConfig, match="group"):
-            manager.group_pages(group, row)
-    with pytest.raises(UnknownRow):
-        manager.group_pages(0, row + 1)
 
 
 def begun(scheduler, request):
@@ -170,31 +116,6 @@ def test_the_next_turn_of_a_conversation_computes_nothing_twice(make_scheduler, 
     assert scheduler.manager.device.num_free == 200
 
 
-def test_what_begins_within_a_block_copies_it_first(make_scheduler, request_of):
-    groups = [LayerGroup("full", pages=2), LayerGroup("state"), LayerGroup("window", 40, pages=3)]
-    scheduler = make_scheduler(80, 4, groups=groups)
-    begun(scheduler, request_of("a", range(10), max_tokens=1))
-    for id in "bc":
-        scheduler.add(request_of(id, [*range(10), ord(id)], max_tokens=1))
-    batch = scheduler.schedule()
-    assert (batch.seq_lens - batch.num_tokens).tolist() == [10, 10]
-    sources, targets = batch.moves.device_to_device.T.tolist()
-    # Two pages of the full block and three of the window's, once for each of them.
-    assert len(set(targets)) == 10 and len(set(sources)) == 5
-    written = [*batch.groups[0].tables[:, 2].flat, *batch.groups[2].tables[:, 2].flat]
-    assert sorted(written) == sorted(targets)
-    # Taken back before it ran, it begins there again, with the same copies.
-    scheduler.cancel(batch)
-    assert scheduler.check() == []
-    again = scheduler.schedule()
-    assert sorted(again.moves.device_to_device.tolist()) == sorted(batch.moves.device_to_device.tolist())
-    scheduler.update(again, np.full(int(again.samples.sum()), 7))
-    while scheduler.has_unfinished:
-        batch = scheduler.schedule()
-        assert batch.positions.min() >= 10
-        scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
-
-
 def test_a_newer_end_replaces_the_one_before(make_scheduler, request_of):
     scheduler = make_scheduler(80, 16, groups=ALIKE)
     begun(scheduler, request_of("a", range(20), max_tokens=1))
@@ -223,46 +144,6 @@ def test_Q18_pages_of_one_kind_become_those_of_another(make_scheduler, request_o
     starts, _ = begun(scheduler, request_of("b", 8, max_tokens=1))
     # Its 4 blocks and a state were wanted, and 3 pages were free.
     assert (starts[0], manager.device.num_used) == (0, 0)
-
-
-def test_forks_read_one_state_and_write_one_each(make_manager, compute):
-    groups = [LayerGroup("full"), LayerGroup("window", 3, pages=2), LayerGroup("state", pages=2)]
-    manager = make_manager(40, 4, groups=groups, prefix_caching=False)
-    row = manager.add(range(6))
-    compute(manager, row)
-    child = manager.fork(row)
-    before = [manager.group_pages(number, row).tolist() for number in range(3)]
-    assert [manager.group_pages(number, child).tolist() for number in range(3)] == before
-    used = manager.device.num_used
-    manager.append(row, [7])
-    manager.append(child, [8])
-    moves = manager.allocate([row, child], [1, 1])
-    # The partial block of 1 + 2 pages is copied for one of them.
-    assert len(moves.device_to_device) == 3
-    states = [manager.group_pages(2, each).tolist() for each in (row, child)]
-    assert states[0] != states[1] and before[2] not in states
-    # Until the batch has run, what both read is held.
-    assert manager.device.num_used == used + 3 + 2 * 2
-    manager.confirm()
-    assert manager.device.num_used == used + 3 + 2
-    manager.free([row, child])
-    assert manager.device.num_free == 40
-
-
-def test_a_window_is_shared_from_where_it_begins(make_scheduler, request_of):
-    groups = [LayerGroup("full"), LayerGroup("window", 5, pages=2)]
-    scheduler = make_scheduler(60, 2, groups=groups)
-    prompt = list(range(12))
-    scheduler.add(request_of("a", [*prompt, 50], max_tokens=9))
-    scheduler.update(scheduler.schedule(), np.array([7]))
-    scheduler.add(request_of("b", [*prompt, 51], max_tokens=9))
-    batch = scheduler.schedule()
-    assert batch.num_tokens.tolist() == [1, 1]
-    window, full = batch.groups[1].tables, batch.groups[0].tables
-    # Four tokens before position 12 lie in columns 4 and 5.
-    assert (window[1, :6, 0] >= 0).tolist() == [False] * 4 + [True] * 2
-    assert window[0, 4:6].tolist() == window[1, 4:6].tolist()
-    assert (full[0, :6].tolist(), scheduler.check()) == (full[1, :6].tolist(), [])
 
 
 def test_Q10_a_state_is_found_while_the_row_that_wrote_it_still_runs(make_scheduler, request_of):
@@ -299,15 +180,6 @@ def test_a_state_is_kept_where_the_caller_says_that_others_begin(make_scheduler,
         assert (id, usage.hit_tokens) == (id, hit)
 
 
-@pytest.mark.parametrize("keep_at", [(0,), (31,), (1.5,), (True,), [1] * 6, 8, "8", None])
-def test_lengths_that_a_prompt_does_not_have_are_refused(make_manager, make_scheduler, request_of, keep_at):
-    scheduler, manager = make_scheduler(200, 4, groups=HYBRID), make_manager(200, 4, groups=HYBRID)
-    with pytest.raises(InvalidRequest, match="keep_at has to be up to 5 lengths from 1 to 30 tokens; got"):
-        scheduler.add(request_of("r", range(30), keep_at=keep_at))
-    with pytest.raises(InvalidConfig, match="keep_at has to be up to 5 lengths from 1 to 30 tokens; got"):
-        manager.add(range(30), keep_at=keep_at)
-
-
 @pytest.mark.parametrize("beside", [LayerGroup("state", pages=3), LayerGroup("window", 6)])
 def test_what_a_prompt_shares_with_those_that_wait_is_kept_the_first_time(make_scheduler, request_of, run, beside):
     scheduler = make_scheduler(60, 4, groups=(LayerGroup("full"), beside), max_sequences=1, max_chunk=100)
@@ -315,27 +187,6 @@ def test_what_a_prompt_shares_with_those_that_wait_is_kept_the_first_time(make_s
         scheduler.add(request_of(str(number), [*range(length), *range(500 + 50 * number, 510)], max_tokens=1))
     hits = {id: output.usage.hit_tokens for step in run(scheduler) for id, output in step.outputs.items()}
     assert hits == {"0": 0, "1": 20, "2": 20}
-
-
-def test_a_caller_asks_where_a_share_should_end(make_manager, compute):
-    manager = make_manager(60, 4, groups=HYBRID)
-    row = manager.add(range(30), keep_at=(9,))
-    ends = []
-    while (start := int(manager.rows.num_computed[row])) < 30:
-        ends.append(manager.next_end(row, 30))
-        compute(manager, row, ends[-1] - start)
-    assert (ends, [manager.next_end(row, end) for end in (7, 8)]) == ([8, 28, 30], [7, 8])
-    with pytest.raises(UnknownRow):
-        manager.next_end(99, 30)
-
-
-def test_a_fork_is_wanted_where_its_row_is(make_manager, compute):
-    manager = make_manager(60, 4, groups=HYBRID)
-    row = manager.add(range(30), keep_at=(9, 22))
-    compute(manager, row, 8)
-    fork = manager.fork(row)
-    manager.free([row])
-    assert manager.next_end(fork, 30) == 20
 
 
 def test_of_what_is_retained_together_states_leave_before_full_blocks(make_manager, compute):
@@ -354,26 +205,6 @@ def test_of_what_is_retained_together_states_leave_before_full_blocks(make_manag
     assert (manager.lookup(range(17)).num_tokens, len(manager.cached_contents())) == (0, 6)
 
 
-def test_who_has_no_scheduler_reads_states_where_they_were_kept(make_manager):
-    manager = make_manager(60, 4, groups=HYBRID)
-    first = manager.add(range(30), keep_at=(9,))
-    manager.allocate(first, 8)
-    written = manager.groups()[1].write[0].tolist()
-    manager.confirm()
-    manager.allocate(first, manager.next_end(first, 30) - 8)
-    state = manager.groups()[1]
-    # What was read is kept, so another one is written.
-    assert state.read[0].tolist() == written and state.write[0].tolist() != written
-    manager.confirm()
-    second = manager.add([*range(9), 77])
-    assert manager.rows.num_computed[second] == 8
-    manager.allocate([second, first], [2, 1])
-    full, state = manager.groups()
-    assert full.tables.shape == (2, 8, 1) and state.read[0].tolist() == written
-    assert set(state.write[0].tolist()).isdisjoint(state.write[1].tolist() + written)
-    manager.confirm()
-
-
 def drafted(make_scheduler, request_of, drafts, num_pages=12, length=3, **options):
     """A scheduler with request "r", whose prompt is computed and whose first output is 70, and the batch in which that has these drafts."""
     scheduler = make_scheduler(num_pages, 4, {"r": (length, 20)}, groups=HYBRID, **options)
@@ -387,26 +218,8 @@ def states_of(batch):
 
 
 @pytest.mark.parametrize("caching", [False, True])
-def test_a_share_with_drafts_writes_its_states_elsewhere_and_goes_on_from_there_if_all_were_right(
-    make_scheduler, request_of, caching
-):
-    scheduler, batch = drafted(make_scheduler, request_of, [71, 72], prefix_caching=caching)
-    read, written = states_of(batch)
-    assert not set(read) & set(written) and scheduler.manager.device.num_used == 2 + 2 * 3
-    scheduler.update(batch, [71, 72, 73], [3])
-    # What it read went back.
-    assert scheduler.manager.device.num_used == 2 + 3
-    batch = scheduler.schedule()
-    assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([73], [6])
-    assert states_of(batch) == (written, written)
-    assert scheduler.stats().recomputed_tokens == 0
-
-
-@pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("right", [[], [71]])
-def test_wrong_drafts_set_a_row_back_and_what_is_known_is_computed_again_from_the_old_states(
-    make_scheduler, request_of, right, caching
-):
+def test_wrong_drafts_set_a_row_back_to_its_old_states(make_scheduler, request_of, right, caching):
     scheduler, batch = drafted(make_scheduler, request_of, [71, 72], prefix_caching=caching)
     read, _ = states_of(batch)
     (output,) = scheduler.update(batch, [*right, 9], [len(right) + 1])
@@ -434,56 +247,6 @@ def test_a_row_whose_states_find_no_page_gets_no_drafts(make_scheduler, request_
         scheduler.cancel(batch)
 
 
-def test_a_kept_state_is_given_back_to_whom_it_was_kept_for(make_scheduler, request_of):
-    scheduler = make_scheduler(30, 2, groups=ALIKE)
-    begun(scheduler, request_of("a", [1, 2, 3, 4, 5], max_tokens=1))
-    scheduler.add(request_of("b", [1, 2, 3, 4, 6], max_tokens=9))
-    batch = scheduler.schedule()
-    kept, _ = states_of(batch)
-    # A cancel brings it to where one token is left, which is read from the state that is content.
-    scheduler.cancel(batch)
-    for tokens in ([7], [8]):
-        batch = scheduler.schedule(drafts={"b": [1, 2]})
-        read, written = states_of(batch)
-        assert (batch.num_drafts.tolist(), read != written) == ([2], True)
-        assert (read == kept) is (tokens == [7])
-        scheduler.update(batch, tokens, [1])
-        # It is set back, computes what is known by then, and has one token to go again.
-        batch = scheduler.schedule()
-        assert states_of(batch)[0] == read
-        scheduler.update(batch, [9])
-
-
-def test_drafts_behind_a_token_that_is_still_to_be_sampled_set_back_to_before_it(make_scheduler):
-    scheduler = make_scheduler(12, 4, {"r": (3, 20)}, groups=HYBRID, prefix_caching=False)
-    first = scheduler.schedule()
-    second = scheduler.schedule(drafts={"r": [71, 72]})
-    assert (second.token_ids.tolist(), scheduler.schedule().is_empty) == ([-1, 71, 72], True)
-    scheduler.update(first, [70])
-    scheduler.update(second, [71, 9], [2])
-    assert scheduler.schedule().token_ids.tolist() == [70, 71, 9]
-
-
-def test_who_gives_way_with_drafts_undecided_gets_what_was_right_and_begins_anew(make_scheduler, request_of):
-    # 4 blocks and 3 pages of states each, and 3 for what the drafts may have to go back to.
-    scheduler = make_scheduler(17, 16, groups=HYBRID, prefix_caching=False, policy="vllm", max_tokens_per_step=160)
-    for id, length in (("a", 63), ("b", 62)):
-        scheduler.add(request_of(id, length, max_tokens=9))
-    scheduler.update(scheduler.schedule(), [7, 7])
-    first = scheduler.schedule(drafts={"b": [5]})
-    second = scheduler.schedule()
-    assert (first.num_drafts.tolist(), second.preempted) == ([0, 1], (("b", "recompute"),))
-    # 5 blocks and 3 pages of states, and what the first batch reads.
-    assert scheduler.manager.device.num_used == 5 + 3 + 3
-    outputs = scheduler.update(first, [7, 5, 8], counts=[1, 2])
-    assert [(output.id, output.token_ids) for output in outputs] == [("a", [7]), ("b", [5, 8])]
-    assert scheduler.manager.device.num_used == 5 + 3
-    scheduler.update(second, [7])
-    scheduler.abort("a")
-    batch = scheduler.schedule()
-    assert (batch.ids.tolist(), batch.num_tokens.tolist()) == (["b"], [65])
-
-
 def test_drafts_behind_a_first_token_have_no_states_to_go_back_to(make_scheduler):
     scheduler = make_scheduler(12, 4, {"r": (1, 9)}, groups=HYBRID)
     scheduler.cancel(scheduler.schedule())
@@ -500,9 +263,7 @@ def test_drafts_behind_a_first_token_have_no_states_to_go_back_to(make_scheduler
 @pytest.mark.parametrize(
     ("beside", "num_pages"), [(LayerGroup("state", pages=8), 86), (LayerGroup("window", 16, pages=4), 104)]
 )
-def test_what_a_conversation_has_left_behind_makes_room_before_what_another_will_need(
-    make_scheduler, request_of, beside, num_pages
-):
+def test_what_a_conversation_left_makes_room_before_what_another_needs(make_scheduler, request_of, beside, num_pages):
     # Three of them take turns in a pool that holds one state, or one window, of each, and little else.
     scheduler = make_scheduler(num_pages, 4, groups=[LayerGroup("full"), beside], max_tokens_per_step=64)
     known = {name: [1000 * name + token for token in range(18)] for name in (1, 2, 3)}
@@ -511,16 +272,3 @@ def test_what_a_conversation_has_left_behind_makes_room_before_what_another_will
             starts, _ = begun(scheduler, request_of(f"{name}.{turn}", tokens, max_tokens=6))
             assert starts[0] >= len(tokens) - 8 or not turn
             known[name] = tokens + [7] * 6 + [2000 + turn] * 3
-
-
-def test_where_a_retained_conversation_ended_is_retained_too(make_scheduler, request_of):
-    scheduler = make_scheduler(24, 4, groups=ALIKE)
-    begun(scheduler, request_of("kept", range(20), max_tokens=3, retention=Retention(priority=2, lasts=10.0)))
-    known = [*range(20), 7, 7, 7]
-    for number in range(6):
-        begun(scheduler, request_of(f"other {number}", 30, max_tokens=1))
-    assert scheduler.manager.lookup([*known, 1]).num_tokens == 22
-    scheduler.manager.expire(20.0)
-    for number in range(3):
-        begun(scheduler, request_of(f"last {number}", 60, max_tokens=1))
-    assert scheduler.manager.lookup([*known, 1]).num_tokens == 0

@@ -6,21 +6,15 @@ from hypothesis import given, strategies as st
 from paged import BlockManager, Request, Scheduler
 
 PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), max_size=6)
-# Ours and theirs, as alike as they can be and not be the same.
 NAMESPACES = st.sampled_from(
     [
-        ({"salt": "a"}, {"salt": "b"}),
-        ({"salt": "a"}, {}),
-        ({"salt": "a"}, {"adapter": "a"}),
-        ({"adapter": "a"}, {"extra_key": "a"}),
-        ({"salt": ""}, {}),
-        ({"extra_key": 1}, {"extra_key": True}),
-        ({"extra_key": 1}, {"extra_key": "1"}),
-        ({"extra_key": "a"}, {"extra_key": b"a"}),
+        ({"salt": "a"}, {"salt": "b"}), ({"salt": "a"}, {}), ({"salt": "a"}, {"adapter": "a"}),
+        ({"adapter": "a"}, {"extra_key": "a"}), ({"salt": ""}, {}), ({"extra_key": 1}, {"extra_key": True}),
+        ({"extra_key": 1}, {"extra_key": "1"}), ({"extra_key": "a"}, {"extra_key": b"a"}),
         ({"extra_key": ("a", "b")}, {"extra_key": (("a", "b"),)}),
         ({"salt": "ab", "adapter": "c"}, {"salt": "a", "adapter": "bc"}),
     ]
-)
+)  # fmt: skip
 
 
 def hits(ours, theirs, block_size, turns):

@@ -1,9 +1,14 @@
-"""The rig of a serving engine, on engines of which one thing is wrong: each has to be found, and what is found is a program."""
+"""Serving engines from outside: every answer is the one that its request gets alone, whatever else is asked, and whatever memory there is.
+
+Ours runs a model of a few thousand weights, and its logits are compared, too; the stand-in engine has no tensors and runs more examples.
+Of other engines one thing is wrong: each has to be found, and what is found is a program.
+"""
 
 from dataclasses import replace
 
 import msgspec
 import pytest
+from hypothesis import given
 
 from paged.errors import NeverFits
 from paged.testing import (
@@ -20,6 +25,80 @@ from paged.testing.engine_rig import Stream
 from paged.testing.machines import EngineMachine, first_violation, run_machine, settings_for
 from paged.testing.saved import load, rerun, save
 from paged.testing.stand_in_engine import StandInEngine
+from paged.testing.strategies import pressures
+
+SHARES = {
+    0.5: "ended by length",
+    0.4: "abort",
+    0.3: "cut by the pool",
+    0.15: "preempted",
+    0.1: "abort halfway",
+    0.08: "hit",
+    0.05: "refused, duplicate refused",
+    0.03: "ended by stop",
+}
+"""Share of the examples → the events that have to occur in so many."""
+TIGHT = EngineWorld(num_blocks=6, block_size=2, host_blocks=4)
+REQUESTS = [EngineRequest(id=f"r{number}", prompt=[0, 1, number], max_tokens=8) for number in range(3)]
+AMPLE = TIGHT.ample(11)
+
+
+@pytest.mark.parametrize(("is_ours", "few", "steps"), [(True, 40, 15), (False, 80, 20)], ids=["ours", "stand-in"])
+def test_everybody_is_answered_as_if_he_were_alone(reached_by, is_ours, few, steps):
+    if is_ours:
+        pytest.importorskip("torch")
+    reached = reached_by(EngineMachine if is_ours else type("Machine", (EngineMachine,), {"build": StandInEngine}))
+    run_machine(reached.machine, few=few, steps=steps)
+    assert reached.num_examples >= few * 5 // 8
+    assert reached.below(SHARES) == {} and (is_ours or reached.examples["swapped"] > 0)
+
+
+def test_pressure_changes_no_answer_of_the_stand_in_engine_and_is_there_in_a_third_of_the_scenarios():
+    preempted = []
+
+    class Watched(StandInEngine):
+        def step(self):
+            outputs = super().step()
+            preempted[-1] = self.scheduler.stats().preemptions > 0
+            return outputs
+
+    @given(scenario=pressures())
+    def press(scenario):
+        world, requests = scenario
+        preempted.append(False)
+        assert pressure_differences(Watched, requests, world.ample(world.longest), world) == []
+
+    press()
+    assert sum(preempted) >= len(preempted) // 3
+
+
+@pytest.fixture
+def builders():
+    """Our engine, and the run that poisons what is free."""
+    pytest.importorskip("torch")
+    from paged.testing.engine_world import build_engine
+    from paged.testing.pressure_run import PressureRun
+    from paged.testing.tiny_model import tiny_model
+
+    return {"engine": build_engine, "run": lambda world: PressureRun(tiny_model(), world)}
+
+
+@pytest.mark.parametrize("name", ["engine", "run"])
+def test_ours_satisfies_the_protocol_and_gives_the_same_bits(builders, name):
+    assert isinstance(builders[name](TIGHT), ServingEngine)
+    assert pressure_differences(builders[name], REQUESTS, AMPLE, TIGHT) == []
+
+
+def test_a_bit_of_a_logit_is_a_difference(builders):
+    def build(world):
+        engine = builders["engine"](world)
+        if world == TIGHT:
+            logits = engine.worker.logits
+            engine.worker.logits = lambda step: logits(step) * (1 + 2**-23)
+        return engine
+
+    found = pressure_differences(build, REQUESTS, AMPLE, TIGHT)
+    assert len(found) == 3 and all("logits of its output 0 differ by up to" in sentence for sentence in found)
 
 
 class ListensToNeighbours(StandInEngine):
@@ -152,9 +231,7 @@ def test_a_fault_in_an_engine_is_found(fault, words):
     ],
 )
 def test_a_fault_that_shows_beside_others_is_a_difference_under_pressure(fault, words):
-    world = EngineWorld(num_blocks=6, block_size=2, host_blocks=4)
-    requests = [EngineRequest(id=f"r{number}", prompt=[0, 1, number], max_tokens=8) for number in range(3)]
-    found = pressure_differences(fault, requests, world.ample(11), world, most_steps=200)
+    found = pressure_differences(fault, REQUESTS, AMPLE, TIGHT, most_steps=200)
     assert any(words in sentence for sentence in found)
 
 

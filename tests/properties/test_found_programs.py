@@ -26,7 +26,3 @@ def test_a_step_ends_the_batch_that_only_its_second_look_finds():
     before = rig.scheduler.stats().output_tokens
     rig.step(ahead=1, is_patient=False)
     assert (rig.flights, rig.scheduler.stats().output_tokens) == ([], before + 1)
-
-
-def test_there_are_some():
-    assert len(FILES) >= 2

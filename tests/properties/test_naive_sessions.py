@@ -194,10 +194,6 @@ class Model(NaiveManager):
         self.demote(session)
         self.sessions.remove(session)
 
-    def of_prefix(self, prompt):
-        session = Session("", self.prefix(prompt, None))
-        return session
-
 
 class Pair:
     """Ours and the model, told the same."""
@@ -244,11 +240,7 @@ class Pair:
         for session in self.model.sessions:
             view = views[session.id]
             assert (view.waits_for, view.priority) == (session.waits_for, session.priority)
-            assert view.expected_at == self.scheduler_now + self.model.expected_in(session)
-
-    @property
-    def scheduler_now(self):
-        return self.model.now
+            assert view.expected_at == self.model.now + self.model.expected_in(session)
 
 
 NAMES = ("a", "b", "c", "d", "e", "f")
@@ -271,12 +263,7 @@ programs = st.lists(
 )
 
 
-@settings(
-    max_examples=num_examples(300),
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+@settings(max_examples=num_examples(300), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(programs)
 def test_what_is_evicted_is_what_a_naive_model_of_sessions_evicts(program):
     run(program)

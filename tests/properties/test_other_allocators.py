@@ -9,16 +9,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from paged.errors import (
-    DuplicateRow,
-    InvalidConfig,
-    InvalidTokens,
-    NothingInFlight,
-    OutOfBlocks,
-    RowInFlight,
-    UnknownRow,
-)
+from paged.errors import PagedError
 from paged.testing import BrokenPromise, KVManager, ManagerAdapter, ManagerWorld, Violation, machines, replay
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 WITHOUT_CACHE = dataclasses.replace(ManagerAdapter.capabilities, prefix_cache=False)
 
@@ -176,19 +170,6 @@ def test_a_manager_that_finds_no_content_is_asked_to_say_that_it_has_no_prefix_c
     assert [verb for verb, _ in caught.value.program.calls] == ["add", "allocate", "confirm"]
 
 
-@pytest.mark.parametrize(
-    ("machine", "few", "message"),
-    [
-        (Plain, 5, "Plain is no machine: `build`, .* is missing"),
-        (machine_of(Plain), 0, "few has to be at least 1; got 0"),
-        (machine_of(Plain), "5", "few has to be an integer; got '5'"),
-    ],
-)
-def test_a_machine_is_run_with_a_build_for_a_number_of_examples(machine, few, message):
-    with pytest.raises(InvalidConfig, match=message):
-        machines.run_machine(machine, few)
-
-
 @pytest.mark.parametrize("allocator", [CopiesOnWrite, HasHost])
 def test_nothing_is_wrong_without_the_bug(allocator):
     machines.run_machine(machine_of(allocator), few=50, steps=20)
@@ -215,48 +196,20 @@ def test_an_adapter_is_a_manager():
     assert isinstance(Plain(ManagerWorld()), KVManager)
 
 
-@pytest.mark.parametrize(
-    ("error", "verb", "arguments"),
-    [
-        (UnknownRow, "table", (7,)),
-        (UnknownRow, "free", ([7],)),
-        (DuplicateRow, "free", ([0, 0],)),
-        (RowInFlight, "free", ([1],)),
-        (RowInFlight, "append", (1, [2])),
-        (InvalidTokens, "allocate", ([0], [9])),
-        (InvalidTokens, "add", ([],)),
-        (InvalidConfig, "truncate", (0, 99)),
-        (OutOfBlocks, "allocate", ([0], [5])),
-        (NothingInFlight, "confirm", ()),
-        (NothingInFlight, "cancel", ()),
-    ],
-)
-def test_misuse_is_refused_by_type_and_changes_nothing(error, verb, arguments):
-    manager = Plain(ManagerWorld(num_blocks=2, block_size=2))
+def ours(name, answer):
+    """An allocator whose method `name` answers with something else."""
+    return type("Ours", (Plain,), {name: lambda self, *arguments: answer})(ManagerWorld(num_blocks=2, block_size=1))
+
+
+@pytest.mark.parametrize(("call", "shown"), shown_in("properties/refused_by_adapters.txt", ">>>"))
+def test_misuse_and_slips_are_named_and_change_nothing(call, shown):
+    idle, manager = (Plain(ManagerWorld(num_blocks=2, block_size=2)) for _ in range(2))
     for tokens in ([1] * 5, [1, 2]):
         manager.add(tokens)
-    if error is not NothingInFlight:
-        manager.allocate([1], [2])
+    manager.allocate([1], [2])
     before = manager.snapshot()
-    with pytest.raises(error):
-        getattr(manager, verb)(*arguments)
+    assert_refused(call, shown, globals() | {"idle": idle, "manager": manager}, (PagedError, BrokenPromise))
     assert manager.snapshot() == before
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "words"),
-    [
-        ("blocks", None, "blocks(sequence) gave None; ManagerAdapter asks for block ids from 0 to 1."),
-        ("blocks", [2], "blocks(sequence) gave [2]; ManagerAdapter asks for block ids from 0 to 1."),
-        ("match", [0.5], "match([1, 1], None) gave [0.5]; ManagerAdapter asks for block ids"),
-    ],
-)
-def test_a_slip_of_the_allocator_is_named(name, answer, words):
-    kind = type("Ours", (Plain,), {name: lambda self, *arguments: answer})
-    manager = kind(ManagerWorld(num_blocks=2, block_size=1))
-    with pytest.raises(BrokenPromise) as caught:
-        manager.lookup([1, 1]) if name == "match" else manager.add([1])
-    assert f"Ours.{words}" in str(caught.value)
 
 
 def test_a_broken_promise_is_a_violation_with_its_program():

@@ -3,14 +3,16 @@
 Faults in our own sources are described in tests/faults/faults.toml; `make faults` tries them all.
 """
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
 
-from paged import BlockManager, Request, Scheduler
+from paged import POLICIES, BlockManager, Request, Scheduler
 from paged.errors import OutOfBlocks
 from paged.testing import SchedulerRig, Violation, World, random_program
-from paged.testing.machines import ManagerMachine, SchedulerMachine, first_violation, settings_for
+from paged.testing.machines import ManagerMachine, first_violation, settings_for
 from paged.testing.world import build_scheduler
 
 
@@ -89,15 +91,76 @@ class GetsStuck(Scheduler):
         return batch
 
 
-@pytest.mark.parametrize("fault", [WritesNextDoor, DeliversTwice, GetsStuck])
-def test_a_fault_in_the_scheduler_is_found_by_random_programs(fault):
-    with pytest.raises(Violation):
+class CountsNothingAgain(Scheduler):
+    """Forgets what it computed twice."""
+
+    def stats(self):
+        shown = super().stats()
+        shown.recomputed_tokens = 0
+        return shown
+
+
+class CountsStepsTwice(Scheduler):
+    """Says twice the steps."""
+
+    def stats(self):
+        shown = super().stats()
+        shown.steps *= 2
+        return shown
+
+
+def saying(**fields):
+    """A scheduler that says another policy than it follows."""
+
+    class Says(Scheduler):
+        def __init__(self, *arguments, **named):
+            super().__init__(*arguments, **named)
+            self.policy = msgspec.structs.replace(self.policy, **fields)
+
+    return Says
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (WritesNextDoor, "."),
+        (DeliversTwice, "."),
+        (GetsStuck, "."),
+        (CountsNothingAgain, r"stats\(\): recomputed_tokens 0; \d+ were computed in batches before"),
+    ],
+)
+def test_a_fault_in_the_scheduler_is_found_by_random_programs(fault, told):
+    with pytest.raises(Violation, match=told):
         run_programs(lambda world: build_scheduler(world, fault))
 
 
 def run_programs(build):
     for seed in range(300):
         random_program(seed, 60, build).drain()
+
+
+WORLD = World(num_blocks=8, block_size=1, max_tokens_per_step=32, policy="fastgen", watermark=0.5)
+WITHOUT_WATERMARK = replace(WORLD, watermark=0.0)
+
+
+def prompts(rig, *lengths, max_tokens=1):
+    for number, length in enumerate(lengths):
+        rig.add(Request(id=f"r{number}", prompt=[number % 3] * length, max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize(
+    ("fault", "world", "lengths", "told"),
+    [
+        (CountsStepsTwice, WORLD, (2,), r"stats\(\): steps 2, counted from its batches 1"),
+        (saying(watermark=0.0), WORLD, (2, 3), "10: r1 waits for 3 blocks; 6 are left, 0 owed, 0 kept free"),
+        (saying(watermark=0.5), WITHOUT_WATERMARK, (2, 3), r"10: \['r0', 'r1'\] came in; 3 blocks are left, 0 owed, 4 kept free"),
+    ],
+)  # fmt: skip
+def test_totals_and_admission_have_to_be_what_batches_and_policy_say(fault, world, lengths, told):
+    rig = SchedulerRig(world, lambda world: build_scheduler(world, fault))
+    prompts(rig, *lengths)
+    with pytest.raises(Violation, match=told):
+        rig.drain()
 
 
 def test_a_scheduler_that_finds_nothing_in_the_cache_is_told_what_is_there():
@@ -108,12 +171,16 @@ def test_a_scheduler_that_finds_nothing_in_the_cache_is_told_what_is_there():
         rig.drain()
 
 
-def test_a_fault_in_the_scheduler_is_found_by_the_machine():
-    class Machine(SchedulerMachine):
-        @staticmethod
-        def build(world):
-            return build_scheduler(world, DeliversTwice)
+def test_nobody_runs_on_behind_one_that_gave_way():
+    fewest = msgspec.structs.replace(POLICIES["fastgen"], victim="fewest_blocks")
+    world = World(num_blocks=6, block_size=1, policy="fastgen")
+    rig = SchedulerRig(world, lambda world: saying(victim="latest")(BlockManager(6, 1), policy=fewest))
+    prompts(rig, 1, 1, 3, max_tokens=4)
+    with pytest.raises(Violation, match=r"11: r1 gave way, and \['r2'\] behind it run on"):
+        rig.drain()
 
-    # It is not made short: any program will do.
-    violation, _ = first_violation(Machine, settings_for(300, steps=40))
-    assert violation.found
+
+def test_no_more_may_wait_than_the_limit_says():
+    rig = SchedulerRig(replace(WORLD, max_waiting=1), lambda world: build_scheduler(replace(world, max_waiting=2)))
+    with pytest.raises(Violation, match="r1 was taken, and 1 waited already: no more may"):
+        prompts(rig, 1, 1)
