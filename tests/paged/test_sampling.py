@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from paged.errors import BadLogits, InvalidSampling, PagedError
+from paged.errors import BadLogits, PagedError
 from paged.sampling import SamplingParams, sample, sampler as the_sampler, seed_of, weights as weights_of
 
 torch = pytest.importorskip("torch")
@@ -31,31 +31,11 @@ def drawn(logits, *, temperature=1.0, top_k=2**62, top_p=1.0, seeds=0, places=0)
     )
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"temperature": 1},
-        {"temperature": 1e-300},
-        {"temperature": np.float32(0.5), "top_k": np.int64(3)},
-        {"temperature": 0.7, "top_k": 1, "top_p": 1.0, "seed": 2**64 - 1},
-        {"temperature": 0.7, "top_k": 10**6, "top_p": 1e-9, "seed": 0},
-        {"max_tokens": 5, "min_tokens": 5, "stop_token_ids": (0, 9), "ignore_eos": True},
-        {"n": 3, "best_of": 3, "temperature": 1},
-    ],
-)
-def test_what_makes_sense_is_accepted(fields):
-    SamplingParams(**fields).check(10)
-
-
-def test_without_a_vocabulary_the_largest_stop_id_is_that_of_int32():
+def test_what_makes_sense_is_accepted():
+    SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), top_p=1.0, seed=2**64 - 1, n=3, best_of=3).check(10)
+    SamplingParams(temperature=1e-300, top_k=10**6, top_p=1e-9, seed=0).check(10)
+    SamplingParams(max_tokens=5, min_tokens=5, stop_token_ids=(0, 9), ignore_eos=True).check(10)
     SamplingParams(stop_token_ids=(2**31 - 1,)).check(None)
-
-
-def test_a_message_stays_short_however_long_the_value_is():
-    with pytest.raises(InvalidSampling) as refusal:
-        SamplingParams(stop_token_ids={*range(10**5)}).check(None)
-    assert len(str(refusal.value)) < 200
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -160,7 +140,7 @@ def test_a_rows_token_is_the_same_alone_shuffled_and_in_any_batch(device, dtype)
 @pytest.mark.parametrize(
     ("module", "name", "value"),
     [
-        *((the_sampler, "_NUM_CANDIDATES", count) for count in (1, 2, 40, 1023, 1025, 2999, 3000)),
+        *((the_sampler, "_NUM_CANDIDATES", count) for count in (1, 40, 1025, 3000)),
         (weights_of, "_CELLS_AT_ONCE", 3000 * 5),
     ],
 )
@@ -212,19 +192,6 @@ def test_every_row_is_drawn_as_by_hand():
     lists = [columns[name].tolist() for name in ("temperature", "top_k", "top_p")]
     expected = [by_hand(*of_row) for of_row in zip(logits.tolist(), *lists, uniforms, strict=True)]
     assert drawn(logits, **columns).tolist() == expected
-
-
-def test_uniform_numbers_of_neighbouring_seeds_and_places_differ_and_are_even():
-    seeds, places = (grid.ravel() for grid in np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(100)))
-    uniforms = the_sampler._uniforms(seeds, places)
-    assert len(set(uniforms.tolist())) == 20_000
-    assert (uniforms >= 0).all() and (uniforms < 1).all()
-    # 20,000 numbers have a mean of 1/2 ± 0.002.
-    assert abs(uniforms.mean() - 0.5) < 0.01
-    along = uniforms.reshape(100, 200)
-    for axis in (0, 1):
-        neighbours = np.corrcoef(np.roll(along, 1, axis).ravel(), along.ravel())[0, 1]
-        assert abs(neighbours) < 0.035
 
 
 GOLDEN = 0x9E3779B97F4A7C15
