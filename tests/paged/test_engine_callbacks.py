@@ -37,6 +37,14 @@ def is_as_new(engine):
     return not engine.has_unfinished and engine.manager.device.num_used == 0 and engine.check() == []
 
 
+def generated_with(llm, callback, function, prompts):
+    """What generate answers while it calls this function back."""
+    if callback == "on_output":
+        return llm.generate(prompts, SIX, on_output=function)
+    setattr(llm.engine, callback, function)
+    return llm.generate(prompts, SIX)
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_request_that_on_output_aborts_ends_with_abort(victim):
     llm, seen = fresh_llm(), []
@@ -110,18 +118,17 @@ def test_a_request_that_on_logits_or_on_batch_aborts_ends_with_abort(callback, c
 
 
 @pytest.mark.parametrize("callback", ["on_output", "on_batch", "on_logits"])
-@pytest.mark.parametrize("call", ["step", "generate"])
+@pytest.mark.parametrize("call", ["step", "generate", "close"])
 def test_a_step_within_a_callback_is_refused_and_the_engine_goes_on(callback, call):
     llm, caught = fresh_llm(), []
+    calls = {"step": llm.engine.step, "generate": lambda: llm.generate(PROMPTS), "close": llm.engine.close}
 
     def nest(*_):
         with pytest.raises(EngineInUse, match=f"^{call} was called from a callback of generate") as error:
-            llm.engine.step() if call == "step" else llm.generate(PROMPTS)
+            calls[call]()
         caught.append(error.value)
 
-    if callback != "on_output":
-        setattr(llm.engine, callback, nest)
-    answers = llm.generate(PROMPTS, SIX, on_output=nest if callback == "on_output" else None)
+    answers = generated_with(llm, callback, nest, PROMPTS)
     assert [answer.token_ids for answer in answers] == undisturbed()
     assert (caught[0].call, caught[0].running, caught[0].thread) == (call, "generate", None)
 
@@ -149,10 +156,8 @@ def test_what_a_callback_raises_leaves_generate_as_it_is_and_its_requests_are_ab
         if len(calls) == 3:
             raise error
 
-    if callback != "on_output":
-        setattr(llm.engine, callback, fail)
     with pytest.raises(type(error)) as caught:
-        llm.generate(PROMPTS[:1], SIX, on_output=fail if callback == "on_output" else None)
+        generated_with(llm, callback, fail, PROMPTS[:1])
     assert caught.value is error
     assert llm.engine.live_request("request-1") is None
     assert llm.engine.check() == []

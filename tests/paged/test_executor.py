@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paged import Engine, SamplingParams
-from paged.errors import EngineClosed, EngineInUse
+from paged.errors import EngineClosed
 from paged.testing.device_trace import traced
 from paged.testing.tiny_model import tiny_model
 
@@ -288,14 +288,3 @@ def test_copies_that_fail_while_a_step_is_taken_back_end_what_rests_on_them():
         tokens_of(engine)
     assert {each.finish_reason for each in engine.step()} == {"error"}
     assert not engine._steps.content_is_lost and engine.check() == []
-
-
-def test_an_engine_is_not_closed_within_a_callback():
-    engine = engine_with_requests()
-
-    def closes(*_):
-        engine.close()
-
-    engine.on_batch = closes
-    with pytest.raises(EngineInUse):
-        tokens_of(engine)
