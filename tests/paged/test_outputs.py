@@ -1,43 +1,9 @@
-"""Files that commands write: whole or as they were, and never one that is read or written already."""
+"""Files that commands write: whole or as they were. That none is one that is read or written already is said in refused_commands.txt."""
 
 import pytest
 
 from paged.base.whole_file import whole_file, writable
-from paged.cli.app import run
 from paged.errors import UnwritablePath
-
-TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97,100,20\n2023-11-16 18:17:04.97,50,20\n"
-POOL = ["--blocks", "500"]
-
-
-@pytest.fixture
-def trace(tmp_path):
-    path = tmp_path / "mine.csv"
-    path.write_text(TRACE)
-    return path
-
-
-@pytest.mark.parametrize("option", ["--csv", "--html", "--log", "--trace-events"])
-def test_no_output_overwrites_the_trace(trace, option, capsys):
-    trace.with_name("link.csv").symlink_to(trace)
-    for name in ("mine.csv", "link.csv"):
-        assert run(["simulate", str(trace), *POOL, option, str(trace.with_name(name))]) == 2
-        assert f"{option} would overwrite" in capsys.readouterr().err
-    assert trace.read_text() == TRACE
-
-
-def test_two_outputs_are_two_files(trace, capsys):
-    path = trace.with_name("x")
-    assert run(["simulate", str(trace), *POOL, "--csv", str(path), "--html", str(path)]) == 2
-    assert "--csv and --html are both" in capsys.readouterr().err
-    assert not path.exists()
-
-
-def test_a_profile_does_not_overwrite_the_shape_that_it_is_of(tmp_path, capsys):
-    shape = tmp_path / "shape.json"
-    shape.write_text("{}")
-    assert run(["profile", "--shape", str(shape), "--out", str(shape)]) == 2
-    assert "which is read" in capsys.readouterr().err and shape.read_text() == "{}"
 
 
 def write_half(path):
