@@ -1,14 +1,13 @@
-"""`paged capacity`: the figures that are known from elsewhere, and what fits."""
+"""`paged capacity`: what fits, and configurations of one's own. The figures of models that ship are in fixtures/printed.txt."""
 
 import json
 import re
 import sys
 
-import msgspec
 import pytest
 
 from paged.errors import MissingExtra
-from paged.study.hardware import Roofline, StepWork, capacity_of, device_named, layers_named, model_named
+from paged.study.hardware import Roofline, capacity_of, device_named, layers_named, model_named
 
 from .files_of_others import CONFIGS  # noqa: TID252
 
@@ -18,15 +17,6 @@ EXAMPLE = ("capacity", "llama-2-70b", "--dtype", "bf16", "--batch", 16, "--lengt
 def found(model, device="a100-80g", *, batch=16, length=1024, **options):
     place = Roofline(model=model_named(model), device=device_named(device), **options)
     return place, capacity_of(place, batch=batch, length=length)
-
-
-def test_llama_2_70b_takes_138_gb_and_a_token_an_eighth_of_what_all_heads_would_keep(document):
-    figures = document(*EXAMPLE)
-    assert 138e9 * 0.999 <= figures["weight_bytes"] <= 140e9
-    assert figures["kv_bytes_per_token_of_all_heads"] == 2 * 8192 * 80 * 2
-    assert figures["kv_bytes_of_all_heads"] == pytest.approx(42.9e9, rel=0.002)
-    assert figures["kv_bytes"] * 8 == figures["kv_bytes_of_all_heads"]
-    assert (figures["fits"], figures["num_blocks"], figures["fewest_devices"]) == (False, 0, 2)
 
 
 def test_in_a_terminal_of_80_columns_nothing_is_cut(printed, terminal):
@@ -53,9 +43,7 @@ def test_the_page_s_own_model_is_one(document, repository, tmp_path):
 @pytest.mark.parametrize(
     ("model", "device", "options"),
     [
-        ("llama-3-8b", "a100-80g", {}),
         ("llama-2-70b", "h100", {"tensor_parallel": 4}),
-        ("deepseek-v2", "h200", {"tensor_parallel": 8}),
         ("smollm-135m", "cpu", {"dtype": "fp32"}),
     ],
 )
@@ -74,44 +62,6 @@ def test_the_fewest_devices_do_and_half_of_them_do_not_and_one_that_works_alone_
     assert found("llama-3-70b", "a100-40g", batch=64, tensor_parallel=fewest)[1].fits
     assert not found("llama-3-70b", "a100-40g", batch=64, tensor_parallel=fewest // 2)[1].fits
     assert found("deepseek-v2", "cpu", batch=4096, length=2048)[1].fewest_devices is None
-
-
-@pytest.mark.parametrize(
-    ("model", "device", "options"),
-    [
-        ("llama-2-70b", "a100-80g", {}),
-        ("opt-13b", "h100", {}),
-        # 819,200 bytes a token: at 1,024 tokens a sequence does 31 operations for each byte that is its own.
-        ("llama-2-13b", "a100-80g", {}),
-        ("llama-2-70b", "groq-lpu", {"dtype": "fp16", "tensor_parallel": 1024, "split_context": True}),
-    ],
-)
-def test_decode_turns_compute_bound_at_the_number_that_is_named(model, device, options):
-    place, figures = found(model, device, **options)
-    assert figures.prefill.bound == "compute"
-
-    def is_compute_bound(rows):
-        work = StepWork(computed_tokens=rows, sampled_rows=rows, context_tokens=rows * 1024, attended_pairs=rows * 1024)
-        return place.flops(work) / place.bytes_read(work) >= figures.ridge
-
-    rows = figures.decode.compute_bound_from
-    if rows is None:
-        assert not is_compute_bound(1 << 20)
-        assert figures.decode.bound == "memory"
-        assert figures.decode.reachable_flops == pytest.approx(figures.decode.flops_per_byte * place.device.bandwidth)
-    else:
-        assert is_compute_bound(rows)
-        assert not is_compute_bound(rows - 1)
-
-
-def test_a_step_reads_the_experts_as_they_are_published():
-    as_published = found("gpt-oss-120b", "h100")[0]
-    in_dtype = model_named("gpt-oss-120b")
-    in_dtype = msgspec.structs.replace(in_dtype, experts=msgspec.structs.replace(in_dtype.experts, bits=None))
-    plain = Roofline(model=in_dtype, device=device_named("h100"))
-    work = StepWork(computed_tokens=4096, sampled_rows=1)
-    saved = plain.bytes_read(work) - as_published.bytes_read(work)
-    assert saved == pytest.approx(in_dtype.routed_parameters * (2 - 4.25 / 8), rel=1e-6)
 
 
 LFM2 = {
@@ -134,8 +84,6 @@ def written(tmp_path):
 @pytest.mark.parametrize(
     ("options", "element"),
     [
-        ((), 2),
-        (("--kv-dtype", "fp32"), 4),
         (("--kv-dtype", "fp8"), 1),
         (("--dtype", "fp8"), 2),
         (("--dtype", "fp32"), 4),
@@ -162,7 +110,6 @@ FALCON = {"model_type": "falcon", "n_layer": 3, "n_head": 8, "hidden_size": 64, 
     ("config", "kept"),
     [
         ({"model_type": "llama", "n_layers": 3, "n_heads": 4, "d_model": 64}, (3, 4 * 16)),
-        ({"model_type": "gpt2", "n_layer": 3, "n_head": 4, "n_embd": 64}, (3, 4 * 16)),
         ({**FALCON, "multi_query": True}, (3, 8)),
         ({**FALCON, "new_decoder_architecture": True}, (3, 2 * 8)),
     ],

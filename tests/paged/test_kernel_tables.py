@@ -6,7 +6,6 @@ import pytest
 from paged.errors import BadHardwareFile, UnknownDevice, UnknownKernel
 from paged.study.hardware import device_named, model_named
 from paged.study.hardware.kernels import KernelTables, fit_folder, kernel_names, kernels_named, read_folder
-from paged.study.hardware.kernels.completion import completed
 from paged.study.hardware.kernels.layer_measurements import described, read_layers
 from paged.study.hardware.kernels.layer_tables import LayerTables
 
@@ -75,14 +74,6 @@ def test_a_kernel_that_was_not_measured_is_named(fitted, tmp_path):
         fit_folder(write_kernels(tmp_path, without(kernel_tables(), "custom_allreduce_perf")), "h100").all_reduce(
             2, 1024
         )
-
-
-def test_a_sum_of_two_effects_is_completed():
-    places = (np.arange(6.0), np.arange(5.0))
-    whole = np.array([3.0, 1, 4, 1, 5, 9])[:, None] + np.array([2.0, 7, 1, 8, 2])
-    holed = whole.copy()
-    holed[2, 3] = np.nan
-    assert completed(holed, places)[2, 3] == pytest.approx(whole[2, 3], abs=0.2)
 
 
 def test_beyond_the_most_rows_a_full_device_goes_on_in_a_straight_line(fitted):

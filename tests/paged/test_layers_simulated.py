@@ -86,28 +86,12 @@ def test_steps_that_are_taken_at_once_count_what_each_of_them_does():
     assert together.longest_decode.tolist() == one_by_one.longest_decode.tolist()
 
 
-def test_a_window_is_read_as_far_as_it_reaches():
-    step = roofline(WINDOWED)
-    short, long = (step.bytes_read(StepWork.of_rows([1], [n], sampled_rows=1, spans=step.spans)) for n in (100, 101))
-    # One token more in the full layer alone.
-    assert long - short == sum(KV)
-
-
 def test_a_state_is_read_and_written_once_a_row():
     step = roofline(HYBRID)
     _, states, attention, _ = step.parts(StepWork.of_rows([1, 5], [40, 5], sampled_rows=2, spans=step.spans))
     assert states.bytes == 2 * 2 * 256
     # One of two layers attends: 45 tokens are read, and 6 written.
     assert attention.bytes == sum(KV) * (45 + 6)
-
-
-def test_a_mixer_stands_in_place_of_attention():
-    assert model_of(HYBRID).parameters == model_of({}).parameters - 192 + 100
-    assert model_of({"gated_attention": True}).parameters == model_of({}).parameters + 2 * 8 * 8
-
-
-def model_of(layers):
-    return ModelShape(**TINY, **layers)
 
 
 def test_each_device_has_pages_of_its_heads_and_a_part_of_the_states():

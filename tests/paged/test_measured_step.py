@@ -181,21 +181,6 @@ def test_experts_lie_once_on_all_devices_of_all_ranks_and_all_else_on_each():
     assert two.weight_bytes_of_device == one.weight_bytes - routed // 2
 
 
-def test_published_figures_can_be_asked_for():
-    assert isinstance(Device(model="llama-3-8b", device="h100").cost_model(), MeasuredStep)
-    asked = Device(model="llama-3-8b", device="h100", published=True)
-    assert isinstance(asked.cost_model(), Roofline)
-    assert "asked for" in asked.timed_by()
-    assert "vLLM 0.24" in Device(model="llama-3-8b", device="h100").timed_by()
-
-
-def test_what_lies_outside_of_the_tables_is_said():
-    assert any("LM head" in note and "2 × beyond" in note for note in step_of(roofline()).layers.notes)
-    experts = step_of(roofline("mixtral-8x7b", "h100", degree=2))
-    assert any("experts" in note for note in experts.layers.notes)
-    assert any("differ in length" in note for note in step_of(roofline(device="rtx4090")).layers.notes)
-
-
 def test_kernels_in_a_file_are_those_of_the_device_that_is_asked_for(tmp_path):
     path = tmp_path / "own.json"
     measured_layers(roofline(device="rtx4090")).save(path)

@@ -156,6 +156,16 @@ def test_a_checkpoint_folder_is_simulated_and_planned_with_what_is_not_modelled(
     assert document(*options)[0]["not_modelled"][0].startswith("K and V that 1 of 2")
 
 
+def test_simulate_and_plan_say_as_capacity_does_what_a_model_is_stored_as(document, written):
+    pytest.importorskip("torch")
+    on = (written({**LLAMA, "quantization_config": GPTQ}), "--device", "h100")
+    load = ("synthetic:poisson,rate=2,requests=4,prompt=100,output=5", "--model", *on)
+    (simulated,) = document("simulate", *load)
+    (plan,) = document("plan", *load, "--find", "rate", "--ttft", 10, "--no-explain", "--jobs", 1)
+    found = [each["quantization"] for each in (document("capacity", *on), simulated, plan)]
+    assert found == ["GPTQ, 4 bits, groups of 32"] * 3
+
+
 def test_several_simulations_say_once_what_is_not_modelled(printed):
     options = "--model gemma-3-27b --device a100-80g --limit 4 --policy paged,vllm --jobs 1"
     out = printed("simulate", "azure", *options.split())

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from paged import Costs
-from paged.errors import BudgetTooSmall
 from paged.study.hardware import Experts, Latent, ModelShape, Placement, Roofline, StepWork, device_named, model_named
 
-GIB = 1 << 30
 IDEAL = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "link_efficiency": 1.0, "host_overhead_s": 0.0}
 AMOUNTS = StepWork.__struct_fields__
 
@@ -138,29 +136,6 @@ def test_no_amount_makes_a_step_shorter(step, work, amount, more):
     assert step.seconds(larger) >= step.seconds(work)
 
 
-@pytest.mark.parametrize(("kv_dtype", "of_head"), [("int8", 128 + 2), ("int4", 64 + 2)])
-def test_k_and_v_in_few_bits_are_counted_with_a_scale_a_token_and_head(kv_dtype, of_head):
-    placed = roofline("llama-3-8b", "h100", kv_dtype=kv_dtype)
-    assert placed.kv_bytes_per_token == 32 * 2 * 8 * of_head
-    assert placed.page_bytes(16) == placed.held_bytes(1, 16) == 16 * placed.kv_bytes_per_token
-    assert f"K and V are kept in {kv_dtype}" in placed.notes
-    # Windows and full layers alike.
-    mixed, plain = (roofline("gemma-3-27b", "h100", kv_dtype=each) for each in (kv_dtype, None))
-    assert mixed.kept_by(5000) * 256 == plain.kept_by(5000) * of_head
-    assert (
-        sum(sum(each.entry) for each in mixed.kept_of_device) * 256
-        == sum(sum(each.entry) for each in plain.kept_of_device) * of_head
-    )
-
-
-def test_the_knee_of_13b_on_an_a100_is_201_tokens():
-    assert roofline().knee_tokens == pytest.approx(312e12 * 2 / (1.555e12 * 2))
-    assert round(roofline().knee_tokens) == 201
-    assert roofline(tensor_parallel=8).knee_tokens == roofline().knee_tokens
-    assert round(roofline("llama-3-8b", "h100").knee_tokens) == 295
-    assert roofline(dtype="int8").knee_tokens == pytest.approx(roofline().knee_tokens)
-
-
 def test_costs_are_the_price_of_a_full_step_and_of_the_link():
     latent = roofline("deepseek-v2", "h200", **IDEAL)
     prefill = latent.seconds(StepWork.of_rows([65_536], [65_536], sampled_rows=0))
@@ -196,36 +171,6 @@ def test_opt_13b_leaves_the_12_gib_of_kv_that_the_vllm_paper_has_on_a_40_gb_a100
     slots = place.num_blocks(16) * 16
     assert place.weight_bytes == pytest.approx(26e9, rel=0.02)
     assert slots == pytest.approx(15_700, rel=0.06)
-
-
-def test_blocks_are_what_is_left_after_weights_and_activations():
-    place = roofline()
-    activations = 2048 * (2 * 5120 + 3 * 13_824) * 2 + 2 * 4 * 256 * 32_000
-    assert place.activation_bytes(2048, 256) == activations
-    left = int(40 * GIB * 0.9) - 13_015_864_320 * 2 - activations
-    assert place.num_blocks(16) == left // (16 * 819_200)
-    assert place.num_blocks(16, memory_share=1.0) > place.num_blocks(16)
-    assert place.num_blocks(16, max_tokens_per_step=64, max_sequences=8) > place.num_blocks(16)
-
-
-def test_weights_that_do_not_fit_say_how_much_is_missing():
-    with pytest.raises(BudgetTooSmall, match="llama-2-70b in bf16 needs .* 1 × a100-40g; 90% of .* is 38.7 GB") as e:
-        roofline("llama-2-70b").num_blocks(16)
-    assert e.value.given == int(40 * GIB * 0.9)
-    assert e.value.wanted > 68_976_648_192 * 2
-    with pytest.raises(BudgetTooSmall, match="do not hold one block"):
-        roofline().num_blocks(1 << 20)
-
-
-@pytest.mark.parametrize(("quantization", "of_linear"), [("int8", 1), ("int4", 0.5 + 4 / 32)])
-def test_weights_in_codes_are_counted_with_their_scales(quantization, of_linear):
-    placed, plain = (roofline("llama-3-8b", "h100", quantization=each) for each in (quantization, None))
-    linear = 32 * (4096 * (4096 + 2 * 1024 + 4096) + 3 * 4096 * 14336)
-    results = 32 * (4096 + 2 * 1024 + 2 * 14336 + 2 * 4096)
-    scales = 4 * results if quantization == "int8" else 0
-    assert placed.weight_bytes == linear * of_linear + scales + (plain.model.parameters - linear) * 2
-    assert placed.room_for_kv() > plain.room_for_kv()
-    assert f"linear layers are codes in {quantization} with scales" in placed.notes[0]
 
 
 def test_a_small_mixture_touches_as_many_experts_as_are_expected():

@@ -43,18 +43,10 @@ def test_a_run_of_the_simulated_engine_is_met(tmp_path):
     simulation = write_run(tmp_path / "run")
     assert simulation.scheduler.stats().preemptions_recompute > 0, "the pool is to be too small"
     found = validated(read_run(tmp_path / "run"))
-    assert set(found.errors) == set(METRICS)
     for metric in METRICS:
-        assert set(found.errors[metric]) == set(STATISTICS)
         assert found.errors[metric] == pytest.approx(dict.fromkeys(STATISTICS, 0.0), abs=1e-6)
     assert found.engine == "vllm-0.19"
     assert "rtx4090-llama-3.1-8b" in found.cost_model
-
-
-def test_a_run_that_was_slower_is_said_to_be_by_how_much(recorded):
-    errors = validated(recorded(slower=1.25)).errors
-    for metric in ("ttft", "tpot", "e2e"):
-        assert errors[metric] == pytest.approx(dict.fromkeys(STATISTICS, -0.2), abs=1e-6)
 
 
 def test_when_the_engine_took_requests_in_counts_and_not_when_they_were_sent(tmp_path):
@@ -180,12 +172,7 @@ def test_two_devices_by_tensor_parallel_are_timed_by_measured_layers_and_a_link(
     assert slow.simulated["tpot"].mean > 1.3 * usual.simulated["tpot"].mean
 
 
-def test_who_says_a_dtype_says_in_what_quantised_weights_are_counted(recorded):
-    found = validated(recorded(described_as=meta_of(quantization="fp8")), Asked(dtype="bf16"))
-    assert found.simulated["tpot"].mean > 0
-
-
-@pytest.mark.parametrize("quantization", ["gptq", "awq_marlin", "bitsandbytes"])
+@pytest.mark.parametrize("quantization", ["awq_marlin", "bitsandbytes"])
 def test_weights_in_a_format_that_the_model_is_not_stored_in_are_refused_until_somebody_says_how_to_count(
     recorded, quantization
 ):
@@ -298,14 +285,15 @@ def test_a_run_is_a_table_and_a_page(printed, run_folder, tmp_path, monkeypatch)
 def test_as_json_it_is_one_document_with_errors_by_metric_and_statistic(document, run_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     errors = document("validate", run_folder)["errors"]
-    assert {metric: set(of) for metric, of in errors.items()} == {metric: set(STATISTICS) for metric in METRICS}
-    assert errors["tpot"]["p99"] == pytest.approx(-0.2, abs=1e-6)
+    assert set(errors) == set(METRICS)
+    # Each was a quarter longer.
+    for metric in ("ttft", "tpot", "e2e"):
+        assert errors[metric] == pytest.approx(dict.fromkeys(STATISTICS, -0.2), abs=1e-6)
     assert not list(tmp_path.glob("*.html")), "nobody asked for a page"
 
 
 def test_closed_loops_are_medians_by_engine_and_devices(printed, document, tmp_path):
-    out = printed("validate", table(tmp_path))
-    assert "vllm" in out and "version is not stated" in out
+    assert "version is not stated" in printed("validate", table(tmp_path))
     (cell,) = document("validate", table(tmp_path))
     assert cell["tpot_error"] == pytest.approx(cell["simulated_tpot_s"] / cell["tpot_s"] - 1)
 
