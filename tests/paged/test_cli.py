@@ -135,19 +135,6 @@ def test_the_demo_answers_under_pressure_as_without_and_draws_the_pool_and_then_
     assert second.rindex("<compiled>") < second.index("90 pages for layers of 2 kinds")
 
 
-def test_a_trace_that_is_made_faster_lasts_until_its_load_has_settled(document):
-    tiny = ["simulate", "azure", *TINY, "--jobs", 1]
-    (plain,), (fast,), (short,) = (
-        document(*tiny, *rate) for rate in ((), ("--rate-scale", 1000), ("--rate-scale", 1000, "--least-span", 0))
-    )
-    assert plain["load"]["drawn_from"] is None
-    assert fast["load"]["drawn_from"] == plain["requests"]
-    assert fast["load"]["per_s"] == pytest.approx(1000 * plain["load"]["per_s"], rel=0.1)
-    assert fast["load"]["span_s"] > 0.8 * fast["load"]["settles_in_s"]
-    assert short["requests"] == plain["requests"]
-    assert "has settled after about" in short["notes"][0]
-
-
 def test_seeds_of_a_file_draw_its_requests_anew_so_that_an_interval_is_one(printed, document):
     arguments = ["simulate", "azure", *TINY, "--seeds", 3, "--jobs", 1]
     _, line, _ = printed(*arguments).splitlines()

@@ -110,18 +110,6 @@ def test_a_device_without_room_for_a_block_and_its_state_is_refused():
         roofline({**HYBRID, "kept": (FULL, large)}).num_blocks(16)
 
 
-def test_a_simulation_has_the_pages_of_the_plan_and_says_so(document, printed, on_box):
-    options = [TRACE, *on_box(WINDOWED), "--max-sequences", 8, "--check"]
-    (found,) = document("simulate", *options)
-    assert found["groups"] == ["full: 1 page a block", "window 8: 1 page a block"]
-    assert (found["finished"], found["violations"], found["not_modelled"]) == (12, 0, [])
-    said = printed("simulate", *options)
-    assert f"pool: {found['num_blocks']:,} pages, blocks of 16 tokens; full: 1 page a block; window 8" in said
-    (hybrid,) = document("simulate", TRACE, *on_box(HYBRID), "--max-sequences", 8)
-    assert hybrid["groups"][1].startswith("state: ")
-    assert hybrid["groups"][1].endswith(" a sequence")
-
-
 def test_slots_are_counted_in_every_kind_of_layer(document, on_box):
     options = ["synthetic:at-once,requests=1,prompt=20,output=1", *on_box(WINDOWED)]
     # Two blocks of 16 in each of two kinds of layers, with 20 tokens each.
@@ -158,21 +146,6 @@ def test_policies_that_draw_as_they_go_work_with_layers_of_several_kinds(documen
 )
 def test_what_is_not_possible_with_these_layers_is_refused_by_name(refused, on_box, command, option, said):
     assert said in refused(*command.split(), TRACE, *on_box(WINDOWED), *option.split())
-
-
-def test_a_plan_counts_pages(document, printed, on_box):
-    find = ["plan", TRACE, *on_box(HYBRID), "--find", "memory", "--ttft", 0.5, "--no-explain", "--max-sequences", 8]
-    find += ["--max-tokens-per-step", 64, "--jobs", 1, "--least-span", 0]
-    (plan,) = document(*find)
-    step = roofline(HYBRID)
-    assert plan["kv_bytes"] == step.plan(16).page_bytes
-    # Fewer do not hold the longest request: two blocks, and its state twice.
-    fewest = 2 + 2 * step.plan(16).groups[1].pages
-    assert plan["probes"][0]["value"] >= fewest
-    assert plan["groups"][0] == "full: 1 page a block"
-    said = printed(*find)
-    assert f": {plan['answer']:,} pages (" in said
-    assert "Blocks have 16 tokens; full: 1 page a block; state: " in said
 
 
 @pytest.mark.parametrize("name", [name for name in model_names() if model_named(name).kept])

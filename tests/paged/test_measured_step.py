@@ -9,7 +9,7 @@ import pytest
 from paged.errors import BadHardwareFile
 from paged.study.hardware import Faster, Roofline, StepWork, device_named, model_named
 from paged.study.hardware.derived_layers import DerivedLayers, Timing
-from paged.study.hardware.device import Link, link_of
+from paged.study.hardware.device import Link
 from paged.study.hardware.measured import holds_kernels, layers_in, measured_layers, step_of, timed_by
 from paged.study.hardware.measured_step import Launching, MeasuredStep
 from paged.study.simulator import Device
@@ -106,16 +106,6 @@ def test_who_has_no_measured_kernels_gets_published_figures_and_is_told(asked, w
     assert "published figures" in timed_by(asked)
 
 
-@pytest.mark.parametrize("work", [decode(16, 1024), decode(128, 1000), prompt(2048), decode(1, 1024)])
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-32b"])
-def test_two_devices_are_faster_than_one_and_slower_than_half_of_it(model, work):
-    one = step_of(roofline(model, "rtxpro6000")).seconds(work)
-    fast = Link(bytes_per_s=400e9, latency_s=1e-6)
-    two = step_of(roofline(model, "rtxpro6000", degree=2, link=fast))
-    assert isinstance(two, MeasuredStep)
-    assert 0.5 * one < two.seconds(work) < 0.95 * one
-
-
 @pytest.mark.parametrize(("model", "other"), [("qwen3-32b", "llama-3.1-8b"), ("llama-3.1-8b", "qwen3-32b")])
 def test_layers_derived_from_another_models_are_near_to_those_that_were_timed(model, other):
     own, timed = step_of(roofline(model, "rtxpro6000")), measured_layers(roofline(other, "rtxpro6000"))
@@ -145,19 +135,6 @@ def test_a_link_is_a_ring_unless_it_is_switched():
     assert switched.all_reduce(4, 0) == pytest.approx(2e-3)
     assert ring.all_gather(4, 1e6) == pytest.approx(3e-3 + 0.75e-3)
     assert ring.all_reduce(1, 1e6) == 0
-
-
-@pytest.mark.parametrize(
-    ("device", "link", "least_s"),
-    # Instead of measured all-reduces, and where there is no interconnect.
-    [("h100", Link(bytes_per_s=1e9, latency_s=1e-3), 2e-3), ("rtx4090", Link(bytes_per_s=10e9, latency_s=2e-5), 4e-5)],
-)
-def test_a_named_link_counts_in_each_of_64_all_reduces(device, link, least_s):
-    assert step_of(roofline(device=device, degree=2, link=link)).seconds(decode(8, 100)) > 64 * least_s
-    assert step_of(roofline(degree=2)).seconds(decode(8, 100)) < 64 * 2e-3
-    assert link_of(device_named("rtx4090"), None, None) is None
-    found = link_of(device_named("rtx4090"), 10, 20)
-    assert (found.bytes_per_s, found.latency_s) == pytest.approx((10e9, 2e-5))
 
 
 @pytest.mark.parametrize("published", [True, False])

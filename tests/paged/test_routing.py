@@ -133,15 +133,6 @@ def test_routers_that_tell_one_another_spread_a_burst():
     assert [sent.count(name) for name in "abcd"] == [10] * 4
 
 
-def test_routers_that_do_not_tell_one_another_do_not_all_choose_the_same():
-    num, names = 16, [str(number) for number in range(16)]
-    first = [
-        router_of(*names, name=str(seed), seed=seed, num_untold=num - 1).choose(prompt(), 0.0).replicas[0]
-        for seed in range(num)
-    ]
-    assert max(first.count(name) for name in names) <= 4
-
-
 def test_a_tenant_waits_for_as_much_of_others_as_it_has_itself():
     router = router_of("a", "b", spared=0.0)
     queued = {"many": 10_000, "few": 0}
@@ -170,12 +161,6 @@ def test_a_wait_that_was_reported_grows_shorter_with_time():
     router = router_of("a")
     router.report("a", ReplicaLoad(token_s=0.001, begin_s=2.0), 10.0)
     assert [router.choose(prompt(), now).expected_s for now in (10.0, 11.0, 13.0)] == pytest.approx([3.6, 2.6, 1.6])
-
-
-def test_a_replica_that_never_reports_again_is_not_avoided_for_ever():
-    router = router_of("a", lapse_s=5.0)
-    router.routed(prompt("1"), "a", 0.0)
-    assert router.choose(prompt("2", TOKENS[::-1]), 6.0).expected_s == pytest.approx(1.6)
 
 
 def test_a_replica_that_went_is_not_chosen_and_its_requests_are_forgotten():

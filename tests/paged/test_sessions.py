@@ -6,7 +6,6 @@ import random
 import numpy as np
 import pytest
 
-from paged.errors import InvalidConfig, TraceError
 from paged.study.report import write_sessions_html
 from paged.study.report.sessions_page import plot_of
 from paged.study.simulator import Device, SessionRun, StepTime, Tiers
@@ -83,21 +82,6 @@ def test_the_sessions_that_ship_share_most_of_their_prompts():
     sessions = open_sessions("agents")
     assert (len(sessions), {session.block_size for session in sessions}) == (12, {64})
     assert sum(len(session.lines) > 1 for session in sessions) == 1
-
-
-def test_blocks_of_two_sizes_are_refused(tmp_path):
-    path = tmp_path / "sessions.jsonl"
-    lines = [{"id": "a", "block_size": size, "requests": [request(0, [[0, 1]], tokens=99)]} for size in (4, 8)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(
-        TraceError, match="line 2, column block_size: blocks of 8 tokens, but of 4 in the sessions above"
-    ):
-        read_sessions(path)
-
-
-def test_more_sessions_than_there_are_cannot_be_drawn(sessions_of):
-    with pytest.raises(InvalidConfig, match="3 sessions were asked for; the file has 1"):
-        draw_sessions(sessions_of(turns_at(0)), 3, random.Random(0), spread_s=1)
 
 
 def test_what_is_drawn_depends_on_the_seed_alone(sessions_of):
