@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 from functools import cache
-from itertools import count
 from threading import Event, Thread
 
 import pytest
@@ -45,21 +44,24 @@ def generated_with(llm, callback, function, prompts):
     return llm.generate(prompts, SIX)
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_request_that_on_output_aborts_ends_with_abort(victim):
-    llm, seen = fresh_llm(), []
+@pytest.mark.parametrize(
+    ("callback", "call", "victim"),
+    [*(("on_output", 4, victim) for victim in range(3)), ("on_logits", 3, 1), ("on_batch", 1, 1)],
+)
+def test_a_request_that_a_callback_aborts_ends_with_abort(callback, call, victim):
+    llm, seen, aborted = fresh_llm(), [], f"request-{victim}"
 
-    def note(output):
-        seen.append(output.id)
-        if len(seen) == 4:
-            llm.engine.abort(f"request-{victim}")
+    def note(its, *_):
+        seen.append(getattr(its, "id", its))
+        if len(seen) == call:
+            llm.engine.abort(aborted)
 
-    answers = llm.generate(PROMPTS, SIX, on_output=note)
+    answers = generated_with(llm, callback, note, PROMPTS)
     assert [answer.finish_reason == "abort" for answer in answers] == [number == victim for number in range(3)]
     for answer, tokens in zip(answers, undisturbed(), strict=True):
         assert answer.token_ids == tokens[: len(answer.token_ids)]
-    assert 1 <= len(answers[victim].token_ids) <= 2
-    assert f"request-{victim}" not in seen[4:]
+    assert len(answers[victim].token_ids) <= 2
+    assert aborted not in seen[call:]
     assert is_as_new(llm.engine)
 
 
@@ -104,16 +106,6 @@ def test_a_callback_that_finishes_a_request_gets_what_it_had_not_been_handed_out
     answers = llm.generate(PROMPTS, SIX)
     assert (seen[0].token_ids, seen[0].finish_reason) == (answers[0].token_ids, "stop")
     assert [answer.finish_reason for answer in answers] == ["stop", "length", "length"]
-    assert is_as_new(llm.engine)
-
-
-@pytest.mark.parametrize(("callback", "call"), [("on_logits", 3), ("on_batch", 1)])
-def test_a_request_that_on_logits_or_on_batch_aborts_ends_with_abort(callback, call):
-    llm, calls = fresh_llm(), count(1)
-    setattr(llm.engine, callback, lambda *_: next(calls) == call and llm.engine.abort("request-1"))
-    answers = llm.generate(PROMPTS, SIX)
-    assert [answer.finish_reason for answer in answers] == ["length", "abort", "length"]
-    assert [answers[0].token_ids, answers[2].token_ids] == undisturbed()[::2]
     assert is_as_new(llm.engine)
 
 

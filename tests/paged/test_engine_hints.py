@@ -109,6 +109,13 @@ def test_a_search_is_no_turn_of_a_session():
 WITH_HOST = {"num_blocks": 24, "host_blocks": 64, "host_caching": True}
 
 
+def send_to_the_host(engine):
+    """Compute PROMPT, push it to the host, and leave blocks of the device free."""
+    turn(engine, session=None)
+    engine.add_request([9] * 95, SamplingParams(max_tokens=1), writes_cache=False)
+    driven(engine)
+
+
 def test_an_idle_engine_has_a_step_to_make_for_a_prefetch_and_no_further_one():
     engine = engine_of(**WITH_HOST)
     send_to_the_host(engine)
@@ -121,38 +128,20 @@ def test_an_idle_engine_has_a_step_to_make_for_a_prefetch_and_no_further_one():
     assert (steps, engine.explain_prefix(PROMPT).device_tokens, engine.check()) == (1, 24, [])
 
 
-def test_an_engine_for_asyncio_makes_the_step_of_a_prefetch():
+def test_an_engine_for_asyncio_takes_the_same_and_makes_the_step_of_a_prefetch():
     async def main():
         async with AsyncEngine(tiny_model(64), block_size=4, **WITH_HOST) as engine:
             await engine._call(lambda: send_to_the_host(engine.engine))
             outcome = await engine.hint(Hint(action="prefetch", tokens=PROMPT))
-            found = [(await engine.explain_prefix(PROMPT)).device_tokens for _ in range(4)]
-            return outcome.status, found[-1]
-
-    assert asyncio.run(main()) == ("accepted", 24)
-
-
-def send_to_the_host(engine):
-    """Compute PROMPT, push it to the host, and leave blocks of the device free."""
-    turn(engine, session=None)
-    engine.add_request([9] * 95, SamplingParams(max_tokens=1), writes_cache=False)
-    driven(engine)
-
-
-def test_an_engine_for_asyncio_takes_the_same():
-    async def main():
-        async with AsyncEngine(tiny_model(64), block_size=4, num_blocks=32) as engine:
-            params = SamplingParams(max_tokens=4, ignore_eos=True)
-            async for _ in engine.generate(PROMPT, params, session_id="a"):
+            found = [str(await engine.explain_prefix(PROMPT)) for _ in range(4)]
+            assert (outcome.status, found[-1]) == ("accepted", "24 of 24 tokens are cached on the device.")
+            async for _ in engine.generate(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True), session_id="a"):
                 pass
             kept = await engine.hint(Hint(action="retain", session="a", priority=2, waits_for="tool"))
             views = await engine.sessions(5)
-            told = str(await engine.explain_prefix(PROMPT))
-            return kept.status, views == [await engine.session("a")], views[0].waits_for, told
+            assert (kept.status, views[0].waits_for, views) == ("accepted", "tool", [await engine.session("a")])
 
-    status, is_same, waits_for, told = asyncio.run(main())
-    assert (status, is_same, waits_for) == ("accepted", True, "tool")
-    assert told == "24 of 24 tokens are cached on the device."
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("action", ["pin", "prefetch"])

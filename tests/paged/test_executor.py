@@ -33,24 +33,6 @@ def threads_of_models():
     return [each for each in threading.enumerate() if each.name.startswith("paged-model")]
 
 
-def test_a_step_ends_while_the_next_one_runs():
-    """A step does not come to its end before the engine has updated, and told of, the one before it."""
-    engine = engine_with_requests()
-    logits, ended, threads = engine.worker.logits, threading.Semaphore(0), set()
-    engine.on_batch = lambda _: ended.release()
-
-    def waits(step):
-        threads.add(threading.current_thread())
-        if len(threads) == 1 and step.input.oldest < step.input.number:
-            assert ended.acquire(timeout=SOON_S), "nothing ended while a step ran"
-        return logits(step)
-
-    engine.worker.logits = waits
-    assert tokens_of(engine) == tokens_of(engine_with_requests(steps_ahead=0))
-    assert threading.current_thread() not in threads and len(threads) == 1
-    engine.close()
-
-
 def test_a_result_is_given_out_when_the_step_behind_it_computes():
     """The Python that prepares a step, and that which ends the one before it, take turns: a GPU waits for the first alone."""
     engine, trace, is_told = engine_with_requests(), [], threading.Event()

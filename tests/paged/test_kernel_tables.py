@@ -112,29 +112,6 @@ def test_the_tables_that_ship_are_those_of_three_devices():
         kernels_named("h1000")
 
 
-@pytest.mark.parametrize("name", kernel_names())
-def test_a_product_is_never_faster_than_the_published_peak(name):
-    tables = kernels_named(name)
-    rows = np.unique(np.geomspace(1, 65536, 100).round())[:, None, None]
-    widths, depths = np.array([256, 4096, 28672])[:, None], np.array([512, 4096, 14336])
-    least = 2 * rows * widths * depths / tables.device.peak("bf16")
-    assert (tables.product("bf16", rows, widths, depths) > 0.9 * least).all()
-
-
-@pytest.mark.parametrize("name", kernel_names())
-@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (28, 4), (32, 32), (64, 16)])
-def test_attention_takes_longer_for_more_tokens_and_never_less_than_memory_allows(name, heads, kv_heads):
-    tables = kernels_named(name)
-    batch, tokens = np.array([1, 16, 256])[:, None], np.geomspace(16, 65536, 40).round()
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": 128}
-    decode = tables.decode_attention("bf16", batch, tokens, **sizes)
-    prefill = tables.prefill_attention("bf16", batch, tokens, **sizes)
-    read = batch * tokens * kv_heads * 128 * 2 * 2 / tables.device.bandwidth
-    assert (decode > 0.9 * read).all()
-    for found in (decode, prefill):
-        assert (found[:, 1:] > 0.85 * found[:, :-1]).all()
-
-
 def layers_of(folder):
     return LayerTables.fit(read_layers(folder), name="own", device="rtx4090", model=model_named("llama-3.1-8b"))
 

@@ -1,4 +1,4 @@
-"""Beam, group and contrastive search, on made-up models and on the one that ships: transformers' answers, whatever memory there is.
+"""Beam, group and contrastive search, on made-up models and on the one that ships: transformers' answers.
 
 Groups and contrastive search have left transformers' core: their answers are those of the last version that had them
 (tools/search_fixtures.py made them).
@@ -31,8 +31,6 @@ BEAMS = [
     {"beam_width": 5, "length_penalty": -0.5, "early_stopping": "never", "n": 2},
     {"beam_width": 2, "early_stopping": True, "n": 2},
 ]
-# More worlds, with a tiny model: tests/properties/test_wishes.py.
-WORLDS = [{}, {"num_blocks": 13, "block_size": 4, "host_blocks": 10, "speculate": "lookup"}]
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +142,8 @@ def test_groups_on_made_up_models(early):
         assert [each.score for each in found] == pytest.approx(case["scores"], rel=1e-4, abs=2e-6)
 
 
-@pytest.mark.parametrize("options", WORLDS, ids=str)
-def test_the_answers_are_those_of_transformers(model, expected, options):
+# Under pressure they are those that each request gets alone: tests/properties/test_wishes.py.
+def test_the_answers_are_those_of_transformers(model, expected):
     asked = [(prompt, params(wish)) for prompt, wish in zip(PROMPTS, BEAMS, strict=True)]
     wanted = list(expected)
     for case in FIXTURES["groups"]:
@@ -159,7 +157,7 @@ def test_the_answers_are_those_of_transformers(model, expected, options):
         wanted.append(([case["tokens"]], None))
     # Others come and go beside them, with the same prompts.
     asked += [(prompt, SamplingParams(max_tokens=20)) for prompt, _ in asked]
-    llm = LLM(model, **options)
+    llm = LLM(model)
     violations = []
     llm.engine.on_batch = lambda batch: violations.extend(llm.engine.check())
     found = llm.generate([prompt for prompt, _ in asked], [params for _, params in asked])

@@ -284,24 +284,6 @@ def test_a_command_that_has_ended_waits_for_no_library():
     assert (done.returncode, done.stdout) == (3, "1\n")
 
 
-BUSY_IN_C = """
-import ctypes
-from paged.cli import signals
-signals.interrupt()
-with signals.at_once():
-    print("loads", flush=True)
-    ctypes.PyDLL(None).sleep(60)
-"""
-
-
-def test_a_library_that_loads_for_long_keeps_no_signal_waiting():
-    with subprocess.Popen([sys.executable, "-c", BUSY_IN_C], stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"loads\n"
-        time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT_S) == -signal.SIGTERM
-
-
 def test_behind_what_loads_signals_do_what_they_did_before():
     def ours(*_):
         pass

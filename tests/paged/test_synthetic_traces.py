@@ -51,13 +51,6 @@ def test_the_lengths_of_a_preset_have_its_means_and_spreads(preset, prompt_mean,
         assert distribution.mean == pytest.approx(tokens.mean(), rel=0.01)
 
 
-def test_the_assumed_spreads_are_those_of_the_azure_excerpt_within_a_tenth():
-    """The preset's figures are the whole hour's; the excerpt is its first 500 requests."""
-    azure = read_trace(excerpt_path("azure"))
-    assert np.log(azure.prompt_tokens).std() == pytest.approx(PRESETS["sharegpt"].prompt.sigma, rel=0.1)
-    assert np.log(azure.output_tokens).std() == pytest.approx(PRESETS["sharegpt"].output.sigma, rel=0.1)
-
-
 @pytest.mark.parametrize(("share", "tokens"), [(0.5, 60), (0.9, 220), (0.99, 900), (0.1, 20)])
 def test_a_log_normal_by_mean_and_quantile_has_both(share, tokens):
     lengths = LogNormal.of_quantile(100, share=share, tokens=tokens).draw(MANY, np.random.default_rng(1))

@@ -124,14 +124,6 @@ def test_all_that_is_returned_is_what_the_output_adds_to_the_prompt(program):
     assert alone == tokenizer.decode(output, skip_special_tokens=skips)
 
 
-@pytest.mark.parametrize("text", ["the cat sat", "你好，世界", "cafe\u0301 👩‍👩‍👧"])
-def test_a_character_is_told_with_its_last_byte(text):
-    stream = TextStream(BYTES, [])
-    for character in text:
-        *first, last = byte_ids(character.encode())
-        assert ([stream.push([id]) for id in first], stream.push([last])) == ([""] * len(first), character)
-
-
 FIRST, REST = byte_ids("你".encode()[:1]), byte_ids("你".encode()[1:])
 END, NOTHING, EMPTY = [BYTES.eos_token_id], [len(BYTES) + 7], [BYTES.convert_tokens_to_ids("")]
 THE, CAT, SAT, NI = (word_ids(piece) for piece in ("▁the", "▁cat", "▁sat", "E4BDA0"))
@@ -142,6 +134,8 @@ SKIPPED = [WORDS_AND_BYTES.eos_token_id] * 50
 @pytest.mark.parametrize(
     ("tokenizer", "prompt", "pieces", "skips", "told"),
     [
+        # A character is told with its last byte.
+        (BYTES, [], [[id] for id in SMILE], False, ["", "", "", "😀", ""]),
         # A byte that begins no character is told when the next one has come, one that never becomes whole at the end.
         (BYTES, [], [[id] for id in byte_ids(b"\x80\x80a")], False, ["", "\ufffd", "\ufffda", ""]),
         (BYTES, [], [byte_ids(b"a\xf0\x9f\x98")], False, ["a", "\ufffd"]),

@@ -171,15 +171,6 @@ def test_superposed_traces_keep_what_they_share_and_share_nothing_with_each_othe
     assert len(set(renamed.values())) == len(renamed)
 
 
-@given(st.lists(traces(), min_size=1, max_size=3), st.integers(0, 3))
-def test_turned_traces_stay_within_the_time_of_the_longest_and_lose_nobody(several, seed):
-    together = superposed(several, seed=seed)
-    assert (np.diff(together.arrival_s) >= 0).all()
-    assert sorted(together.prompt_tokens) == sorted(np.concatenate([trace.prompt_tokens for trace in several]))
-    ends = [float(trace.arrival_s[-1]) * len(trace) / max(len(trace) - 1, 1) for trace in several]
-    assert together.arrival_s[-1] <= max(ends)
-
-
 @pytest.fixture
 def trace():
     return Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])
