@@ -9,8 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from msgspec.structs import replace
 
-from paged.study.hardware import Profile
+from paged.study.hardware import Profile, Tiling
 from paged.study.simulator import Asked, read_run
 from paged.study.simulator.closed_loops import COLUMNS
 from paged.study.simulator.validation import prepared, simulation_of, taken_in
@@ -26,6 +27,10 @@ BOX = {"name": "box", "memory_bytes": 1000, "bandwidth": 100.0, "peak_flops": {"
 PRICES = Profile(
     seconds_per_step=2e-3, seconds_per_computed_token=3e-5, seconds_per_sampled_row=1e-5,
     seconds_per_context_token=2e-8, seconds_per_attended_pair=5e-9, seconds_per_moved_token=4e-7,
+)  # fmt: skip
+TILED = replace(
+    PRICES, seconds_per_tile=4e-3, seconds_per_sampling_tile=1e-3, seconds_per_tile_position=3e-5,
+    tiling=Tiling(places=32, piece=64),
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import torch
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import InvalidConfig
 from paged.model import limits
-from paged.model.limits import Limits, product_rate
+from paged.model.limits import product_rate
 from paged.model.loading import load_model
 from paged.model.native.coded import coded_library
 from paged.model.native.large_pages import aligned
@@ -25,9 +25,8 @@ from paged.model.shape import shape_of
 from paged.study.bench import WORKLOADS, Measured, attention, step as bench_step, workload
 from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
 from paged.study.bench.engine import EngineTimes, Serving, blocks_wanted, engine_run
-from paged.study.bench.floor import Floor
 from paged.study.bench.step import StepParts
-from paged.study.hardware import ModelShape, StepWork
+from paged.study.hardware import ModelShape
 from paged.study.traces import Trace
 
 SHAPE = ModelShape(
@@ -147,31 +146,6 @@ def test_figures_are_lines_with_their_range_and_a_table_in_a_terminal(printed, q
     assert printed(*tiny) == ""
     for words in ("the median, the least and the most", "times the floor", "TTFT p99, ms"):
         assert words in screen.getvalue()
-
-
-def test_the_floor_is_bytes_or_operations_of_each_step_whichever_take_longer():
-    weights = SHAPE.layer_parameters + SHAPE.head_parameters
-    kept = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
-    decode = StepWork.of_rows([1, 1], [10, 20], sampled_rows=2)
-    prompt = StepWork.of_rows([50], [50], sampled_rows=0)
-    slow_memory, slow_products = (Floor(SHAPE, Limits(1, "float32", *rates)) for rates in ((1.0, 1e30), (1e30, 1.0)))
-    # Both rows' contexts are read, two tokens are written; a step that samples nothing reads no output projection.
-    assert slow_memory.seconds([decode], [32]) == 4 * (weights + kept * (30 + 2))
-    assert slow_memory.seconds([prompt], [0]) == 4 * (SHAPE.layer_parameters + kept * (50 + 50))
-    attended = 4 * SHAPE.heads * SHAPE.head_dim * SHAPE.layers
-    assert slow_products.seconds([decode], [32]) == 2 * 2 * weights + attended * 30
-    assert slow_products.seconds([prompt], [0]) == 2 * 50 * SHAPE.layer_parameters + attended * 50 * 51 / 2
-    both = Floor(SHAPE, Limits(1, "float32", 1.0, 1.0))
-    assert both.seconds([decode, prompt], [32, 0]) == sum(
-        max(each.seconds([step], [32]) for each in (slow_memory, slow_products)) for step in (decode, prompt)
-    )
-
-
-def test_what_rows_share_is_read_once_by_the_floor():
-    kept = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
-    floor = Floor(SHAPE, Limits(1, "float32", 1.0, 1e30))
-    work = StepWork.of_rows([1, 1], [40, 40], sampled_rows=2)
-    assert floor.seconds([work], [80]) - floor.seconds([work], [48]) == 4 * kept * (80 - (48 + 2))
 
 
 def test_a_model_that_no_shape_describes_has_no_floor(monkeypatch):

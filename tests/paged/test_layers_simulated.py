@@ -61,15 +61,6 @@ def test_layers_read_what_their_tokens_see(kind, reach):
             assert mean_pairs(spans, *share) == sum(token + 1 - first(token) for token in range(start, end))
 
 
-def test_a_step_counts_the_mean_over_layers():
-    spans = (Span("full", 0, 0.75, 0.5), Span("window", 8, 0.25, 0.5))
-    work = StepWork.of_rows([1, 4], [20, 12], sampled_rows=2, spans=spans)
-    # The first row reads 20 and 8 tokens; the second, whose window begins at token 1, 12 and 11.
-    assert work.context_tokens == 0.75 * (20 + 12) + 0.25 * (8 + 11)
-    assert work.attended_pairs == 0.5 * (20 + 9 + 10 + 11 + 12) + 0.5 * (8 + 4 * 8)
-    assert (work.decode_context, work.rows) == (0.75 * 20 + 0.25 * 8, 2)
-
-
 def test_steps_that_are_taken_at_once_count_what_each_of_them_does():
     spans = (Span("full", 0, 0.75, 0.5), Span("window", 8, 0.25, 0.5))
     scheduler = Scheduler(BlockManager(64, 4))

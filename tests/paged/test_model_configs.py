@@ -7,7 +7,6 @@ import pytest
 from paged import PagedError
 from paged.study.hardware import (
     Device,
-    Experts,
     ModelShape,
     device_named,
     device_names,
@@ -198,10 +197,6 @@ def test_a_publisher_s_name_may_end_in_what_leaves_the_shape_as_it_is(name, mode
     assert (found.name, found.max_length, found.dtype) == (model, max_length, dtype)
 
 
-def shape(**changes):
-    return ModelShape(**{**TINY, **changes})
-
-
 MODELS = """
 llama-2-7b llama-2-13b llama-2-70b llama-3-8b llama-3-70b llama-3.1-8b llama-3.1-70b mistral-7b mixtral-8x7b gpt-oss-120b
 qwen2.5-7b qwen3-8b qwen3-32b qwen3-30b-a3b opt-13b opt-30b deepseek-v2 smollm-135m
@@ -228,26 +223,6 @@ def test_a_device_says_where_its_figures_come_from(name):
     assert device.name == name
     assert len(device.source) > 40
     assert all(device.ridge(dtype) == rate / device.bandwidth for dtype, rate in device.peak_flops.items())
-
-
-def test_parameters_are_counted_by_hand():
-    # Attention: 8 × (8 + 4 + 4 + 8) = 192; MLP: 3 × 8 × 16 = 384; two norms of 8. Embedding and output: 80 each; one norm.
-    assert shape().parameters == 2 * (192 + 384 + 16) + 2 * 80 + 8
-    assert shape(tied_embeddings=True).parameters == shape().parameters - 80
-    assert shape(gated_mlp=False).parameters == shape().parameters - 2 * 128
-    # Biases: 8 + 4 + 4 of queries, keys and values.
-    assert shape(bias="qkv").parameters == shape().parameters + 2 * 16
-    # And 8 of the output, 16 + 16 + 8 of the MLP, 8 of each norm.
-    assert shape(bias="all").parameters == shape().parameters + 2 * (24 + 40 + 16) + 8
-    assert shape(learned_positions=5).parameters == shape().parameters + 40
-
-
-def test_experts_are_counted_by_hand():
-    model = shape(experts=Experts(count=6, per_token=2, shared=1, intermediate=4, dense_layers=1))
-    expert = 3 * 8 * 4
-    one_layer = 7 * expert + 8 * 6 - 384
-    assert model.parameters == shape().parameters + one_layer
-    assert model.active_parameters == model.parameters - 4 * expert
 
 
 def test_an_unknown_name_comes_with_the_nearest_and_all_that_are_known():

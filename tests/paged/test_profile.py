@@ -15,13 +15,9 @@ from paged.study.profiling import designed
 from paged.study.report.facts import facts, sentence
 from paged.study.simulator import Device, Load, Scenario, run
 
-from .files_of_others import PRICES  # noqa: TID252
+from .files_of_others import PRICES, TILED  # noqa: TID252
 
 NAMES = PRICES.__struct_fields__[:9]
-TILED = msgspec.structs.replace(
-    PRICES, seconds_per_tile=4e-3, seconds_per_sampling_tile=1e-3, seconds_per_tile_position=3e-5,
-    tiling=Tiling(places=32, piece=64),
-)  # fmt: skip
 
 
 def timed_steps(num_steps=200, profile=PRICES, noise=0.0, seed=0):
@@ -41,26 +37,6 @@ def timed_steps(num_steps=200, profile=PRICES, noise=0.0, seed=0):
         tile_context=64 * random.integers(1, 30, num_steps),
     )
     return work, profile.seconds(work) * (1 + noise * random.standard_normal(num_steps))
-
-
-@pytest.mark.parametrize(
-    ("profile", "work", "seconds"),
-    [
-        (
-            PRICES,
-            StepWork(computed_tokens=3, sampled_rows=2, context_tokens=100, attended_pairs=150, moved_tokens=16),
-            2e-3 + 9e-5 + 2e-5 + 2e-6 + 7.5e-7 + 6.4e-6,
-        ),
-        (
-            TILED,
-            StepWork(computed_tokens=33, sampled_rows=1, tiles=2, sampling_tiles=1, tile_context=192),
-            2e-3 + 33 * 3e-5 + 1e-5 + 2 * 4e-3 + 1e-3 + 192 * 3e-5,
-        ),
-        (PRICES, StepWork(computed_tokens=0), 0),
-    ],
-)
-def test_seconds_are_the_sum_of_the_prices(profile, work, seconds):
-    assert profile.seconds(work) == pytest.approx(seconds)
 
 
 def test_a_step_by_itself_takes_to_the_last_bit_what_it_takes_among_others():

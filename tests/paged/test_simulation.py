@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from paged import BlockManager, Request, Scheduler
 from paged.errors import SimulationStuck
-from paged.study.hardware import Profile, StepWork, Tiling
+from paged.study.hardware import Profile, Tiling
 from paged.study.simulator import Simulation, StepTime, simulate, work_of
 from paged.study.simulator.answers import Answers
 from paged.study.simulator.latencies import Latencies
@@ -93,24 +93,6 @@ def test_a_scheduler_that_does_nothing_is_reported_and_not_waited_for(trace_of, 
     monkeypatch.setattr(scheduler, "schedule", lambda now: empty)
     with pytest.raises(SimulationStuck, match="nothing was scheduled twice"):
         list(Simulation(trace_of("0,5,3,,"), scheduler).steps())
-
-
-def test_a_step_takes_the_longer_of_memory_and_arithmetic_and_then_the_moves():
-    formula = StepTime(weights_ms=5, context_us=0.1, token_us=20, swap_us=2)
-    work = [(1, 10_000, 0), (1000, 10_000, 0), (1, 10_000, 500), (0, 0, 500)]
-    expected = [0.006, 0.020, 0.007, 0.001]
-    for (computed, context, moved), seconds in zip(work, expected, strict=True):
-        step = StepWork(computed_tokens=computed, context_tokens=context, moved_tokens=moved)
-        assert formula.seconds(step) == pytest.approx(seconds)
-    computed, context, moved = (np.array(column, float) for column in zip(*work, strict=True))
-    steps = StepWork(computed_tokens=computed, context_tokens=context, moved_tokens=moved)
-    assert formula.seconds(steps).tolist() == pytest.approx(expected)
-
-
-def test_the_scheduler_decides_by_the_same_costs_that_time_its_steps():
-    costs = StepTime(token_us=20, swap_us=2).costs(block_size=16)
-    assert costs.swap(3) == pytest.approx(2 * 3 * 16 * 2e-6)
-    assert costs.recompute(100, 148) == pytest.approx(48 * 20e-6)
 
 
 def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
