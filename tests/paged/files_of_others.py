@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 from paged.study.hardware import Profile, Tiling
@@ -36,6 +37,12 @@ TILED = replace(
 
 def without(config, *names):
     return {name: value for name, value in config.items() if name not in names}
+
+
+def by_hand_in(name):
+    """Of a fixture each call, and the line below it, which says by hand what it gives."""
+    text = (Path(__file__).parent / "fixtures" / name).read_text(encoding="utf-8")
+    return [pytest.param(*block.splitlines()[:2], id=block.splitlines()[0]) for block in text.split("\n>>> ")[1:]]
 
 
 ARRIVAL = np.linspace(0, 2, 40)

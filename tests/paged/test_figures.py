@@ -2,7 +2,6 @@
 # ruff: noqa: F401  # the calls of the file take them from here
 
 from math import inf
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from paged.study.hardware.device import Link, link_of
 from paged.study.hardware.step_work import Span
 from paged.study.simulator import Device as RunsOn, Load, Scenario, StepTime
 
-from .files_of_others import PRICES, TILED, TINY  # noqa: TID252
+from .files_of_others import PRICES, TILED, TINY, by_hand_in  # noqa: TID252
 
 IDEAL = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "link_efficiency": 1.0, "host_overhead_s": 0.0}
 DECODE = StepWork(computed_tokens=1, sampled_rows=1, context_tokens=1000, attended_pairs=1000)
@@ -66,13 +65,7 @@ def floor(bytes_per_s, flops_per_s):
     return Floor(SMALL, limits.Limits(1, "float32", bytes_per_s, flops_per_s))
 
 
-def figures():
-    """Each call, and what it gives by hand."""
-    text = (Path(__file__).parent / "fixtures" / "figures.txt").read_text(encoding="utf-8")
-    return [pytest.param(*block.splitlines()[:2], id=block.splitlines()[0]) for block in text.split("\n>>> ")[1:]]
-
-
-@pytest.mark.parametrize(("call", "by_hand"), figures())
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("figures.txt"))
 def test_a_figure_is_what_it_is_by_hand(call, by_hand):
     found, expected = eval(call, globals()), eval(by_hand, globals())
     assert found == expected or found == pytest.approx(expected, rel=1e-9)
