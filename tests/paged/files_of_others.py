@@ -45,6 +45,17 @@ def by_hand_in(name):
     return [pytest.param(*block.splitlines()[:2], id=block.splitlines()[0]) for block in text.split("\n>>> ")[1:]]
 
 
+def assert_by_hand(call, by_hand, names):
+    """Fail unless this call gives, to the rounding, what is said of it by hand."""
+    found, expected = eval(call, names), eval(by_hand, names)
+    assert found == expected or found == pytest.approx(expected, rel=1e-9), f"{found}, not {expected}"
+
+
+def of(found, names):
+    """Fields of a result."""
+    return tuple(getattr(found, name) for name in names.split())
+
+
 ARRIVAL = np.linspace(0, 2, 40)
 PROMPTS = np.tile([300, 800, 40, 1500], 10)
 OUTPUTS = np.tile([60, 20, 90, 40], 10)

@@ -24,7 +24,7 @@ from paged.study.hardware.device import Link, link_of
 from paged.study.hardware.step_work import Span
 from paged.study.simulator import Device as RunsOn, Load, Scenario, StepTime
 
-from .files_of_others import PRICES, TILED, TINY, by_hand_in  # noqa: TID252
+from .files_of_others import PRICES, TILED, TINY, assert_by_hand, by_hand_in  # noqa: TID252
 
 IDEAL = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "link_efficiency": 1.0, "host_overhead_s": 0.0}
 DECODE = StepWork(computed_tokens=1, sampled_rows=1, context_tokens=1000, attended_pairs=1000)
@@ -67,5 +67,4 @@ def floor(bytes_per_s, flops_per_s):
 
 @pytest.mark.parametrize(("call", "by_hand"), by_hand_in("figures.txt"))
 def test_a_figure_is_what_it_is_by_hand(call, by_hand):
-    found, expected = eval(call, globals()), eval(by_hand, globals())
-    assert found == expected or found == pytest.approx(expected, rel=1e-9)
+    assert_by_hand(call, by_hand, globals())

@@ -14,7 +14,7 @@ from paged.study.simulator.session_orders import blocks_if_all_kept, blocks_offl
 from paged.study.simulator.sessions import KEEPS
 from paged.study.traces import Begun, draw_sessions, open_sessions, read_sessions
 
-from .files_of_others import by_hand_in  # noqa: TID252
+from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: TID252
 
 SECOND_A_TOKEN = StepTime(weights_ms=0.0, context_us=0.0, token_us=1e6, swap_us=0.0)
 
@@ -123,10 +123,6 @@ CLOSE = [request(5 * n, [[0, 3]], think=0.0) for n in range(3)]
 A, B = np.array([1, 2, 3]), np.array([4, 5, 6])
 
 
-def of(found, names):
-    return tuple(getattr(found, name) for name in names.split())
-
-
 @pytest.mark.parametrize(("call", "by_hand"), by_hand_in("sessions.txt"))
 def test_what_becomes_of_sessions_is_what_it_is_by_hand(begun_of, call, by_hand):
     def run_of(requests, step, options):
@@ -141,5 +137,4 @@ def test_what_becomes_of_sessions_is_what_it_is_by_hand(begun_of, call, by_hand)
         found = run.run()
         return run.ttft_of_each().tolist(), found.makespan_s
 
-    found = eval(call, globals() | {"ran": ran, "timed": timed})
-    assert found == eval(by_hand, globals()) or found == pytest.approx(eval(by_hand, globals()))
+    assert_by_hand(call, by_hand, globals() | {"ran": ran, "timed": timed})

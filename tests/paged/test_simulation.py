@@ -10,11 +10,13 @@ from hypothesis import given, settings, strategies as st
 from paged import BlockManager, Request, Scheduler
 from paged.errors import SimulationStuck
 from paged.study.hardware import Profile, Tiling
-from paged.study.simulator import Simulation, StepTime, simulate, work_of
+from paged.study.simulator import Simulation, StepTime, simulate, work_of  # noqa: F401
 from paged.study.simulator.answers import Answers
 from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Percentiles
 from paged.study.traces import Trace, excerpt_path, read_trace
+
+from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: F401, TID252
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
 
@@ -33,30 +35,6 @@ def trace_of(tmp_path):
 
 def scheduler_of(num_blocks=64, block_size=4, *, host_blocks=0, **options):
     return Scheduler(BlockManager(num_blocks, block_size, host_blocks=host_blocks), **options)
-
-
-def test_one_request_takes_a_step_a_token_and_idle_time_before_it_is_skipped(trace_of):
-    result = simulate(trace_of("0,5,3,,", "100,5,2,,"), scheduler_of(), SECOND_A_STEP)
-    assert (result.requests, result.finished, result.rejected, result.steps) == (2, 2, 0, 5)
-    assert (result.makespan_s, result.busy_s, result.output_tokens) == (102, 5, 5)
-    assert result.ttft_s == result.itl_s == Percentiles(1, 1, 1, 1)
-    assert result.e2e_s == Percentiles(2, 3, 3, 3)
-    # One waits for the step in which it arrived.
-    result = simulate(trace_of("0,5,4,,", "0.5,5,1,,"), scheduler_of(), SECOND_A_STEP)
-    assert result.ttft_s.max == 1.5
-
-
-def test_what_can_never_fit_is_counted_and_the_others_go_on(trace_of):
-    result = simulate(trace_of("0,999,3,,", "0,5,3,,"), scheduler_of(), SECOND_A_STEP)
-    assert (result.finished, result.rejected, result.prompt_tokens) == (1, 1, 5)
-    result = simulate(trace_of("0,5,3,,", "0,50,3,,").fitted(20, how="reject"), scheduler_of(), SECOND_A_STEP)
-    assert (result.requests, result.finished, result.rejected) == (2, 1, 1)
-
-
-def test_the_prefix_hit_is_the_shared_prefix_in_full_blocks(trace_of):
-    result = simulate(trace_of("0,20,1,bot,18", "50,30,1,bot,18"), scheduler_of(), SECOND_A_STEP)
-    assert (result.hit_tokens, result.prompt_tokens) == (16, 50)
-    assert result.prefix_hit_rate == 16 / 50
 
 
 def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
@@ -124,12 +102,6 @@ def test_tokens_at_once_are_the_tokens_one_by_one():
     assert at_once.percentiles() == one_by_one.percentiles()
 
 
-def test_percentiles_of_counted_values_are_those_of_the_values_one_by_one_and_of_none_there_are_none():
-    values, counts = np.array([3.0, 1.0, 2.0]), np.array([5, 60, 35])
-    assert Percentiles.of(values, counts) == Percentiles.of(np.repeat(values, counts)) == Percentiles(1, 2, 3, 3)
-    assert Percentiles.of(np.empty(0)) == Percentiles(None, None, None, None)
-
-
 @pytest.mark.parametrize("fast_forward", [False, True])
 def test_blocks_kept_by_count_are_memory_that_is_taken(trace_of, fast_forward):
     """4 tokens of prompt and 12 of output are 4 blocks of 4: what the row does not hold of them yet is kept for it, in every step."""
@@ -174,34 +146,6 @@ def test_steps_taken_at_once_change_no_figure(name, policy):
         assert left == pytest.approx(right, rel=1e-9)
 
 
-def test_who_declared_more_than_he_writes_stops_where_the_trace_says(trace_of):
-    trace = trace_of("0,5,30,,", "0,9,12,,").declared(200, cap=100)
-    for fast_forward in (False, True):
-        simulation = Simulation(trace, scheduler_of(), SECOND_A_STEP, fast_forward=fast_forward)
-        for _ in simulation.steps():
-            pass
-        result = simulation.result()
-        assert (result.output_tokens, result.steps, result.finished) == (42, 30, 2)
-
-
-def test_in_a_closed_loop_the_next_request_comes_when_one_has_ended(trace_of):
-    trace = trace_of("0,5,10,,", "0,5,4,,", "0,5,3,,", "500,5,2,,")
-    simulation = Simulation(trace, scheduler_of(), SECOND_A_STEP, clients=2)
-    for _ in simulation.steps():
-        pass
-    result = simulation.result()
-    assert (result.makespan_s, result.ttft_s) == (10, Percentiles(1, 1, 1, 1))
-    assert result.e2e_s == Percentiles(3, 10, 10, 10)
-
-
-def test_memory_is_counted_in_slots_and_weighted_by_time(trace_of):
-    result = simulate(trace_of("0,5,3,,"), scheduler_of(num_blocks=4, block_size=4), SECOND_A_STEP)
-    # Two blocks held throughout; 5, 6 and 7 slots of them are written.
-    assert result.memory.of_held == pytest.approx(6 / 8)
-    assert result.memory.of_pool == pytest.approx(6 / 16)
-    assert result.mean_block_usage == pytest.approx(1 / 2)
-
-
 LENGTHS = [3, 40, 1, 7, 19, 2, 90, 5, 11, 4, 8, 6]
 TRACE = Trace.from_lengths(np.zeros(len(LENGTHS)), [4] * len(LENGTHS), LENGTHS)
 
@@ -238,22 +182,6 @@ def batches(prompts, max_tokens=3, budget=9):
         scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
 
 
-def test_the_tiles_of_a_chunk_are_counted_by_hand():
-    batch = next(batches([20]))
-    work = work_of(batch, 4, SMALL)
-    # Nine tokens of one prompt in tiles of 4, 4 and 1, which end at positions 4, 8 and 9; it goes on, so nothing samples.
-    assert (work.tiles, work.sampling_tiles, work.tile_context) == (3, 0, 8 + 8 + 16)
-    assert (work.computed_tokens, work.sampled_rows) == (9, 0)
-    untiled = work_of(batch, 4)
-    assert (untiled.tiles, untiled.sampling_tiles, untiled.tile_context) == (0, 0, 0)
-
-
-def test_rows_fill_a_tile_one_after_the_other():
-    work = work_of(next(batches([3, 2, 4])), 4, SMALL)
-    # | 0 0 0 1 | 1 2 2 2 | 2 |: rows 0, 1 and 2 sample after their last tokens, each in another tile.
-    assert (work.tiles, work.sampling_tiles, work.tile_context) == (3, 3, 24)
-
-
 def test_a_simulation_by_tiles_has_the_same_clock_whether_it_takes_steps_at_once_or_not():
     rng = np.random.default_rng(0)
     trace = Trace.from_lengths(rng.uniform(0, 2, 40).cumsum(), rng.integers(1, 40, 40), rng.integers(1, 60, 40))
@@ -268,3 +196,15 @@ def test_a_simulation_by_tiles_has_the_same_clock_whether_it_takes_steps_at_once
     assert at_once == one_by_one
     assert skipped > 100
     assert none == 0
+
+
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("simulations.txt"))
+def test_a_replay_is_what_it_is_by_hand(trace_of, call, by_hand):
+    def ran(rows, change=lambda trace: trace, *, clients=None, fast_forward=True, **pool):
+        trace, scheduler = change(trace_of(*rows)), scheduler_of(**pool)
+        simulation = Simulation(trace, scheduler, SECOND_A_STEP, clients=clients, fast_forward=fast_forward)
+        for _ in simulation.steps():
+            pass
+        return simulation.result()
+
+    assert_by_hand(call, by_hand, globals() | {"ran": ran})

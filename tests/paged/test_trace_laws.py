@@ -19,6 +19,8 @@ from paged.study.traces import (
     synthetic,
 )
 
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
+
 COLUMNS = (
     "arrival_s", "output_tokens", "segment_starts", "segment_ids", "segment_lengths", "max_tokens", "priority",
     "tenant", "output_ids",
@@ -171,36 +173,6 @@ def test_superposed_traces_keep_what_they_share_and_share_nothing_with_each_othe
     assert len(set(renamed.values())) == len(renamed)
 
 
-@pytest.fixture
-def trace():
-    return Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])
-
-
-def test_the_longer_part_of_a_request_that_is_too_long_gives():
-    trace = Trace.from_lengths([0, 0, 0, 0], [90, 10, 80, 60], [20, 200, 80, 40])
-    clipped = trace.fitted(100)
-    assert clipped.prompt_tokens.tolist() == [80, 10, 50, 60]
-    assert clipped.output_tokens.tolist() == [20, 90, 50, 40]
-    assert str(clipped.applied[-1]) == "fitted(context=100, how=clip): 4 of 4 requests, 3 clipped"
-    rejected = trace.fitted(100, how="reject")
-    assert rejected.prompt_tokens.tolist() == [60]
-    assert str(rejected.applied[-1]) == "fitted(context=100, how=reject): 1 of 4 requests, 3 rejected"
-
-
-def test_scaling_outputs_scales_what_was_declared_and_leaves_undeclared_what_was_not():
-    trace = Trace.from_lengths([0], [10], [100])
-    assert trace.scaled(outputs=0.5).max_tokens.tolist() == [0]
-    assert trace.declared(4096, 200).scaled(outputs=0.5).max_tokens.tolist() == [100]
-
-
-def test_a_report_can_say_what_was_applied_and_in_which_order(trace):
-    changed = trace.scaled(rate=2, prompts=0.5).thinned(0.9, seed=1).window(0, 4)
-    assert [step.name for step in changed.applied] == ["stretched", "lengths", "thinned", "window"]
-    assert changed.applied[0].arguments == {"rate": 2}
-    assert str(changed.applied[0]) == "stretched(rate=2): 5 of 5 requests"
-    assert trace.scaled().applied == trace.applied == ()
-
-
 def test_superposing_a_trace_on_itself_doubles_its_rate_and_not_each_moment():
     trace = synthetic("deterministic", rate=1, requests=1000, prompt=5, output=5)
     at_once = superposed([trace, trace])
@@ -257,89 +229,10 @@ def test_a_request_that_is_drawn_twice_does_not_find_itself_in_a_cache():
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [4, 9]}\n'
 ROW = {"arrival_s": 0, "output_tokens": 4, "segments": [[7, 6], [None, 2]]}
-PLAIN = "arrival_s,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n"
-
-
-@pytest.fixture
-def trace_of(tmp_path):
-    def read(text, **options):
-        path = tmp_path / "trace"
-        path.write_bytes(text.encode() if isinstance(text, str) else text)
-        return read_trace(path, **options)
-
-    return read
 
 
 def lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("text", "arrival_s", "prompts", "outputs"),
-    [
-        # Times count from the first request, in whatever zone they are.
-        (AZURE + "2023-11-16 18:15:46.68059,374,44\n2023-11-16 18:15:50.18059,9,10\n", [0, 3.5], [374, 9], [44, 10]),
-        (AZURE + "2024-05-10 00:00:00+00:00,5,6\n2024-05-10 02:00:01+02:00,5,6\n", [0, 1], [5, 5], [6, 6]),
-        # Columns come in any order, and unknown ones are ignored.
-        ("output_tokens, region ,arrival_s,prompt_tokens\n3,eu,1,8\n\n4,us,2,9\n", [0, 1], [8, 9], [3, 4]),
-        # As Windows writes it, with a byte order mark.
-        (b"\xef\xbb\xbf" + AZURE[:-1].encode() + b"\r\n2023-11-16 18:15:46,20,1\r\n", [0], [20], [1]),
-    ],
-)
-def test_a_table_becomes_arrivals_and_lengths(trace_of, text, arrival_s, prompts, outputs):
-    trace = trace_of(text)
-    assert trace.arrival_s == pytest.approx(arrival_s)
-    assert (trace.prompt_tokens.tolist(), trace.output_tokens.tolist()) == (prompts, outputs)
-
-
-def test_azure_prompts_differ_from_their_first_token_on_and_depend_on_the_seed(trace_of):
-    text = AZURE + "2023-11-16 18:15:46,20,1\n2023-11-16 18:15:47,20,1\n"
-    first, second = (trace_of(text).prompt(i) for i in (0, 1))
-    assert first[0] != second[0]
-    assert np.array_equal(first, trace_of(text).prompt(0))
-    assert not np.array_equal(first, trace_of(text, seed=1).prompt(0))
-
-
-def test_mooncake_milliseconds_are_seconds_and_the_last_id_is_what_is_left(trace_of):
-    trace = trace_of(MOONCAKE + MOONCAKE.replace(": 0", ": 1500"))
-    assert (trace.arrival_s.tolist(), trace.prompt_tokens.tolist()) == ([0.0, 1.5], [600, 600])
-    assert trace.segment_lengths.tolist() == [512, 88, 512, 88]
-
-
-def test_equal_hash_ids_are_equal_tokens_wherever_they_stand_and_however_long_they_are(trace_of):
-    other = '{"timestamp": 1, "input_length": 1100, "output_length": 1, "hash_ids": [7, 4, 9]}\n'
-    trace = trace_of(MOONCAKE + other)
-    first, second = trace.prompt(0), trace.prompt(1)
-    assert np.array_equal(first[:512], second[512:1024])
-    assert np.array_equal(first[512 : 512 + 76], second[1024:])
-    one = {"timestamp": 0, "input_length": 1, "output_length": 1}
-    trace = trace_of(lines(*(one | {"hash_ids": [id]} for id in (0, 1, 2**30 - 1))))
-    assert len({int(trace.prompt(i)[0]) for i in range(3)}) == 3
-
-
-def test_our_own_csv_and_json_lines_are_the_same_trace(trace_of):
-    columns = PLAIN.strip().split(",")
-    rows = [[0.5, 30, 4, "bot", 20], [2.0, 50, 5, "bot", 25], [2.0, 9, 1, None, None]]
-    as_csv = trace_of(PLAIN + "\n".join(",".join("" if cell is None else str(cell) for cell in row) for row in rows))
-    as_json = trace_of("\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in rows))
-    for i in range(3):
-        assert np.array_equal(as_csv.prompt(i), as_json.prompt(i))
-    assert as_csv.arrival_s.tolist() == as_json.arrival_s.tolist() == [0.0, 1.5, 1.5]
-    shared = np.equal(as_csv.prompt(0), as_csv.prompt(1)[:30])
-    assert shared[:20].all()
-    assert not shared[20]
-
-
-def test_a_limit_reads_no_further(trace_of):
-    assert len(trace_of(MOONCAKE + MOONCAKE + "damaged", limit=2)) == 2
-
-
-def test_scaling_keeps_what_was_shared_and_leaves_no_length_at_zero(trace_of):
-    other = '{"timestamp": 3000, "input_length": 1030, "output_length": 1, "hash_ids": [4, 9, 5]}\n'
-    scaled = trace_of(MOONCAKE + other).scaled(rate=2, prompts=1 / 32, outputs=1 / 8)
-    assert (scaled.arrival_s.tolist(), scaled.segment_lengths.tolist()) == ([0.0, 1.5], [16, 3, 16, 16, 1])
-    assert scaled.output_tokens.tolist() == [1, 1]
-    assert np.array_equal(scaled.prompt(0)[:19], scaled.prompt(1)[:19])
 
 
 @pytest.mark.parametrize("name", sorted(EXCERPTS))
@@ -347,22 +240,6 @@ def test_every_excerpt_is_small_and_can_be_read(name):
     path = excerpt_path(name)
     assert path.stat().st_size < 100_000
     assert len(read_trace(path)) >= 300
-
-
-def test_segments_with_one_id_are_the_same_tokens_wherever_they_stand(trace_of):
-    trace = trace_of(lines(ROW, ROW | {"segments": [[3, 5], [7, 9]]}))
-    assert trace.prompt_tokens.tolist() == [8, 14]
-    assert np.array_equal(trace.prompt(0)[:6], trace.prompt(1)[5:11])
-    assert not (trace.prompt(0)[6:] == trace.prompt(1)[11:13]).all()
-
-
-def test_what_is_declared_is_read_and_what_is_not_said_is_nothing(trace_of):
-    trace = trace_of(lines(ROW | {"max_tokens": 9, "priority": -2, "tenant": " acme ", "output_id": 5}, ROW))
-    assert (trace.max_tokens.tolist(), trace.priority.tolist()) == ([9, 0], [-2, 0])
-    assert (trace.tenant.tolist(), trace.output_ids.tolist()) == (["acme", ""], [5, -1])
-    trace = trace_of("arrival_s,prompt_tokens,output_tokens,max_tokens,priority,tenant\n0,5,4,9,1,acme\n1,5,4,,,\n")
-    assert (trace.max_tokens.tolist(), trace.priority.tolist()) == ([9, 0], [1, 0])
-    assert trace.tenant.tolist() == ["acme", ""]
 
 
 def test_a_request_that_says_nothing_special_is_a_short_line(tmp_path):
@@ -377,3 +254,44 @@ def test_a_tenant_that_would_not_come_back_is_refused_before_anything_is_written
     with pytest.raises(InvalidConfig, match=r"tenant ' ' is no name"):
         save_trace(trace, path)
     assert not path.exists()
+
+
+TWO_OF_AZURE = AZURE + "2023-11-16 18:15:46,20,1\n2023-11-16 18:15:47,20,1\n"
+LONGER = '{"timestamp": 1, "input_length": 1100, "output_length": 1, "hash_ids": [7, 4, 9]}\n'
+SHARED = '{"timestamp": 3000, "input_length": 1030, "output_length": 1, "hash_ids": [4, 9, 5]}\n'
+OURS = [
+    {"arrival_s": 0.5, "prompt_tokens": 30, "output_tokens": 4, "prefix_id": "bot", "prefix_tokens": 20},
+    {"arrival_s": 2.0, "prompt_tokens": 50, "output_tokens": 5, "prefix_id": "bot", "prefix_tokens": 25},
+    {"arrival_s": 2.0, "prompt_tokens": 9, "output_tokens": 1, "prefix_id": None, "prefix_tokens": None},
+]
+ONE, FOUR = (Trace.from_lengths(*each) for each in (([0], [10], [100]), ([0] * 4, [90, 10, 80, 60], [20, 200, 80, 40])))
+FIVE = Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])
+
+
+def as_csv(rows):
+    return "\n".join(
+        ",".join("" if cell is None else str(cell) for cell in row)
+        for row in [rows[0], *(each.values() for each in rows)]
+    )
+
+
+def columns_of(trace, names):
+    return [getattr(trace, name).tolist() for name in names.split()]
+
+
+def lengths_of(trace):
+    return trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
+
+
+def same(trace, first, its, second, others):
+    """The share of equal tokens in these places of two prompts."""
+    return float((trace.prompt(first)[its] == trace.prompt(second)[others]).mean())
+
+
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("traces.txt"))
+def test_a_trace_is_what_it_is_by_hand(tmp_path, call, by_hand):
+    def read(text, **options):
+        (tmp_path / "trace").write_bytes(text.encode() if isinstance(text, str) else text)
+        return read_trace(tmp_path / "trace", **options)
+
+    assert_by_hand(call, by_hand, globals() | {"read": read})
