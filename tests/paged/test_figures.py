@@ -6,9 +6,13 @@ from math import inf
 import numpy as np
 import pytest
 from msgspec.structs import astuple, replace
+from pytest import approx  # noqa: PT013
 
+from paged.model.layer_plan import Layers, Part
+from paged.model.model_shape import Mixers
 from paged.study.bench.floor import Floor
 from paged.study.hardware import (
+    Device,
     Experts,
     Faster,
     Latent,
@@ -21,6 +25,8 @@ from paged.study.hardware import (
     suiting_budget,
 )
 from paged.study.hardware.device import Link, link_of
+from paged.study.hardware.measured import measured_layers, step_of, timed_by
+from paged.study.hardware.measured_step import Launching
 from paged.study.hardware.step_work import Span
 from paged.study.simulator import Device as RunsOn, Load, Scenario, StepTime
 
@@ -58,6 +64,48 @@ def roofline(model="llama-2-13b", device="a100-40g", **options):
 
 def on_a100(**options):
     return roofline("llama-3-8b", "a100-80g", **options)
+
+
+UNMEASURED = [
+    roofline("llama-2-7b", "groq-lpu", dtype="fp16"),
+    roofline("deepseek-v2", "h100", dtype="fp8", tensor_parallel=8),
+    roofline("smollm-135m", "rtx4090"),
+    roofline("smollm-135m", "a100-80g"),
+    roofline("llama-3-8b", "a100-80g", dtype="int8"),
+]
+GRAPHS = Launching(graph_sizes=(1, 8, 64))
+ALIKE = rows([1] * 32 + [256], [1000] * 32 + [256], sampled_rows=33)
+SKEWED = rows([1] * 32 + [256], [500] * 31 + [16500, 256], sampled_rows=33)
+
+
+def decode(count, length):
+    return rows([1] * count, [length] * count, sampled_rows=count)
+
+
+def measured(device="h100", launching=None, **options):
+    launched = {} if launching is None else {"launching": launching}
+    return step_of(roofline("llama-3.1-8b", device, **options), **launched)
+
+
+def on_link(bytes_per_s):
+    return measured("rtxpro6000", tensor_parallel=2, link=Link(bytes_per_s=bytes_per_s, latency_s=0.0))
+
+
+def dense(step, tokens):
+    return step.layers.dense_seconds(np.array([float(tokens)]))[0]
+
+
+def hybrid(**options):
+    """A layer of 2 KV heads of 2 elements in bf16, and one with a state of 256 bytes, on a small device."""
+    kept = (
+        Layers(kind="full", count=1, entry=(8, 8)),
+        Layers(kind="state", count=1, parts=(Part(units=4, unit_bytes=64),)),
+    )
+    box = Device(
+        name="box", memory_bytes=3_000_000, bandwidth=1e9, peak_flops={"bf16": 1e10}, host_link=1e8, interconnect=1e6
+    )
+    model = shape(kept=kept, mixers=Mixers(layers=1, parameters=100))
+    return Roofline(model=model, device=box, host_overhead_s=0.0, **options)
 
 
 def floor(bytes_per_s, flops_per_s):

@@ -77,24 +77,6 @@ def test_steps_that_are_taken_at_once_count_what_each_of_them_does():
     assert together.longest_decode.tolist() == one_by_one.longest_decode.tolist()
 
 
-def test_a_state_is_read_and_written_once_a_row():
-    step = roofline(HYBRID)
-    _, states, attention, _ = step.parts(StepWork.of_rows([1, 5], [40, 5], sampled_rows=2, spans=step.spans))
-    assert states.bytes == 2 * 2 * 256
-    # One of two layers attends: 45 tokens are read, and 6 written.
-    assert attention.bytes == sum(KV) * (45 + 6)
-
-
-def test_each_device_has_pages_of_its_heads_and_a_part_of_the_states():
-    one, two, four = (roofline(HYBRID, tensor_parallel=degree) for degree in (1, 2, 4))
-    assert [each.state_bytes_of_device for each in (one, two, four)] == [256, 128, 64]
-    # Two KV heads: four devices hold each of them twice.
-    assert [each.kv_bytes_per_token_of_device for each in (one, two, four)] == [16, 8, 8]
-    plan = one.plan(16)
-    assert one.held_bytes(40, 16) == plan.held_bytes(40)
-    assert one.num_blocks(16) == one.room_for_kv() // plan.page_bytes
-
-
 def test_a_device_without_room_for_a_block_and_its_state_is_refused():
     large = Layers(kind="state", count=1, parts=(Part(units=4, unit_bytes=1_000_000),))
     with pytest.raises(BudgetTooSmall, match="do not hold one block of 16 tokens"):

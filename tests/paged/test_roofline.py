@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from paged import Costs
-from paged.study.hardware import Placement, Roofline, StepWork, device_named, model_named
+from paged.study.hardware import Roofline, StepWork, device_named, model_named
 
-IDEAL = {"compute_efficiency": 1.0, "memory_efficiency": 1.0, "link_efficiency": 1.0, "host_overhead_s": 0.0}
 AMOUNTS = StepWork.__struct_fields__
 
 
@@ -61,24 +59,3 @@ def test_many_steps_at_once_take_what_each_takes(step, steps):
 def test_no_amount_makes_a_step_shorter(step, work, amount, more):
     larger = msgspec.structs.replace(work, **{amount: getattr(work, amount) + more})
     assert step.seconds(larger) >= step.seconds(work)
-
-
-def test_costs_are_the_price_of_a_full_step_and_of_the_link():
-    latent = roofline("deepseek-v2", "h200", **IDEAL)
-    prefill = latent.seconds(StepWork.of_rows([65_536], [65_536], sampled_rows=0))
-    assert latent.costs(16).recompute(0, 65_536) == pytest.approx(prefill, rel=0.01)
-    step = roofline(**IDEAL)
-    costs = step.costs(16)
-    assert isinstance(costs, Costs)
-    assert costs.seconds_per_swapped_block == pytest.approx(16 * 819_200 / 32e9)
-    # Recomputing is the same arithmetic as a prefill, without the output projection.
-    prefill = step.seconds(StepWork.of_rows([4096], [4096], sampled_rows=0))
-    assert costs.recompute(0, 4096) == pytest.approx(prefill, rel=1e-3)
-
-
-def test_opt_13b_leaves_the_12_gib_of_kv_that_the_vllm_paper_has_on_a_40_gb_a100():
-    # Kwon et al., SOSP '23, table 1: 26 GB of parameters, 12 GB for the KV cache, 15.7 K slots.
-    place = Placement(model=model_named("opt-13b"), device=device_named("a100-40g"), dtype="fp16")
-    slots = place.num_blocks(16) * 16
-    assert place.weight_bytes == pytest.approx(26e9, rel=0.02)
-    assert slots == pytest.approx(15_700, rel=0.06)
