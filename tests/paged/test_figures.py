@@ -28,6 +28,8 @@ from paged.study.hardware.device import Link, link_of
 from paged.study.hardware.measured import measured_layers, step_of, timed_by
 from paged.study.hardware.measured_step import Launching
 from paged.study.hardware.step_work import Span
+from paged.study.report.comparisons import cumulative
+from paged.study.report.over_time import averaged, edges_of
 from paged.study.simulator import Device as RunsOn, Load, Scenario, StepTime
 
 from .files_of_others import PRICES, TILED, TINY, assert_by_hand, by_hand_in  # noqa: TID252
@@ -42,6 +44,8 @@ MIXTURE = replace(
 )
 SPANS = (Span("full", 0, 0.75, 0.5), Span("window", 8, 0.25, 0.5))
 FORMULA = StepTime(weights_ms=5, context_us=0.1, token_us=20, swap_us=2)
+MANY = np.arange(1, 10_001) / 10
+ENDS, TOOK = np.array([1.0, 3.0, 10.0]), np.array([1.0, 2.0, 1.0])
 rows = StepWork.of_rows
 
 

@@ -113,19 +113,6 @@ def test_an_amount_that_no_step_has_gets_price_0():
     assert found.held_out.p90 < 1e-6
 
 
-def test_costs_are_those_of_a_long_chunk():
-    costs = PRICES.costs(16)
-    assert costs.seconds_per_swapped_block == pytest.approx(16 * 4e-7)
-    chunk = StepWork.of_rows([4096], [4096], sampled_rows=0)
-    assert costs.recompute(0, 4096) == pytest.approx(PRICES.seconds(chunk) - 2e-3, rel=1e-4)
-    tiled = TILED.costs(16)
-    full = StepWork.of_rows([4096], [4096], sampled_rows=0)
-    full = msgspec.structs.replace(full, tiles=128, tile_context=sum(range(32, 4097, 32)))
-    assert tiled.recompute(0, 4096) == pytest.approx(TILED.seconds(full) - 2e-3, rel=0.01)
-    nothing = msgspec.structs.replace(PRICES, seconds_per_computed_token=0.0, seconds_per_context_token=0.0)
-    assert nothing.costs(16).recompute(0, 10) == 0
-
-
 @given(
     max_sequences=st.integers(4, 80),
     blocks=st.integers(4, 60),
