@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from paged.errors import BadLogits, PagedError
-from paged.sampling import SamplingParams, sample, sampler as the_sampler, seed_of, weights as weights_of
+from paged.sampling import SamplingParams, sample, sampler as the_sampler, seed_of, weights as weights_of  # noqa: F401
+
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 torch = pytest.importorskip("torch")
 
@@ -31,13 +33,6 @@ def drawn(logits, *, temperature=1.0, top_k=2**62, top_p=1.0, seeds=0, places=0)
     )
 
 
-def test_what_makes_sense_is_accepted():
-    SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3), top_p=1.0, seed=2**64 - 1, n=3, best_of=3).check(10)
-    SamplingParams(temperature=1e-300, top_k=10**6, top_p=1e-9, seed=0).check(10)
-    SamplingParams(max_tokens=5, min_tokens=5, stop_token_ids=(0, 9), ignore_eos=True).check(10)
-    SamplingParams(stop_token_ids=(2**31 - 1,)).check(None)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_without_temperature_the_likeliest_is_taken_and_the_first_of_equals(device, dtype):
@@ -48,11 +43,6 @@ def test_without_temperature_the_likeliest_is_taken_and_the_first_of_equals(devi
     assert (tokens.dtype, tokens.tolist()) == (np.dtype(np.int32), [1, 0, 2])
 
 
-def test_no_rows_have_no_tokens():
-    tokens = drawn(torch.zeros(0, 5))
-    assert (tokens.dtype, tokens.shape) == (np.dtype(np.int32), (0,))
-
-
 COUNT = 2000
 
 
@@ -61,37 +51,13 @@ def seen(row, **options) -> set[int]:
     return set(drawn(torch.tensor([row]).repeat(COUNT, 1), seeds=np.arange(COUNT), **options).tolist())
 
 
-QUARTERS, TIES, FIRST = [0.0] * 4, [1.0, 2.0, 1.0, 1.0], [4.6, 0.0, 0.0, 0.0]
-IMPOSSIBLE = [-INF, 0.0, -INF, 0.0, -INF]
+QUARTERS, TIES, IMPOSSIBLE = [0.0] * 4, [1.0, 2.0, 1.0, 1.0], [-INF, 0.0, -INF, 0.0, -INF]
+GOLDEN = 0x9E3779B97F4A7C15
 
 
-@pytest.mark.parametrize(
-    ("row", "options", "expected"),
-    [
-        # Of equals the lower ids.
-        (TIES, {"top_k": 2}, {0, 1}),
-        (TIES, {"top_k": 1}, {1}),
-        # The token that reaches the share is kept, and at least one.
-        (QUARTERS, {"top_p": 0.5}, {0, 1}),
-        (QUARTERS, {"top_p": 0.5001}, {0, 1, 2}),
-        (QUARTERS, {"top_p": 0.75}, {0, 1, 2}),
-        ([0.0, 1.0, 0.5], {"top_p": 1e-300}, {1}),
-        # A share of what top_k left, and after temperature: 0.97, 0.01, 0.01, 0.01, or nearly a quarter each.
-        ([0.0] * 10, {"top_k": 4, "top_p": 0.5}, {0, 1}),
-        (FIRST, {"top_p": 0.9}, {0}),
-        (FIRST, {"top_p": 0.9, "temperature": 1000.0}, {0, 1, 2, 3}),
-        # What is impossible is never drawn.
-        *((IMPOSSIBLE, options, {1, 3}) for options in ({}, {"top_k": 3}, {"top_p": 0.999})),
-        *((IMPOSSIBLE, {"temperature": heat}, {1, 3}) for heat in (1e300, 1e-300)),
-        # The coldest draw is the likeliest.
-        *(([0.0, 1.0, 0.999], {"temperature": 5e-324, **more}, {1}) for more in ({}, {"top_k": 2}, {"top_p": 0.9})),
-        # A vocabulary of one, and the largest seed and place.
-        ([-3.0], {"top_p": 0.5}, {0}),
-        ([0.0, -INF], {"places": 2**63 - 1}, {0}),
-    ],
-)
-def test_what_may_come_up_does_and_nothing_else(row, options, expected):
-    assert seen(row, **options) == expected
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("draws.txt"))
+def test_a_draw_is_what_it_is_by_hand(call, by_hand):
+    assert_by_hand(call, by_hand, globals())
 
 
 def test_ties_at_the_last_candidate_are_broken_by_id(monkeypatch):
@@ -192,23 +158,6 @@ def test_every_row_is_drawn_as_by_hand():
     lists = [columns[name].tolist() for name in ("temperature", "top_k", "top_p")]
     expected = [by_hand(*of_row) for of_row in zip(logits.tolist(), *lists, uniforms, strict=True)]
     assert drawn(logits, **columns).tolist() == expected
-
-
-GOLDEN = 0x9E3779B97F4A7C15
-"""By which SplitMix64 goes from a number to the next: the seed that could be another one, a place later."""
-
-
-def test_a_seed_and_a_place_draw_a_token_of_their_own():
-    tokens = drawn(torch.zeros(6, 10**5), seeds=[7, 7, 8, 0, GOLDEN, 2**64 - 1], places=[3, 4, 3, 1, 0, 2**63 - 1])
-    # Written down, so that a run can be repeated with the next version.
-    assert tokens.tolist() == [54937, 60423, 54001, 65244, 80255, 29947]
-
-
-def test_a_request_without_a_seed_gets_that_of_its_id_and_the_engines_seed():
-    seeds = {seed_of(name, engine) for name in ("a", "b", "", "é", "\udc80") for engine in (0, 1, 2**64 - 1)}
-    assert len(seeds) == 15 and all(0 <= seed < 2**64 for seed in seeds)
-    # Written down, so that a run can be repeated with the next version.
-    assert seed_of("request-1", 42) == 18079846481647525942
 
 
 @pytest.mark.parametrize("device", DEVICES)
