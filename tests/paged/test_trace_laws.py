@@ -1,4 +1,5 @@
 """Traces: what each format's columns become, and what holds for every trace and each transformation."""
+# ruff: noqa: F401  # the calls of the file take them from here
 
 import json
 from dataclasses import replace
@@ -11,8 +12,10 @@ from paged.errors import InvalidConfig
 from paged.study.traces import (
     EXCERPTS,
     NOT_DECLARED,
+    LogNormal,
     Trace,
     excerpt_path,
+    open_trace,
     read_trace,
     save_trace,
     superposed,
@@ -273,6 +276,10 @@ def as_csv(rows):
         ",".join("" if cell is None else str(cell) for cell in row)
         for row in [rows[0], *(each.values() for each in rows)]
     )
+
+
+def columns(trace):
+    return columns_of(trace, "arrival_s prompt_tokens output_tokens segment_ids output_ids")
 
 
 def columns_of(trace, names):
