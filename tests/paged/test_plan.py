@@ -65,9 +65,9 @@ def test_the_99th_percentile_is_above_a_limit_exactly_when_more_than_the_spared_
 
 
 CROWDED = {
-    "vllm": scenario_of(poisson(201), policy="vllm"),
+    "vllm": scenario_of(poisson(101), policy="vllm"),
     "static": scenario_of(poisson(60), policy="static"),
-    "swapping": scenario_of(poisson(101), host_blocks=60),
+    "swapping": scenario_of(poisson(201), host_blocks=60),
 }
 
 

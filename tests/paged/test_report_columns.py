@@ -116,13 +116,8 @@ def test_requests_of_a_chrome_trace_begin_when_they_arrive_and_every_beginning_h
 
 
 def test_a_preemption_is_in_the_chrome_trace_with_its_request_and_kind(tmp_path):
-    scenario = Scenario(
-        load=Load(trace="azure", limit=40, prompts=1 / 16, outputs=1 / 4, rate=20.0),
-        policy="vllm",
-        blocks=48,
-        block_size=8,
-        max_tokens_per_step=64,
-    )
+    load = Load(trace="azure", limit=40, prompts=1 / 16, outputs=1 / 4, rate=20.0)
+    scenario = Scenario(load=load, policy="vllm", blocks=48, block_size=8, max_tokens_per_step=64)
     simulation, events = scenario.simulation(), TraceEvents()
     for step in simulation.steps():
         events.see(step)

@@ -57,6 +57,13 @@ def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
     assert (result.hit_tokens, scheduler.manager.device.num_used) == (expected, 0)
 
 
+def test_the_same_trace_gives_the_same_figures():
+    trace = read_trace(excerpt_path("mooncake"), limit=40).scaled(prompts=1 / 32, outputs=1 / 8)
+    results = [simulate(trace, scheduler_of(160, 16, host_blocks=40, max_tokens_per_step=128)) for _ in range(2)]
+    first, second = (msgspec.structs.replace(result, wall_s=0.0, us_per_step=0.0) for result in results)
+    assert first == second
+
+
 def test_violations_are_counted_and_the_first_ones_told(trace_of, monkeypatch):
     scheduler = scheduler_of()
     monkeypatch.setattr(scheduler, "check", lambda: ["block 3 is lost"])
