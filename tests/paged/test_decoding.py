@@ -16,29 +16,37 @@ PROMPT = "The with statement is used to"
 # Each in a request of its own, all of them at once.
 # In a request of its own each, all of them at once. Every wish in more worlds, but for a step ahead: tests/properties/test_wishes.py.
 WISHES = [
-    {"n": 3, "temperature": 0.7, "logprobs": 0, "prompt_logprobs": 1, "seed": 2},
+    {},
+    {"n": 3, "temperature": 0.9, "seed": 5},
     {"n": 2, "best_of": 4, "temperature": 1.2, "seed": 6},
+    {"logprobs": 3, "prompt_logprobs": 2},
+    {"n": 3, "temperature": 0.7, "logprobs": 0, "prompt_logprobs": 1, "seed": 2},
     {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 2**64 - 1},
-    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logprobs": 3},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2},
+    {"no_repeat_ngram_size": 2, "temperature": 0.5, "seed": 3},
     {"logit_bias": {300: 5.0, 12: -100}, "typical_p": 0.8, "temperature": 1.0, "seed": 8},
     {"bad_words": ("the", "statement"), "min_p": 0.05, "temperature": 1.1, "seed": 1},
     {"stop": ("e d", "\n\n"), "max_tokens": 60},
-    {"min_tokens": 20, "stop": "e", "no_repeat_ngram_size": 2},
+    {"min_tokens": 20, "stop": "e"},
+    {"allowed_token_ids": tuple(range(200, 205)), "max_tokens": 40},
     {"allowed_token_ids": (200, 201, 202), "max_tokens": 40, "temperature": 0.6, "seed": 4},
-] * 2
+]
+PROMPTS = [PROMPT + " be" * (number % 3) for number in range(len(WISHES))]
 
 
-def answers(llm, several):
-    found = llm.generate([PROMPT] * len(several), [SamplingParams(**{"max_tokens": 24, **wish}) for wish in several])
+def answers(llm, prompts, wishes):
+    found = llm.generate(prompts, [SamplingParams(**{"max_tokens": 24, **wish}) for wish in wishes])
     assert llm.engine.check() == [] and llm.engine.manager.device.num_used == 0
     assert not llm.engine._sampling.adjustments._number.any(), "no lane is left"
     return [(answer.outputs, answer.prompt_logprobs) for answer in found]
 
 
-def test_one_step_ahead_under_pressure_every_request_gets_what_it_gets_alone(model):
-    llm = LLM(model, block_size=4, num_blocks=40, max_tokens_per_step=16, steps_ahead=1)
-    alone = [answers(LLM(model, block_size=4, num_blocks=400), [wish])[0] for wish in WISHES]
-    assert answers(llm, WISHES) == alone
+@pytest.mark.parametrize("options", [{"max_tokens_per_step": 16, "steps_ahead": 1}, {"host_blocks": 40}], ids=str)
+def test_under_pressure_every_request_gets_what_it_gets_alone(model, options):
+    llm = LLM(model, block_size=4, num_blocks=40, **options)
+    ample = LLM(model, block_size=4, num_blocks=400)
+    alone = [answers(ample, [prompt], [wish])[0] for prompt, wish in zip(PROMPTS, WISHES, strict=True)]
+    assert answers(llm, PROMPTS, WISHES) == alone
     assert llm.engine.scheduler.stats().preemptions > 0
 
 
