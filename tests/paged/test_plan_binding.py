@@ -1,4 +1,4 @@
-"""Token budgets that nobody named, devices that are faster than they are, and what binds a plan."""
+"""The token budget of a plan, and what binds it."""
 
 import math
 
