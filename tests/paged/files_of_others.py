@@ -9,8 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+import pytest
+from msgspec.structs import replace
 
-from paged.study.hardware import Profile
+from paged.study.hardware import Profile, Tiling
 from paged.study.simulator import Asked, read_run
 from paged.study.simulator.closed_loops import COLUMNS
 from paged.study.simulator.validation import prepared, simulation_of, taken_in
@@ -27,10 +29,31 @@ PRICES = Profile(
     seconds_per_step=2e-3, seconds_per_computed_token=3e-5, seconds_per_sampled_row=1e-5,
     seconds_per_context_token=2e-8, seconds_per_attended_pair=5e-9, seconds_per_moved_token=4e-7,
 )  # fmt: skip
+TILED = replace(
+    PRICES, seconds_per_tile=4e-3, seconds_per_sampling_tile=1e-3, seconds_per_tile_position=3e-5,
+    tiling=Tiling(places=32, piece=64),
+)  # fmt: skip
 
 
 def without(config, *names):
     return {name: value for name, value in config.items() if name not in names}
+
+
+def by_hand_in(name):
+    """Of a fixture each call, and the line below it, which says by hand what it gives."""
+    text = (Path(__file__).parent / "fixtures" / name).read_text(encoding="utf-8")
+    return [pytest.param(*block.splitlines()[:2], id=block.splitlines()[0]) for block in text.split("\n>>> ")[1:]]
+
+
+def assert_by_hand(call, by_hand, names):
+    """Fail unless this call gives, to the rounding, what is said of it by hand."""
+    found, expected = eval(call, names), eval(by_hand, names)
+    assert found == expected or found == pytest.approx(expected, rel=1e-9), f"{found}, not {expected}"
+
+
+def of(found, names):
+    """Fields of a result."""
+    return tuple(getattr(found, name) for name in names.split())
 
 
 ARRIVAL = np.linspace(0, 2, 40)

@@ -1,7 +1,7 @@
 """`paged bench attention`, `engine` and `step`: what is timed is what is said, and figures follow from one another."""
 
 import itertools
-import json
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ import torch
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import InvalidConfig
 from paged.model import limits
-from paged.model.limits import Limits, product_rate
+from paged.model.limits import product_rate
 from paged.model.loading import load_model
 from paged.model.native.coded import coded_library
 from paged.model.native.large_pages import aligned
@@ -24,10 +24,9 @@ from paged.model.random_weights import random_model
 from paged.model.shape import shape_of
 from paged.study.bench import WORKLOADS, Measured, attention, step as bench_step, workload
 from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
-from paged.study.bench.engine import EngineBench, EngineTimes, Serving, blocks_wanted, engine_run
-from paged.study.bench.floor import Floor
+from paged.study.bench.engine import EngineTimes, Serving, blocks_wanted, engine_run
 from paged.study.bench.step import StepParts
-from paged.study.hardware import ModelShape, StepWork
+from paged.study.hardware import ModelShape
 from paged.study.traces import Trace
 
 SHAPE = ModelShape(
@@ -149,46 +148,6 @@ def test_figures_are_lines_with_their_range_and_a_table_in_a_terminal(printed, q
         assert words in screen.getvalue()
 
 
-def test_an_interrupt_shows_the_runs_that_had_ended(paged, quick_limits, monkeypatch):
-    ran, num_begun = EngineBench.run, []
-
-    def third_is_interrupted(self):
-        num_begun.append(1)
-        if len(num_begun) == 3:
-            raise KeyboardInterrupt
-        return ran(self)
-
-    monkeypatch.setattr(EngineBench, "run", third_is_interrupted)
-    status, out, err = paged("bench", "engine", "--limit", 2, "--scale", 8, "--runs", 5, "--json")
-    assert (status, len(json.loads(out)["runs"])) == (130, 1)
-    assert err == "paged: interrupted; 1 of 5 runs had ended\n"
-
-
-def test_the_floor_is_bytes_or_operations_of_each_step_whichever_take_longer():
-    weights = SHAPE.layer_parameters + SHAPE.head_parameters
-    kept = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
-    decode = StepWork.of_rows([1, 1], [10, 20], sampled_rows=2)
-    prompt = StepWork.of_rows([50], [50], sampled_rows=0)
-    slow_memory, slow_products = (Floor(SHAPE, Limits(1, "float32", *rates)) for rates in ((1.0, 1e30), (1e30, 1.0)))
-    # Both rows' contexts are read, two tokens are written; a step that samples nothing reads no output projection.
-    assert slow_memory.seconds([decode], [32]) == 4 * (weights + kept * (30 + 2))
-    assert slow_memory.seconds([prompt], [0]) == 4 * (SHAPE.layer_parameters + kept * (50 + 50))
-    attended = 4 * SHAPE.heads * SHAPE.head_dim * SHAPE.layers
-    assert slow_products.seconds([decode], [32]) == 2 * 2 * weights + attended * 30
-    assert slow_products.seconds([prompt], [0]) == 2 * 50 * SHAPE.layer_parameters + attended * 50 * 51 / 2
-    both = Floor(SHAPE, Limits(1, "float32", 1.0, 1.0))
-    assert both.seconds([decode, prompt], [32, 0]) == sum(
-        max(each.seconds([step], [32]) for each in (slow_memory, slow_products)) for step in (decode, prompt)
-    )
-
-
-def test_what_rows_share_is_read_once_by_the_floor():
-    kept = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
-    floor = Floor(SHAPE, Limits(1, "float32", 1.0, 1e30))
-    work = StepWork.of_rows([1, 1], [40, 40], sampled_rows=2)
-    assert floor.seconds([work], [80]) - floor.seconds([work], [48]) == 4 * kept * (80 - (48 + 2))
-
-
 def test_a_model_that_no_shape_describes_has_no_floor(monkeypatch):
     loaded = random_model(SHAPE)
     monkeypatch.setattr("paged.model.shape.num_parameters", lambda _model: 2 * SHAPE.parameters)
@@ -251,21 +210,6 @@ def test_unasked_all_that_can_do_a_shape_are_chosen_but_the_reference_in_the_mod
         assert all(backend.is_invariant for backend in chosen) or not invariant
     (only,) = chosen_backends(None, HeadShape(2, 1, 512), 4, torch.float32, invariant=True)
     assert only.name == "torch_gather"
-
-
-def test_an_interrupt_shows_the_measurements_that_had_ended(paged, quick_limits, monkeypatch):
-    timed, done = attention.attention_times, []
-
-    def second_is_interrupted(*arguments, **options):
-        if done:
-            raise KeyboardInterrupt
-        done.append(timed(*arguments, **options))
-        return done[0]
-
-    monkeypatch.setattr(attention, "attention_times", second_is_interrupted)
-    status, out, err = paged("bench", "attention", *ATTENTION, "--shapes", "4/2/16,2/1/8", "--json")
-    assert (status, msgspec.json.decode(out, type=list[AttentionTimes])) == (130, done[0])
-    assert err == "paged: interrupted; 1 of 2 measurements had ended\n"
 
 
 def test_a_figure_is_written_with_its_range_where_that_shows():
@@ -331,3 +275,36 @@ def test_parts_are_rows_of_a_table(printed):
     assert names.index("schedule") < names.index("forward pass") < names.index("sampling") < names.index("a step")
     assert any(line.startswith("the host's share: ") for line in lines)
     assert "rows: 3, prompts of 8 tokens, 4 steps" in lines
+
+
+AZURE = "azure --limit 40 --blocks 2000 --jobs 1"
+
+
+@pytest.mark.parametrize(
+    ("command", "function", "call", "words", "num", "said"),
+    [
+        (f"simulate {AZURE} --policy paged,vllm --csv x --json", "simulator.study.run", 2, '"policy":', 1, "1 of 2 simulations had ended"),
+        (f"plan {AZURE} --find rate --ttft 10", "simulator.driver.tried", 3, " met ", 2, "2 values had been tried, and there is no answer"),
+        ("bench engine --limit 2 --scale 8 --runs 5 --json", "bench.engine.EngineBench.run", 3, '"ttft_s":', 1, "1 of 5 runs had ended"),
+        (
+            "bench attention --shapes 4/2/16,2/1/8 --block-sizes 4 --sequences 3 --context 4 --rounds 1 --backends reference --json",
+            "bench.attention.attention_times", 2, '"backend":', 1, "1 of 2 measurements had ended",
+        ),
+    ],
+    ids=["simulate", "plan", "bench engine", "bench attention"],
+)  # fmt: skip
+def test_an_interrupted_command_prints_what_had_ended_and_writes_no_file(
+    paged, quick_limits, monkeypatch, tmp_path, command, function, call, words, num, said
+):
+    monkeypatch.chdir(tmp_path)
+    real, calls = resolve_name(f"paged.study.{function}"), itertools.count(1)
+
+    def interrupted(*arguments, **options):
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(f"paged.study.{function}", interrupted)
+    status, out, err = paged(*command.split())
+    assert (status, err) == (130, f"paged: interrupted; {said}\n")
+    assert out.count(words) == num and list(tmp_path.iterdir()) == []

@@ -163,40 +163,6 @@ def test_a_file_has_the_same_names_defaults_and_ranges(tmp_path, field):
             EngineConfig.from_toml(path)
 
 
-# Keywords of `Engine` before there was an EngineConfig, and options of the commands.
-OLD_KEYWORDS = {
-    "num_blocks": 64, "kv_cache_bytes": 2**20, "block_size": 8, "host_blocks": 7, "policy": "vllm", "tenant_weights": {"a": 2.0}, "max_tokens_per_step": 64,
-    "max_sequences": 4, "max_chunk": 16, "max_model_len": 512, "prefix_caching": False, "host_caching": True, "costs": "measured", "backend": "reference",
-    "batch_invariant": False, "dtype": "float32", "device": "cuda", "seed": 3, "max_retries": 0, "steps_ahead": 1, "speculate": "lookup",
-}  # fmt: skip
-OLD_OPTIONS = {
-    "serve": "--config --host --port --tls-certificate --ssl-certfile --tls-key --ssl-keyfile --tls-client-ca --ssl-ca-certs --root-path --allowed-origin "
-    "--served-model-name --api-key --admin-key --tenant-header --max-waiting --max-waiting-tokens --max-connections --max-body-bytes --max-prompts --max-n "
-    "--max-logprobs --max-queue-s --request-timeout-s --header-timeout-s --body-timeout-s --keep-alive-s --stall-timeout-s --shutdown-timeout-s "
-    "--shutdown-timeout --max-restarts --restart-window-s --log --log-prompts --no-log-prompts --kv-events-config --traces-endpoint --otlp-traces-endpoint "
-    "--backend --batch-invariant --fast --dtype --device --seed --max-model-len --speculate --num-drafts --draft-model --blocks --num-gpu-blocks-override "
-    "--kv-cache-bytes --kv-cache-memory-bytes --block-size --host-blocks --prefix-caching --no-prefix-caching --enable-prefix-caching "
-    "--no-enable-prefix-caching --host-caching --no-host-caching --policy --max-tokens-per-step --max-num-batched-tokens --max-sequences --max-num-seqs "
-    "--max-chunk --steps-ahead",
-    "generate": "--speculate --num-drafts --draft-model --model -m --backend --dtype --device --fast --blocks --block-size --host-blocks --policy "
-    "--max-tokens-per-step --max-sequences",
-    "chat": "--system --max-tokens --temperature --seed --model -m --blocks --block-size",
-}
-
-
-def test_every_old_keyword_works():
-    for name, value in OLD_KEYWORDS.items():
-        assert flat(EngineConfig.of(**{name: value})) == DEFAULTS | {name: value}
-    drafts = {"speculate": "draft", "num_drafts": 4, "draft_model": "a/folder"}
-    assert flat(EngineConfig.of("a/model", **drafts)) == DEFAULTS | drafts | {"model": "a/model"}
-
-
-@pytest.mark.parametrize("command", OLD_OPTIONS)
-def test_every_old_option_is_one_still(command):
-    params = typer.main.get_command(app).commands[command].params
-    assert set(OLD_OPTIONS[command].split()) <= {name for each in params for name in (*each.opts, *each.secondary_opts)}
-
-
 def test_speed_on_a_gpu_and_answers_apart_on_a_cpu_are_what_nothing_named_means():
     for device, is_invariant, budget in (("cpu", True, 256), ("cuda", False, 2048)):
         assert EngineConfig().model.is_invariant_on(device) is is_invariant

@@ -1,4 +1,6 @@
-"""The engine and LLM on the model that ships: answers, streams, failures of a step, and what bad input gets."""
+"""The engine and LLM on the model that ships: what ends a request, seeds, times, and memory."""
+
+from itertools import count
 
 import pytest
 
@@ -11,17 +13,6 @@ from paged.errors import BudgetTooSmall, InvalidRequest, UnknownRequest
 from ..driving import outputs_of  # noqa: TID252
 
 PROMPT = "The with statement"
-
-
-class Clock:
-    """A clock that goes on by one second whenever somebody looks."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        self.now += 1.0
-        return self.now
 
 
 def test_what_ends_a_sequence_is_no_text_of_it(model):
@@ -51,7 +42,7 @@ def test_seeds_decide_and_ids_stand_in_for_them(model):
 
 
 def test_times_are_the_clocks(model):
-    engine = Engine(model, clock=Clock())
+    engine = Engine(model, clock=count(1.0).__next__)
     engine.add_request(PROMPT, SamplingParams(max_tokens=3), id="a", arrival=0.5)
     last = outputs_of(engine)["a"][-1]
     assert 0 < last.timings.ttft_s < last.timings.e2e_s
@@ -67,8 +58,7 @@ def test_a_request_ends_with_a_reason_of_the_callers(model):
     assert (last.finish_reason, last.token_ids, last.usage.output_tokens) == ("stop", [], len(tokens))
     assert last.timings is not None
     assert engine.finish("a") is None
-    assert not engine.has_unfinished
-    assert engine.check() == []
+    assert not engine.has_unfinished and engine.check() == []
     engine.add_request(PROMPT, id="b")
     with pytest.raises(InvalidRequest, match='reason has to be "stop" or "length"'):
         engine.finish("b", "abort")
@@ -78,38 +68,11 @@ def test_a_request_ends_with_a_reason_of_the_callers(model):
             end("nobody")
 
 
-def failing(engine, times):
-    """The next `times` forward passes run out of memory."""
-    logits, left = engine.worker.logits, iter(range(times))
-
-    def fails(step):
-        for _ in left:
-            raise MemoryError("48 GiB wanted")
-        return logits(step)
-
-    engine.worker.logits = fails
-
-
-def test_a_step_that_always_runs_out_of_memory_ends_its_requests_with_the_reason(model):
-    engine = Engine(model, max_retries=1)
-    engine.add_request(PROMPT, id="a")
-    failing(engine, 2)
-    outputs = outputs_of(engine)["a"]
-    assert [output.finish_reason for output in outputs] == ["error"]
-    assert (outputs[0].error, engine.scheduler.manager.device.num_used) == ("MemoryError: 48 GiB wanted", 0)
-    engine.add_request(PROMPT, SamplingParams(max_tokens=2), id="a")
-    assert outputs_of(engine)["a"][-1].finish_reason == "length"
-
-
-def test_a_byte_budget_says_how_much_would_do(model):
-    with pytest.raises(BudgetTooSmall, match="do not hold one block of 16 tokens; that takes") as caught:
-        Engine(model, kv_cache_bytes=100)
-    engine = Engine(model, kv_cache_bytes=caught.value.wanted)
-    assert engine.pool.num_blocks == 1
+def test_a_byte_budget_is_pages_and_holds_one_longest_sequence(model):
+    assert Engine(model, kv_cache_bytes=10**6).pool.num_blocks == 30
     with pytest.raises(BudgetTooSmall, match="hold 480 tokens; one sequence of 1,024 takes 2.10 MB") as caught:
         Engine(model, kv_cache_bytes=10**6, max_model_len=1024)
     assert Engine(model, kv_cache_bytes=caught.value.wanted, max_model_len=1024).pool.num_blocks == 64
-    assert Engine(model, kv_cache_bytes=10**6).pool.num_blocks == 30
 
 
 def test_a_hybrid_model_finds_on_the_host_what_its_pool_does_not_hold():

@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 from functools import cache
-from itertools import count
 from threading import Event, Thread
 
 import pytest
@@ -37,21 +36,32 @@ def is_as_new(engine):
     return not engine.has_unfinished and engine.manager.device.num_used == 0 and engine.check() == []
 
 
-@pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_request_that_on_output_aborts_ends_with_abort(victim):
-    llm, seen = fresh_llm(), []
+def generated_with(llm, callback, function, prompts):
+    """What generate answers while it calls this function back."""
+    if callback == "on_output":
+        return llm.generate(prompts, SIX, on_output=function)
+    setattr(llm.engine, callback, function)
+    return llm.generate(prompts, SIX)
 
-    def note(output):
-        seen.append(output.id)
-        if len(seen) == 4:
-            llm.engine.abort(f"request-{victim}")
 
-    answers = llm.generate(PROMPTS, SIX, on_output=note)
+@pytest.mark.parametrize(
+    ("callback", "call", "victim"),
+    [*(("on_output", 4, victim) for victim in range(3)), ("on_logits", 3, 1), ("on_batch", 1, 1)],
+)
+def test_a_request_that_a_callback_aborts_ends_with_abort(callback, call, victim):
+    llm, seen, aborted = fresh_llm(), [], f"request-{victim}"
+
+    def note(its, *_):
+        seen.append(getattr(its, "id", its))
+        if len(seen) == call:
+            llm.engine.abort(aborted)
+
+    answers = generated_with(llm, callback, note, PROMPTS)
     assert [answer.finish_reason == "abort" for answer in answers] == [number == victim for number in range(3)]
     for answer, tokens in zip(answers, undisturbed(), strict=True):
         assert answer.token_ids == tokens[: len(answer.token_ids)]
-    assert 1 <= len(answers[victim].token_ids) <= 2
-    assert f"request-{victim}" not in seen[4:]
+    assert len(answers[victim].token_ids) <= 2
+    assert aborted not in seen[call:]
     assert is_as_new(llm.engine)
 
 
@@ -99,29 +109,18 @@ def test_a_callback_that_finishes_a_request_gets_what_it_had_not_been_handed_out
     assert is_as_new(llm.engine)
 
 
-@pytest.mark.parametrize(("callback", "call"), [("on_logits", 3), ("on_batch", 1)])
-def test_a_request_that_on_logits_or_on_batch_aborts_ends_with_abort(callback, call):
-    llm, calls = fresh_llm(), count(1)
-    setattr(llm.engine, callback, lambda *_: next(calls) == call and llm.engine.abort("request-1"))
-    answers = llm.generate(PROMPTS, SIX)
-    assert [answer.finish_reason for answer in answers] == ["length", "abort", "length"]
-    assert [answers[0].token_ids, answers[2].token_ids] == undisturbed()[::2]
-    assert is_as_new(llm.engine)
-
-
 @pytest.mark.parametrize("callback", ["on_output", "on_batch", "on_logits"])
-@pytest.mark.parametrize("call", ["step", "generate"])
+@pytest.mark.parametrize("call", ["step", "generate", "close"])
 def test_a_step_within_a_callback_is_refused_and_the_engine_goes_on(callback, call):
     llm, caught = fresh_llm(), []
+    calls = {"step": llm.engine.step, "generate": lambda: llm.generate(PROMPTS), "close": llm.engine.close}
 
     def nest(*_):
         with pytest.raises(EngineInUse, match=f"^{call} was called from a callback of generate") as error:
-            llm.engine.step() if call == "step" else llm.generate(PROMPTS)
+            calls[call]()
         caught.append(error.value)
 
-    if callback != "on_output":
-        setattr(llm.engine, callback, nest)
-    answers = llm.generate(PROMPTS, SIX, on_output=nest if callback == "on_output" else None)
+    answers = generated_with(llm, callback, nest, PROMPTS)
     assert [answer.token_ids for answer in answers] == undisturbed()
     assert (caught[0].call, caught[0].running, caught[0].thread) == (call, "generate", None)
 
@@ -149,10 +148,8 @@ def test_what_a_callback_raises_leaves_generate_as_it_is_and_its_requests_are_ab
         if len(calls) == 3:
             raise error
 
-    if callback != "on_output":
-        setattr(llm.engine, callback, fail)
     with pytest.raises(type(error)) as caught:
-        llm.generate(PROMPTS[:1], SIX, on_output=fail if callback == "on_output" else None)
+        generated_with(llm, callback, fail, PROMPTS[:1])
     assert caught.value is error
     assert llm.engine.live_request("request-1") is None
     assert llm.engine.check() == []

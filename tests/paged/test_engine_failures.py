@@ -148,6 +148,17 @@ def test_a_forward_pass_that_is_out_of_memory_is_tried_again(error, steps_ahead)
     assert engine.stats().failed_steps == 3
 
 
+def test_a_step_that_is_always_out_of_memory_ends_its_requests_with_the_reason():
+    engine = engine_with_requests(num_blocks=32, max_tokens_per_step=32, max_retries=1)
+    failing(engine, {0, 1}, MemoryError("48 GiB wanted"))
+    found, _ = drained(engine)
+    ends = [[(each.finish_reason, each.error) for each in outputs] for outputs in found.values()]
+    assert ends == [[("error", "MemoryError: 48 GiB wanted")]] * 3
+    assert engine.manager.device.num_used == 0
+    engine.add_request(PROMPTS[0], SIX, id="0")
+    assert tokens(drained(engine)[0]["0"]) == undisturbed()[0]
+
+
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_a_request_whose_logits_are_no_numbers_ends_with_error_alone(steps_ahead):
     engine = engine_with_requests(num_blocks=32, max_tokens_per_step=32, steps_ahead=steps_ahead)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from paged import Engine, SamplingParams
-from paged.errors import EngineClosed, EngineInUse
+from paged.errors import EngineClosed
 from paged.testing.device_trace import traced
 from paged.testing.tiny_model import tiny_model
 
@@ -31,24 +31,6 @@ def engine_with_requests(params=SIX, **options):
 
 def threads_of_models():
     return [each for each in threading.enumerate() if each.name.startswith("paged-model")]
-
-
-def test_a_step_ends_while_the_next_one_runs():
-    """A step does not come to its end before the engine has updated, and told of, the one before it."""
-    engine = engine_with_requests()
-    logits, ended, threads = engine.worker.logits, threading.Semaphore(0), set()
-    engine.on_batch = lambda _: ended.release()
-
-    def waits(step):
-        threads.add(threading.current_thread())
-        if len(threads) == 1 and step.input.oldest < step.input.number:
-            assert ended.acquire(timeout=SOON_S), "nothing ended while a step ran"
-        return logits(step)
-
-    engine.worker.logits = waits
-    assert tokens_of(engine) == tokens_of(engine_with_requests(steps_ahead=0))
-    assert threading.current_thread() not in threads and len(threads) == 1
-    engine.close()
 
 
 def test_a_result_is_given_out_when_the_step_behind_it_computes():
@@ -288,14 +270,3 @@ def test_copies_that_fail_while_a_step_is_taken_back_end_what_rests_on_them():
         tokens_of(engine)
     assert {each.finish_reason for each in engine.step()} == {"error"}
     assert not engine._steps.content_is_lost and engine.check() == []
-
-
-def test_an_engine_is_not_closed_within_a_callback():
-    engine = engine_with_requests()
-
-    def closes(*_):
-        engine.close()
-
-    engine.on_batch = closes
-    with pytest.raises(EngineInUse):
-        tokens_of(engine)

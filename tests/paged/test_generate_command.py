@@ -22,16 +22,6 @@ from paged.model.checkpoint import checkpoint_path  # noqa: E402
 PROMPT = "The with statement is used to"
 
 
-def test_a_prompt_goes_on_and_the_same_call_gives_the_same_text(printed):
-    out = printed("generate", "--prompt", PROMPT, "--max-tokens", 40)
-    assert out.startswith(PROMPT)
-    assert len(out) > len(PROMPT) + 20
-    drawn = "--temperature 0.9 --top-p 0.9 --top-k 50 --seed 3 --max-tokens 12"
-    for options in ("--max-tokens 40", drawn):
-        first, again = (printed("generate", "--prompt", PROMPT, *options.split()) for _ in range(2))
-        assert first == again
-
-
 def test_an_answer_that_memory_ends_early_is_said_in_a_line(paged):
     status, out, error = paged("generate", "--prompt", "a", "--blocks", 1, "--max-tokens", 100)
     assert (status, out[:1]) == (0, "a")
@@ -39,17 +29,20 @@ def test_an_answer_that_memory_ends_early_is_said_in_a_line(paged):
     assert paged("generate", "--prompt", "a", "--max-tokens", 4)[2] == ""
 
 
-def test_json_tells_ids_text_reasons_and_times(document):
+def test_json_tells_ids_text_reasons_times_and_pages_by_layer_group(document):
     found = document("generate", "-p", PROMPT, "-p", "Return", "--max-tokens", 8)
     first, second = found["completions"]
     assert [first["prompt"], second["prompt"]] == [PROMPT, "Return"]
     (answer,) = first["outputs"]
     assert answer["finish_reason"] in ("length", "stop")
     assert len(answer["token_ids"]) == first["usage"]["output_tokens"] <= 8
-    assert first["timings"]["ttft_s"] > 0
-    assert found["batch_invariant"] is True
-    assert found["tokens_per_s"] > 0
-    assert document("generate", "-p", PROMPT, "--max-tokens", 2, "--fast")["batch_invariant"] is False
+    assert found["tokens_per_s"] > 0 < first["timings"]["ttft_s"]
+    assert (found["batch_invariant"], found["groups"]) == (True, [])
+    fast = document("generate", "-p", PROMPT, "--max-tokens", 2, "--fast", "--model", "hybrid")
+    assert fast["batch_invariant"] is False
+    full, state = fast["groups"]
+    assert (full["group"]["kind"], state["group"]["kind"]) == ("full", "state")
+    assert (state["used"], state["passed"], state["lost_tokens"]) == (0, 0, 0)
 
 
 def test_the_next_call_finds_on_the_disk_what_this_one_computed(document, tmp_path):
@@ -59,19 +52,11 @@ def test_the_next_call_finds_on_the_disk_what_this_one_computed(document, tmp_pa
     assert (first["usage"]["hit_tokens"], again["usage"]["hit_tokens"] > 16) == (0, True)
 
 
-def test_json_tells_pages_by_layer_group(document):
-    assert document("generate", "-p", PROMPT, "--max-tokens", 2)["groups"] == []
-    full, state = document("generate", "-p", PROMPT, "--max-tokens", 2, "--model", "hybrid")["groups"]
-    assert (full["group"]["kind"], state["group"]["kind"]) == ("full", "state")
-    assert (state["used"], state["passed"], state["lost_tokens"]) == (0, 0, 0)
-
-
 def test_prompts_come_from_a_file_a_line_each(printed, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("Return a list\n\nÄ with ☃\n", encoding="utf-8")
     out = printed("generate", "--file", file, "--max-tokens", 3)
-    assert "[1] Return a list" in out
-    assert "[2] Ä with ☃" in out
+    assert "[1] Return a list" in out and "[2] Ä with ☃" in out
 
 
 def test_a_prompt_that_is_refused_is_not_written(refused, tmp_path):
@@ -82,7 +67,6 @@ def test_a_prompt_that_is_refused_is_not_written(refused, tmp_path):
 
 
 def test_every_wish_has_an_option(document, tmp_path):
-    """Whatever SamplingParams take, but for code."""
     grammar = tmp_path / "grammar.lark"
     grammar.write_text('start: "yes" | "no"', encoding="utf-8")
     wishes = "--echo --prompt-logprobs 1 --logit-bias 300=-100 --stop-token-id 5 --stop ☃ --include-stop"
@@ -197,17 +181,11 @@ def test_where_attention_cannot_be_compiled_a_line_says_so_once(paged, nothing_b
     )
 
 
-def test_a_model_that_ships_is_named_and_another_name_is_refused(printed, paged):
+def test_a_model_that_ships_is_named(printed):
     own, embedded, hybrid = (
         printed("generate", *named, "-p", PROMPT, "--max-tokens", 12)
         for named in ((), ("--model", "embedded"), ("--model", "hybrid"))
     )
     assert own == embedded
-    assert hybrid.startswith(PROMPT)
-    assert len(hybrid.strip()) > len(PROMPT) + 10
-    drafted = printed("generate", "--model", "hybrid", "-p", PROMPT, "--max-tokens", 12, "--speculate", "lookup")
-    assert drafted == hybrid
-    status, out, error = paged("generate", "--model", "hybird", "-p", PROMPT)
-    assert (status, out) == (2, "")
-    assert "hybird: no such folder" in error
-    assert "embedded or hybrid" in error
+    assert hybrid.startswith(PROMPT) and len(hybrid.strip()) > len(PROMPT) + 10
+    assert printed("generate", "--model", "hybrid", "-p", PROMPT, "--max-tokens", 12, "--speculate", "lookup") == hybrid

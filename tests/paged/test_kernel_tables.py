@@ -1,19 +1,17 @@
 """Tables of kernels, and of one model's layers: read from others' folders, fitted, kept in a file, and asked."""
 
-import numpy as np
 import pytest
 
 from paged.errors import BadHardwareFile, UnknownDevice, UnknownKernel
 from paged.study.hardware import device_named, model_named
 from paged.study.hardware.kernels import KernelTables, fit_folder, kernel_names, kernels_named, read_folder
-from paged.study.hardware.kernels.completion import completed
 from paged.study.hardware.kernels.layer_measurements import described, read_layers
 from paged.study.hardware.kernels.layer_tables import LayerTables
 
+from . import files_of_others  # noqa: TID252
 from .files_of_others import (  # noqa: TID252
-    KERNEL_ROWS,
-    LAUNCH_MS,
-    attention_ms,
+    assert_by_hand,
+    by_hand_in,
     kernel_tables,
     product_ms,
     seconds,
@@ -31,17 +29,6 @@ def fitted(tmp_path_factory):
 def is_the_law(found):
     """Whether a product is answered as it was measured, to the rounding."""
     return found.product("bf16", 64, 1024, 1024) == pytest.approx(product_ms(64, 1024, 1024) * 1e-3, rel=0.021)
-
-
-def test_measured_kernels_are_answered_to_the_rounding(fitted):
-    law = [product_ms(m, 1024, 4096) * 1e-3 for m in KERNEL_ROWS]
-    assert [fitted.product("bf16", m, 1024, 4096) for m in KERNEL_ROWS] == pytest.approx(law, rel=0.021)
-    prefill = fitted.prefill_attention("bf16", 4, 256, heads=8, kv_heads=1, head_dim=128)
-    decode = fitted.decode_attention("bf16", 4, 256, heads=8, kv_heads=1, head_dim=128)
-    assert prefill == pytest.approx(attention_ms(4, 8, 256, True) * 1e-3, rel=0.021)
-    assert decode == pytest.approx(attention_ms(4, 8, 256, False) * 1e-3, rel=0.021)
-    assert fitted.all_reduce(4, 65536) == pytest.approx((LAUNCH_MS + 65536 * 4e-8) * 1e-3, rel=0.021)
-    assert fitted.all_reduce(1, 65536) == 0
 
 
 def test_rows_that_were_left_out_are_filled_from_their_neighbours(tmp_path):
@@ -77,34 +64,6 @@ def test_a_kernel_that_was_not_measured_is_named(fitted, tmp_path):
         )
 
 
-def test_a_sum_of_two_effects_is_completed():
-    places = (np.arange(6.0), np.arange(5.0))
-    whole = np.array([3.0, 1, 4, 1, 5, 9])[:, None] + np.array([2.0, 7, 1, 8, 2])
-    holed = whole.copy()
-    holed[2, 3] = np.nan
-    assert completed(holed, places)[2, 3] == pytest.approx(whole[2, 3], abs=0.2)
-
-
-def test_beyond_the_most_rows_a_full_device_goes_on_in_a_straight_line(fitted):
-    rows = np.array([256, 2048, 4096, 6144])
-    found = fitted.product("bf16", rows, 4096, 4096)
-    assert found[2] - found[1] == pytest.approx(found[3] - found[2])
-    assert found == pytest.approx([product_ms(m, 4096, 4096) * 1e-3 for m in rows], rel=0.15)
-
-
-def test_kv_heads_that_were_not_measured_are_answered_by_more_sequences_of_fewer(fitted):
-    asked = {"heads": 16, "kv_heads": 2, "head_dim": 128}
-    instead = fitted.decode_attention("bf16", 8, 256, heads=8, kv_heads=1, head_dim=128)
-    assert fitted.decode_attention("bf16", 4, 256, **asked) == instead
-    assert fitted.attention_coverage("decode", "bf16", 4, 256, **asked).instead == "decode/bf16/128/0/1"
-
-
-def test_coverage_says_on_which_axis_and_how_far_a_size_is_outside(fitted):
-    inside = fitted.product_coverage("bf16", [1, 64], 1024, 300)
-    assert (inside.beyond, inside.measured) == ({}, pytest.approx(1))
-    assert fitted.product_coverage("bf16", [1, 512], 1024, 64).beyond == {"m": 2.0, "k": 4.0}
-
-
 def test_a_saved_file_answers_alike(fitted, tmp_path):
     fitted.save(tmp_path / "mine.json")
     loaded = KernelTables.load(tmp_path / "mine.json")
@@ -121,56 +80,14 @@ def test_the_tables_that_ship_are_those_of_three_devices():
         kernels_named("h1000")
 
 
-@pytest.mark.parametrize("name", kernel_names())
-def test_a_product_is_never_faster_than_the_published_peak(name):
-    tables = kernels_named(name)
-    rows = np.unique(np.geomspace(1, 65536, 100).round())[:, None, None]
-    widths, depths = np.array([256, 4096, 28672])[:, None], np.array([512, 4096, 14336])
-    least = 2 * rows * widths * depths / tables.device.peak("bf16")
-    assert (tables.product("bf16", rows, widths, depths) > 0.9 * least).all()
-
-
-@pytest.mark.parametrize("name", kernel_names())
-@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (28, 4), (32, 32), (64, 16)])
-def test_attention_takes_longer_for_more_tokens_and_never_less_than_memory_allows(name, heads, kv_heads):
-    tables = kernels_named(name)
-    batch, tokens = np.array([1, 16, 256])[:, None], np.geomspace(16, 65536, 40).round()
-    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": 128}
-    decode = tables.decode_attention("bf16", batch, tokens, **sizes)
-    prefill = tables.prefill_attention("bf16", batch, tokens, **sizes)
-    read = batch * tokens * kv_heads * 128 * 2 * 2 / tables.device.bandwidth
-    assert (decode > 0.9 * read).all()
-    for found in (decode, prefill):
-        assert (found[:, 1:] > 0.85 * found[:, :-1]).all()
-
-
 def layers_of(folder):
     return LayerTables.fit(read_layers(folder), name="own", device="rtx4090", model=model_named("llama-3.1-8b"))
-
-
-def test_attention_is_met_where_it_was_timed_and_between(tmp_path):
-    attention = layers_of(write_folder(tmp_path)).layer_attention
-    for at in ((16, 64, 8, 1024), (256, 0, 0, 0), (0, 0, 64, 128)):
-        assert attention.at(*map(float, at)) == pytest.approx(seconds(*at), rel=0.003)
-    # Linear in what decoding reads: exact between the lengths, and beyond them.
-    assert attention.at(0.0, 0.0, 64.0, 500.0) == pytest.approx(seconds(0, 0, 64, 500), rel=0.01)
-    assert attention.at(0.0, 0.0, 64.0, 4096.0) == pytest.approx(seconds(0, 0, 64, 4096), rel=0.02)
-    assert attention.at(0.0, 0.0, 0.0, 0.0) == 0
 
 
 def test_a_hole_in_attention_is_filled_from_its_neighbours(tmp_path):
     hole = (64, 64, 8, 128)
     write_folder(tmp_path, lambda name, rows: [row for row in rows if tuple(row[:4]) != hole])
     assert layers_of(tmp_path).layer_attention.at(*map(float, hole)) == pytest.approx(seconds(*hole), rel=0.05)
-
-
-def test_dense_layers_are_counted_as_often_as_a_step_goes_through_them(tmp_path):
-    tables = layers_of(write_folder(tmp_path))
-    each = (10 + 0.1 * 8) * 1e-6
-    # A product and two norms a layer, an embedding once.
-    assert tables.dense_seconds(np.array([8.0]))[0] == pytest.approx((32 * 3 + 1) * each, rel=1e-3)
-    assert tables.dense_seconds(np.array([1024.0]))[0] == pytest.approx((32 * 3 + 1) * (10 + 102.4) * 1e-6, rel=1e-3)
-    assert tables.head_seconds(np.array([16.0]))[0] == pytest.approx(72e-6)
 
 
 def test_a_file_of_layers_is_what_was_fitted(tmp_path):
@@ -194,3 +111,13 @@ def test_a_description_is_read_as_far_as_it_is_plain(tmp_path):
     )
     assert described(tmp_path) == {"vllm_version": "0.19.0", "model": "some/Model", "skew": "0.05"}
     assert described(tmp_path / "nowhere") == {}
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory):
+    return layers_of(write_folder(tmp_path_factory.mktemp("layers")))
+
+
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("kernels.txt"))
+def test_an_answer_of_tables_is_the_law_of_their_rows(fitted, layers, call, by_hand):
+    assert_by_hand(call, by_hand, vars(files_of_others) | {"fitted": fitted, "layers": layers, "approx": pytest.approx})

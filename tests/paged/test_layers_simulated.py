@@ -61,15 +61,6 @@ def test_layers_read_what_their_tokens_see(kind, reach):
             assert mean_pairs(spans, *share) == sum(token + 1 - first(token) for token in range(start, end))
 
 
-def test_a_step_counts_the_mean_over_layers():
-    spans = (Span("full", 0, 0.75, 0.5), Span("window", 8, 0.25, 0.5))
-    work = StepWork.of_rows([1, 4], [20, 12], sampled_rows=2, spans=spans)
-    # The first row reads 20 and 8 tokens; the second, whose window begins at token 1, 12 and 11.
-    assert work.context_tokens == 0.75 * (20 + 12) + 0.25 * (8 + 11)
-    assert work.attended_pairs == 0.5 * (20 + 9 + 10 + 11 + 12) + 0.5 * (8 + 4 * 8)
-    assert (work.decode_context, work.rows) == (0.75 * 20 + 0.25 * 8, 2)
-
-
 def test_steps_that_are_taken_at_once_count_what_each_of_them_does():
     spans = (Span("full", 0, 0.75, 0.5), Span("window", 8, 0.25, 0.5))
     scheduler = Scheduler(BlockManager(64, 4))
@@ -86,56 +77,10 @@ def test_steps_that_are_taken_at_once_count_what_each_of_them_does():
     assert together.longest_decode.tolist() == one_by_one.longest_decode.tolist()
 
 
-def test_a_window_is_read_as_far_as_it_reaches():
-    step = roofline(WINDOWED)
-    short, long = (step.bytes_read(StepWork.of_rows([1], [n], sampled_rows=1, spans=step.spans)) for n in (100, 101))
-    # One token more in the full layer alone.
-    assert long - short == sum(KV)
-
-
-def test_a_state_is_read_and_written_once_a_row():
-    step = roofline(HYBRID)
-    _, states, attention, _ = step.parts(StepWork.of_rows([1, 5], [40, 5], sampled_rows=2, spans=step.spans))
-    assert states.bytes == 2 * 2 * 256
-    # One of two layers attends: 45 tokens are read, and 6 written.
-    assert attention.bytes == sum(KV) * (45 + 6)
-
-
-def test_a_mixer_stands_in_place_of_attention():
-    assert model_of(HYBRID).parameters == model_of({}).parameters - 192 + 100
-    assert model_of({"gated_attention": True}).parameters == model_of({}).parameters + 2 * 8 * 8
-
-
-def model_of(layers):
-    return ModelShape(**TINY, **layers)
-
-
-def test_each_device_has_pages_of_its_heads_and_a_part_of_the_states():
-    one, two, four = (roofline(HYBRID, tensor_parallel=degree) for degree in (1, 2, 4))
-    assert [each.state_bytes_of_device for each in (one, two, four)] == [256, 128, 64]
-    # Two KV heads: four devices hold each of them twice.
-    assert [each.kv_bytes_per_token_of_device for each in (one, two, four)] == [16, 8, 8]
-    plan = one.plan(16)
-    assert one.held_bytes(40, 16) == plan.held_bytes(40)
-    assert one.num_blocks(16) == one.room_for_kv() // plan.page_bytes
-
-
 def test_a_device_without_room_for_a_block_and_its_state_is_refused():
     large = Layers(kind="state", count=1, parts=(Part(units=4, unit_bytes=1_000_000),))
     with pytest.raises(BudgetTooSmall, match="do not hold one block of 16 tokens"):
         roofline({**HYBRID, "kept": (FULL, large)}).num_blocks(16)
-
-
-def test_a_simulation_has_the_pages_of_the_plan_and_says_so(document, printed, on_box):
-    options = [TRACE, *on_box(WINDOWED), "--max-sequences", 8, "--check"]
-    (found,) = document("simulate", *options)
-    assert found["groups"] == ["full: 1 page a block", "window 8: 1 page a block"]
-    assert (found["finished"], found["violations"], found["not_modelled"]) == (12, 0, [])
-    said = printed("simulate", *options)
-    assert f"pool: {found['num_blocks']:,} pages, blocks of 16 tokens; full: 1 page a block; window 8" in said
-    (hybrid,) = document("simulate", TRACE, *on_box(HYBRID), "--max-sequences", 8)
-    assert hybrid["groups"][1].startswith("state: ")
-    assert hybrid["groups"][1].endswith(" a sequence")
 
 
 def test_slots_are_counted_in_every_kind_of_layer(document, on_box):
@@ -174,21 +119,6 @@ def test_policies_that_draw_as_they_go_work_with_layers_of_several_kinds(documen
 )
 def test_what_is_not_possible_with_these_layers_is_refused_by_name(refused, on_box, command, option, said):
     assert said in refused(*command.split(), TRACE, *on_box(WINDOWED), *option.split())
-
-
-def test_a_plan_counts_pages(document, printed, on_box):
-    find = ["plan", TRACE, *on_box(HYBRID), "--find", "memory", "--ttft", 0.5, "--no-explain", "--max-sequences", 8]
-    find += ["--max-tokens-per-step", 64, "--jobs", 1, "--least-span", 0]
-    (plan,) = document(*find)
-    step = roofline(HYBRID)
-    assert plan["kv_bytes"] == step.plan(16).page_bytes
-    # Fewer do not hold the longest request: two blocks, and its state twice.
-    fewest = 2 + 2 * step.plan(16).groups[1].pages
-    assert plan["probes"][0]["value"] >= fewest
-    assert plan["groups"][0] == "full: 1 page a block"
-    said = printed(*find)
-    assert f": {plan['answer']:,} pages (" in said
-    assert "Blocks have 16 tokens; full: 1 page a block; state: " in said
 
 
 @pytest.mark.parametrize("name", [name for name in model_names() if model_named(name).kept])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from paged.block_manager import GroupStats, LayerGroup
 from paged.cli.view import PALETTE, colour_of, render
 from paged.cli.watch import Frame
 from paged.serving.block_map import CACHED, FREE, SHARED
@@ -55,17 +54,6 @@ def test_a_frame_fits_its_terminal(width, height, num_blocks):
     lines = drawn(frame_of(np.arange(num_blocks) % 40), width, height)
     assert len(lines) <= height
     assert max(len(line) for line in lines) <= width
-
-
-def test_pages_of_each_kind_of_layer_are_told_where_there_are_several():
-    groups = tuple(
-        GroupStats(LayerGroup(*it), used, 0, 0, 0) for *it, used in (("full", 0, 2, 118), ("state", 0, 1, 8))
-    )
-    lines = drawn(frame_of(np.arange(200) % 40, groups=groups))
-    assert any("200 pages for layers of 2 kinds, blocks of 16 tokens" in line for line in lines)
-    assert " pages     118 full, 2 a block   8   state, 1 a state" in lines
-    assert len(lines) <= 24
-    assert not any("pages" in line for line in drawn(frame_of(np.arange(200) % 40)))
 
 
 COUNTS = [

@@ -9,9 +9,9 @@ import pytest
 from paged.errors import BadHardwareFile
 from paged.study.hardware import Faster, Roofline, StepWork, device_named, model_named
 from paged.study.hardware.derived_layers import DerivedLayers, Timing
-from paged.study.hardware.device import Link, link_of
-from paged.study.hardware.measured import holds_kernels, layers_in, measured_layers, step_of, timed_by
-from paged.study.hardware.measured_step import Launching, MeasuredStep
+from paged.study.hardware.device import Link
+from paged.study.hardware.measured import holds_kernels, layers_in, measured_layers, step_of
+from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator import Device
 
 SHIPPED = [
@@ -59,24 +59,6 @@ def test_arrays_are_answered_as_their_numbers(model, device, dtype, degree):
     assert step.seconds(StepWork(computed_tokens=0)) == 0
 
 
-def test_beside_a_prompt_sequences_of_different_lengths_take_longer_where_that_was_measured():
-    alike = StepWork.of_rows([1] * 32 + [256], [1000] * 32 + [256], sampled_rows=33)
-    skewed = StepWork.of_rows([1] * 32 + [256], [500] * 31 + [16500, 256], sampled_rows=33)
-    assert skewed.context_tokens == alike.context_tokens
-    card = step_of(roofline(device="rtxpro6000"))
-    assert card.seconds(skewed) > card.seconds(alike)
-    other = step_of(roofline(device="rtx4090"))
-    assert other.seconds(skewed) == other.seconds(alike)
-
-
-def test_a_step_is_padded_to_the_graph_that_was_captured():
-    step = step_of(roofline(), launching=Launching(graph_sizes=(1, 8, 64)))
-    plain = step_of(roofline(), launching=Launching())
-    dense = [step.layers.dense_seconds(np.array([float(n)]))[0] for n in (5, 8)]
-    assert step.seconds(decode(5, 100)) - plain.seconds(decode(5, 100)) == pytest.approx(dense[1] - dense[0])
-    assert step.seconds(decode(65, 100)) == plain.seconds(decode(65, 100))
-
-
 @pytest.mark.parametrize("work", [decode(16, 1024), prompt(2048)])
 def test_a_faster_device_is_faster_by_what_binds(work):
     step = step_of(roofline())
@@ -89,33 +71,6 @@ def test_a_faster_device_is_faster_by_what_binds(work):
     assert step.seconds(work) - no_host.seconds(work) == pytest.approx(step.launching.host_s)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        (roofline("llama-2-7b", "groq-lpu", "fp16"), "no kernels of groq-lpu were measured"),
-        (roofline("deepseek-v2", "h100", "fp8", 8), "latents"),
-        (roofline("smollm-135m", "rtx4090"), "only llama-3.1-8b"),
-        (roofline("smollm-135m", "a100-80g"), "not measured"),
-        (roofline("llama-3-8b", "a100-80g", "int8"), "not measured"),
-    ],
-)
-def test_who_has_no_measured_kernels_gets_published_figures_and_is_told(asked, words):
-    assert measured_layers(asked) is None
-    assert step_of(asked) is asked
-    assert words in timed_by(asked)
-    assert "published figures" in timed_by(asked)
-
-
-@pytest.mark.parametrize("work", [decode(16, 1024), decode(128, 1000), prompt(2048), decode(1, 1024)])
-@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-32b"])
-def test_two_devices_are_faster_than_one_and_slower_than_half_of_it(model, work):
-    one = step_of(roofline(model, "rtxpro6000")).seconds(work)
-    fast = Link(bytes_per_s=400e9, latency_s=1e-6)
-    two = step_of(roofline(model, "rtxpro6000", degree=2, link=fast))
-    assert isinstance(two, MeasuredStep)
-    assert 0.5 * one < two.seconds(work) < 0.95 * one
-
-
 @pytest.mark.parametrize(("model", "other"), [("qwen3-32b", "llama-3.1-8b"), ("llama-3.1-8b", "qwen3-32b")])
 def test_layers_derived_from_another_models_are_near_to_those_that_were_timed(model, other):
     own, timed = step_of(roofline(model, "rtxpro6000")), measured_layers(roofline(other, "rtxpro6000"))
@@ -124,40 +79,6 @@ def test_layers_derived_from_another_models_are_near_to_those_that_were_timed(mo
     both = StepWork.of_rows([1] * 120 + [900, 900], [900] * 120 + [900, 900], sampled_rows=122)
     for work in (decode(1, 1000), decode(64, 1000), decode(256, 600), prompt(512), prompt(2048), both):
         assert derived.seconds(work) == pytest.approx(own.seconds(work), rel=0.11)
-
-
-def test_a_slower_link_makes_a_step_longer_by_two_all_reduces_a_layer():
-    quick, slow = (Link(bytes_per_s=rate, latency_s=0.0) for rate in (64e9, 16e9))
-    steps = [step_of(roofline(device="rtxpro6000", degree=2, link=link)) for link in (quick, slow)]
-    for link, step in zip((quick, slow), steps):
-        assert link.all_reduce(2, 1e6) == pytest.approx(1e6 / link.bytes_per_s)
-        assert any(f"{link.bytes_per_s / 1e9:g} GB/s" in note for note in step.layers.notes)
-    # 32 layers; 64 tokens, and their logits, half of which each device has.
-    reduced, logits = 64 * 64 * 4096 * 2, 64 * 128256 * 2 / 2
-    longer = steps[1].seconds(decode(64, 100)) - steps[0].seconds(decode(64, 100))
-    assert longer == pytest.approx((reduced + logits) * (1 / 16e9 - 1 / 64e9))
-
-
-def test_a_link_is_a_ring_unless_it_is_switched():
-    ring = Link(bytes_per_s=1e9, latency_s=1e-3)
-    switched = msgspec.structs.replace(ring, is_switched=True)
-    assert ring.all_reduce(4, 0) == pytest.approx(6e-3)
-    assert switched.all_reduce(4, 0) == pytest.approx(2e-3)
-    assert ring.all_gather(4, 1e6) == pytest.approx(3e-3 + 0.75e-3)
-    assert ring.all_reduce(1, 1e6) == 0
-
-
-@pytest.mark.parametrize(
-    ("device", "link", "least_s"),
-    # Instead of measured all-reduces, and where there is no interconnect.
-    [("h100", Link(bytes_per_s=1e9, latency_s=1e-3), 2e-3), ("rtx4090", Link(bytes_per_s=10e9, latency_s=2e-5), 4e-5)],
-)
-def test_a_named_link_counts_in_each_of_64_all_reduces(device, link, least_s):
-    assert step_of(roofline(device=device, degree=2, link=link)).seconds(decode(8, 100)) > 64 * least_s
-    assert step_of(roofline(degree=2)).seconds(decode(8, 100)) < 64 * 2e-3
-    assert link_of(device_named("rtx4090"), None, None) is None
-    found = link_of(device_named("rtx4090"), 10, 20)
-    assert (found.bytes_per_s, found.latency_s) == pytest.approx((10e9, 2e-5))
 
 
 @pytest.mark.parametrize("published", [True, False])
@@ -172,28 +93,6 @@ def test_ranks_that_share_experts_take_as_long_as_the_slowest_and_what_all_do_to
     late = step_of(msgspec.structs.replace(pair, link=slow), published=published)
     # An all-gather and a reduce-scatter in each of 48 layers.
     assert late.together([decode(16, 500)] * 2) > alike + 48 * 2 * 0.9e-3
-
-
-def test_experts_lie_once_on_all_devices_of_all_ranks_and_all_else_on_each():
-    one, two = (roofline("qwen3-30b-a3b", "rtxpro6000", data_parallel=ranks) for ranks in (1, 2))
-    assert one.weight_bytes_of_device == one.weight_bytes
-    routed = 48 * 128 * 3 * 2048 * 768 * 2
-    assert two.weight_bytes_of_device == one.weight_bytes - routed // 2
-
-
-def test_published_figures_can_be_asked_for():
-    assert isinstance(Device(model="llama-3-8b", device="h100").cost_model(), MeasuredStep)
-    asked = Device(model="llama-3-8b", device="h100", published=True)
-    assert isinstance(asked.cost_model(), Roofline)
-    assert "asked for" in asked.timed_by()
-    assert "vLLM 0.24" in Device(model="llama-3-8b", device="h100").timed_by()
-
-
-def test_what_lies_outside_of_the_tables_is_said():
-    assert any("LM head" in note and "2 × beyond" in note for note in step_of(roofline()).layers.notes)
-    experts = step_of(roofline("mixtral-8x7b", "h100", degree=2))
-    assert any("experts" in note for note in experts.layers.notes)
-    assert any("differ in length" in note for note in step_of(roofline(device="rtx4090")).layers.notes)
 
 
 def test_kernels_in_a_file_are_those_of_the_device_that_is_asked_for(tmp_path):

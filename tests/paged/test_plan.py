@@ -65,9 +65,9 @@ def test_the_99th_percentile_is_above_a_limit_exactly_when_more_than_the_spared_
 
 
 CROWDED = {
-    "vllm": scenario_of(poisson(201), policy="vllm"),
+    "vllm": scenario_of(poisson(101), policy="vllm"),
     "static": scenario_of(poisson(60), policy="static"),
-    "swapping": scenario_of(poisson(101), host_blocks=60),
+    "swapping": scenario_of(poisson(201), host_blocks=60),
 }
 
 
@@ -229,15 +229,6 @@ def test_with_several_seeds_each_of_them_has_to_meet():
     assert together.best.simulations == 3
 
 
-def test_a_queue_that_only_grows_shows_from_quarter_to_quarter():
-    calm, crowded = (
-        highest_rate(scenario_of(), Targets(ttft_s=limit), tolerance=0.2).best.ttft_by_quarter_s for limit in (0.06, 2)
-    )
-    assert crowded[0] < crowded[1] < crowded[2] < crowded[3]
-    assert crowded[3] > 10 * crowded[0]
-    assert calm[3] < 2 * calm[0]
-
-
 def test_the_same_plans_come_out_of_any_number_of_processes():
     scenarios = [scenario_of(poisson(15), rate=2, policy=policy) for policy in ("paged", "vllm")]
     seen = []
@@ -256,15 +247,6 @@ def test_the_same_plans_come_out_of_any_number_of_processes():
         assert (len(values), values[: tries + 1]) == (2 * (tries + 1), values[tries + 1 :])
         assert sorted(values[:tries]) == [probe.value for probe in plan.probes]
         assert values[tries] is None
-
-
-def test_a_closed_loop_has_a_smallest_memory():
-    load = Load(trace="synthetic:at-once,requests=40,prompt=20,output=10", clients=6)
-    scenario = REPLACE(scenario_of(), load=load)
-    plan = smallest_memory(scenario, Targets(ttft_s=0.1), tolerance=0)
-    assert plan.arrivals_per_s is None
-    assert meets(plan.scenario_at(plan.answer), ttft_s=0.1)
-    assert not meets(plan.scenario_at(plan.missed), ttft_s=0.1)
 
 
 def found(axis, meets):

@@ -1,11 +1,11 @@
-"""What binds a plan is told by plans of their own, and a token budget that nobody named is the best of all."""
+"""The token budget of a plan, and what binds it."""
 
 import math
 
 import msgspec
 import pytest
 
-from paged.study.hardware import budgets
+from paged.study.hardware import Faster, budgets
 from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, plans, what_binds
 
 REPLACE = msgspec.structs.replace
@@ -40,22 +40,6 @@ def test_the_weighed_budget_has_the_best_answer_of_all_budgets(two_replicas):
     assert set(weighed.against) | {plan.scenario.max_tokens_per_step} >= set(budgets(16))
 
 
-def test_a_search_that_begins_with_a_worse_budget_ends_with_the_best():
-    """Without a target between tokens the search begins with what suits the device; long steps serve prompts sooner."""
-    plan = planned("rate", scenario_of(), Targets(ttft_s=0.5), tolerance=0.1)
-    first = planned("rate", scenario_of(max_tokens_per_step=plan.weighed.first), Targets(ttft_s=0.5), tolerance=0.1)
-    assert plan.weighed.limit_s is None
-    assert plan.weighed.first == 512
-    assert plan.answer >= first.answer
-    assert first.weighed is None
-
-
-def test_the_budget_of_a_policy_that_splits_no_prompt_is_not_weighed():
-    plan = planned("rate", scenario_of(policy="tgi"), Targets(ttft_s=5), tolerance=0.5)
-    assert plan.weighed is None
-    assert plan.scenario.max_tokens_per_step == "auto"
-
-
 # Six rows of a token each, 20 ms a step, and requests that come at once.
 CROWD = "synthetic:poisson,rate=20,requests=30,prompt=40,output=12"
 SLOW = Device(formula=StepTime(weights_ms=20, context_us=1, token_us=200))
@@ -80,50 +64,6 @@ def test_what_is_scarce_binds_and_its_effect_is_what_a_plan_with_more_of_it_find
         assert set(binding.not_varied) == {"arithmetic", "bandwidth", "host"}
 
 
-@pytest.mark.parametrize(
-    ("knob", "trace"), [("bandwidth", "prompt=1,output=400"), ("arithmetic", "prompt=4000,output=2")]
-)
-def test_rates_of_the_device_bind_where_nothing_else_is_scarce(knob, trace):
-    load = Load(trace=f"synthetic:poisson,rate=2,requests=12,{trace}")
-    targets = Targets(itl_s=0.012) if knob == "bandwidth" else Targets(ttft_s=1.0)
-    plan = planned("rate", Scenario(load=load, device=ON_A100, max_tokens_per_step=512), targets, tolerance=0.1)
-    (binding,) = what_binds([plan])
-    gains = {effect.knob: effect.gain for effect in binding.effects if effect.knob != "token budget"}
-    assert max(gains, key=gains.get) == knob
-    assert gains["memory"] == gains["rows"] == 1
-
-
-def test_of_two_replicas_the_rates_are_made_twice_as_fast(two_replicas):
-    plan = two_replicas
-    (binding,) = what_binds([plan])
-    assert all(effect.gain == plan.answer / effect.answer for effect in binding.effects)
-    assert binding.tried_at == plan.answer - 1
-    steps = {effect.knob: effect.becomes for effect in binding.effects}
-    assert set(steps) == {"memory", "token budget", "rows", "arithmetic", "bandwidth", "host"}
-    assert steps["arithmetic"] == steps["bandwidth"] == max(1.25, plan.answer / (plan.answer - 1))
-    assert steps["host"] == math.inf
-
-
-def test_where_no_step_helps_nothing_binds_by_itself():
-    """A lone prompt a replica, and a gap that the host alone would exceed."""
-    plan = planned("rate", small(), Targets(ttft_s=0.8))
-    plan = REPLACE(plan, scenario=REPLACE(plan.scenario, device=Device()), answer=1e4)
-    (binding,) = what_binds([plan])
-    assert binding.binds is None
-    assert all(effect.gain == 1 and effect.answer == plan.answer for effect in binding.effects)
-
-
-def test_an_answer_at_the_end_of_its_axis_is_bound_by_nothing():
-    plan = planned(
-        "devices",
-        REPLACE(small(), load=Load(trace="synthetic:poisson,rate=1,requests=4,prompt=8,output=2")),
-        Targets(ttft_s=9),
-    )
-    (binding,) = what_binds([plan])
-    assert plan.answer == 1
-    assert (binding.effects, binding.binds, binding.tried_at) == ((), None, None)
-
-
 def test_where_nothing_meets_the_budget_that_would_is_said():
     """A lone prompt of 2,000 tokens takes 0.4 s in one step, and another request decodes meanwhile."""
     load = Load(trace="synthetic:deterministic,rate=1,requests=6,prompt=2000,output=60")
@@ -140,8 +80,8 @@ def test_where_nothing_meets_the_budget_that_would_is_said():
     assert (binding.binds.knob, binding.binds.gain) == ("arithmetic", math.inf)
 
 
-def test_memory_is_not_varied_where_it_is_sought():
-    plan = planned("memory", small(), Targets(ttft_s=0.8), tolerance=0.05)
-    (binding,) = what_binds([plan])
-    assert binding.not_varied["memory"] == "it is what is sought"
-    assert "memory" not in {effect.knob for effect in binding.effects}
+def test_a_formula_has_no_rates_that_could_be_others():
+    assert not Device().can_be_faster
+    device = Device(model="llama-3-8b", device="a100-80g", faster=Faster(host=2))
+    assert device.can_be_faster
+    assert device.cost_model().roofline.faster == Faster(host=2)

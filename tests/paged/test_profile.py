@@ -9,19 +9,15 @@ from hypothesis import given, strategies as st
 
 from paged import BlockManager
 from paged.errors import InvalidConfig
-from paged.study.hardware import Profile, ProfiledModel, Roofline, StepWork, Tiling, device_named, model_named
+from paged.study.hardware import Profile, ProfiledModel, StepWork, Tiling, model_named
 from paged.study.hardware.least_squares import non_negative_least_squares
 from paged.study.profiling import designed
 from paged.study.report.facts import facts, sentence
 from paged.study.simulator import Device, Load, Scenario, run
 
-from .files_of_others import PRICES  # noqa: TID252
+from .files_of_others import PRICES, TILED  # noqa: TID252
 
 NAMES = PRICES.__struct_fields__[:9]
-TILED = msgspec.structs.replace(
-    PRICES, seconds_per_tile=4e-3, seconds_per_sampling_tile=1e-3, seconds_per_tile_position=3e-5,
-    tiling=Tiling(places=32, piece=64),
-)  # fmt: skip
 
 
 def timed_steps(num_steps=200, profile=PRICES, noise=0.0, seed=0):
@@ -43,26 +39,6 @@ def timed_steps(num_steps=200, profile=PRICES, noise=0.0, seed=0):
     return work, profile.seconds(work) * (1 + noise * random.standard_normal(num_steps))
 
 
-@pytest.mark.parametrize(
-    ("profile", "work", "seconds"),
-    [
-        (
-            PRICES,
-            StepWork(computed_tokens=3, sampled_rows=2, context_tokens=100, attended_pairs=150, moved_tokens=16),
-            2e-3 + 9e-5 + 2e-5 + 2e-6 + 7.5e-7 + 6.4e-6,
-        ),
-        (
-            TILED,
-            StepWork(computed_tokens=33, sampled_rows=1, tiles=2, sampling_tiles=1, tile_context=192),
-            2e-3 + 33 * 3e-5 + 1e-5 + 2 * 4e-3 + 1e-3 + 192 * 3e-5,
-        ),
-        (PRICES, StepWork(computed_tokens=0), 0),
-    ],
-)
-def test_seconds_are_the_sum_of_the_prices(profile, work, seconds):
-    assert profile.seconds(work) == pytest.approx(seconds)
-
-
 def test_a_step_by_itself_takes_to_the_last_bit_what_it_takes_among_others():
     work, seconds = timed_steps(profile=TILED)
     columns = {name: np.broadcast_to(getattr(work, name), 200) for name in work.__struct_fields__}
@@ -72,11 +48,13 @@ def test_a_step_by_itself_takes_to_the_last_bit_what_it_takes_among_others():
 
 
 @pytest.mark.parametrize("truth", [PRICES, TILED], ids=["packed", "in tiles"])
-def test_the_prices_that_steps_were_made_of_are_found(truth):
+def test_the_prices_that_steps_were_made_of_are_found_and_come_back_from_a_file(truth, tmp_path):
     found = Profile.fit(*timed_steps(profile=truth), tiling=truth.tiling, about="made up")
     assert [getattr(found, name) for name in NAMES] == pytest.approx([getattr(truth, name) for name in NAMES], rel=1e-6)
     assert (found.tiling, found.steps, found.held_out.steps, found.about) == (truth.tiling, 150, 50, "made up")
     assert found.held_out.p90 < 1e-6
+    found.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == found
 
 
 def test_the_held_out_error_is_that_of_steps_it_was_not_fitted_to():
@@ -127,49 +105,12 @@ def test_the_fit_is_the_best_of_all_that_have_no_negative_price(seed, columns):
     assert float(((matrix @ found - target) ** 2).sum()) == pytest.approx(best, rel=1e-6, abs=1e-9)
 
 
-def test_a_sum_follows_a_roofline_within_a_tenth_with_the_knee_among_its_steps():
-    truth = Roofline(model=model_named("llama-2-13b"), device=device_named("a100-40g"))
-    work, _ = timed_steps(2000)
-    assert work.computed_tokens.min() < truth.knee_tokens < work.computed_tokens.max()
-    assert Profile.fit(work, truth.seconds(work)).held_out.p90 < 0.1
-
-
 def test_an_amount_that_no_step_has_gets_price_0():
     work, _ = timed_steps()
     still = msgspec.structs.replace(work, moved_tokens=np.zeros(200))
     found = Profile.fit(still, PRICES.seconds(still))
     assert (found.seconds_per_moved_token, found.costs(16).seconds_per_swapped_block) == (0, 0)
     assert found.held_out.p90 < 1e-6
-
-
-def test_costs_are_those_of_a_long_chunk():
-    costs = PRICES.costs(16)
-    assert costs.seconds_per_swapped_block == pytest.approx(16 * 4e-7)
-    chunk = StepWork.of_rows([4096], [4096], sampled_rows=0)
-    assert costs.recompute(0, 4096) == pytest.approx(PRICES.seconds(chunk) - 2e-3, rel=1e-4)
-    tiled = TILED.costs(16)
-    full = StepWork.of_rows([4096], [4096], sampled_rows=0)
-    full = msgspec.structs.replace(full, tiles=128, tile_context=sum(range(32, 4097, 32)))
-    assert tiled.recompute(0, 4096) == pytest.approx(TILED.seconds(full) - 2e-3, rel=0.01)
-    nothing = msgspec.structs.replace(PRICES, seconds_per_computed_token=0.0, seconds_per_context_token=0.0)
-    assert nothing.costs(16).recompute(0, 10) == 0
-
-
-def test_a_saved_profile_comes_back_as_it_was(tmp_path):
-    path = tmp_path / "profile.json"
-    profile = Profile.fit(*timed_steps(noise=0.1), tiling=TILED.tiling, about="two cores")
-    profile.save(path)
-    assert Profile.load(path) == profile
-
-
-def test_a_profile_is_known_by_the_sizes_of_its_model_and_not_by_its_name():
-    shape = model_named("smollm-135m")
-    sizes = {name: getattr(shape, name) for name in ("layers", "heads", "kv_heads", "head_dim", "vocab")}
-    PRICES.must_be_of(shape)
-    msgspec.structs.replace(PRICES, model=ProfiledModel(name="mine", **sizes)).must_be_of(shape)
-    other = msgspec.structs.replace(PRICES, model=ProfiledModel(name="mine", **{**sizes, "layers": 12}))
-    with pytest.raises(InvalidConfig, match="taken of mine, which is no smollm-135m: layers 12, not 30"):
-        other.must_be_of(shape)
 
 
 @given(

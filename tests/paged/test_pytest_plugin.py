@@ -32,52 +32,27 @@ def tested(run_python, tmp_path):
     return call
 
 
-def test_rigs_are_drained_what_is_watched_is_checked_and_examples_are_an_option(tested):
+def test_rigs_are_drained_what_is_watched_is_checked_what_shows_at_the_end_is_an_error_and_its_program_is_saved(
+    tested, tmp_path
+):
+    (tmp_path / "theirs.py").write_text(LOSES)
     status, out = tested(
         """
 import os
 
+import theirs
 from paged import BlockManager, Request
 from paged.testing import EngineRequest, StandInEngine
 from paged.testing.machines import ManagerMachine, num_examples, run_machine
 
 
-def test_rigs(paged_scheduler_rig, paged_manager_rig, paged_engine_rig):
-    rig = paged_scheduler_rig()
-    rig.add(Request(id="a", prompt=[1, 0, 1], max_tokens=2))
-    rig.schedule()
-    other = paged_manager_rig()
-    other.allocate([other.add([0, 1], None)], [2])
-    paged_engine_rig(build=StandInEngine).add(EngineRequest(id="a", prompt=[1, 0]))
-
-
-def test_watched(paged_checked):
-    manager = paged_checked(BlockManager(4, 2))
-    manager.allocate([manager.add([0, 1, 2])], [3])
-
-
-def test_examples():
-    assert num_examples(250) == 7
-    assert os.environ["PAGED_EXAMPLES"] == "7"
-    run_machine(ManagerMachine, few=250, steps=5)
-""",
-        "--paged-examples",
-        "7",
-    )
-    assert (status, "3 passed" in out) == (0, True), out
-
-
-def test_what_only_shows_at_the_end_is_an_error_and_a_rigs_program_is_saved(tested, tmp_path):
-    (tmp_path / "theirs.py").write_text(LOSES)
-    status, out = tested(
-        """
-import theirs
-
-
-def test_rig(paged_manager_rig):
-    rig = paged_manager_rig(build=theirs.build)
+def use(rig):
     rig.allocate([rig.add([0, 1, 2], None)], [3])
     rig.confirm()
+
+
+def watch(manager):
+    manager.allocate([manager.add([0, 1, 2])], [3])
 
 
 class Theirs(theirs.BlockManager):
@@ -85,15 +60,38 @@ class Theirs(theirs.BlockManager):
         return [*super().check(), "2: a block too many"]
 
 
+def test_rigs(paged_scheduler_rig, paged_manager_rig, paged_engine_rig):
+    rig = paged_scheduler_rig()
+    rig.add(Request(id="a", prompt=[1, 0, 1], max_tokens=2))
+    rig.schedule()
+    use(paged_manager_rig())
+    paged_engine_rig(build=StandInEngine).add(EngineRequest(id="a", prompt=[1, 0]))
+
+
 def test_watched(paged_checked):
-    manager = paged_checked(Theirs(4, 2))
-    manager.allocate([manager.add([0, 1, 2])], [3])
+    watch(paged_checked(BlockManager(4, 2)))
+
+
+def test_examples():
+    assert num_examples(250) == 7
+    assert os.environ["PAGED_EXAMPLES"] == "7"
+    run_machine(ManagerMachine, few=250, steps=5)
+
+
+def test_broken_rig(paged_manager_rig):
+    use(paged_manager_rig(build=theirs.build))
+
+
+def test_broken_watched(paged_checked):
+    watch(paged_checked(Theirs(4, 2)))
 """,
+        "--paged-examples",
+        "7",
         "--paged-failures",
         "found",
     )
     assert status == 1
-    assert "2 passed, 2 errors" in out
+    assert "5 passed, 2 errors" in out, out
     assert "rig = ManagerRig(ManagerWorld(" in out
     assert "paged check replay found" in out
     assert "Theirs: 2: a block too many" in out

@@ -146,7 +146,7 @@ def test_codes_are_not_quantised_again(draft, tmp_path):
         write_quantised(tmp_path / "out", tmp_path / "again", weights="int4")
 
 
-def test_the_command_reports_bytes_errors_and_losses(document, draft, tmp_path):
+def test_the_command_reports_bytes_errors_losses_and_what_stays_floats(document, printed, draft, tmp_path):
     text = tmp_path / "text"
     text.write_text("The with statement is used to wrap the execution of a block with methods.")
     found = document("quantise", draft, "--out", tmp_path / "out", "--weights", "int8", "--text", text)
@@ -156,22 +156,13 @@ def test_the_command_reports_bytes_errors_and_losses(document, draft, tmp_path):
     assert found["loss_after"] != found["loss_before"]
     # Of each of 3 layers two norms, of 64 float16.
     assert found["bytes_not_linear"] == 3 * 2 * 64 * 2
+    said = printed("quantise", draft, "--out", tmp_path / "other")
+    assert re.search(r"floats in layers: 768 bytes of no linear layer \(norms, experts\): 0% of what is written", said)
 
 
-def test_the_command_says_what_stays_floats(printed, draft, tmp_path):
-    out = printed("quantise", draft, "--out", tmp_path / "out")
-    assert re.search(r"floats in layers: 768 bytes of no linear layer \(norms, experts\): 0% of what is written", out)
-
-
-def test_the_command_finds_too_short_a_text_before_it_writes(paged, draft, tmp_path):
-    (tmp_path / "text").write_text("")
-    arguments = ("quantise", draft, "--out", tmp_path / "out", "--text", tmp_path / "text")
-    status, out, error = paged(*arguments)
-    assert (status, out) == (2, "") and "at least 2 are needed" in error
-    assert not (tmp_path / "out").exists()
-    # What is asked of the folder is refused before the text is read.
-    (tmp_path / "out").mkdir()
-    assert "is there already" in paged(*arguments)[2]
+def test_text_is_read_by_a_tokenizer_alone():
+    with pytest.raises(UnsupportedModel, match="has no tokenizer"):
+        pieces_of(load_model(draft_path()), ["text"])
 
 
 def test_accuracy_compares_each_way_with_floats(document, draft, tmp_path):
@@ -194,18 +185,3 @@ def test_differences_are_counted_by_hand():
     assert (told.loss, told.change, told.differing, told.mean_error) == (1.25, 0.25, 0.5, 0.25)
     assert told.differing_where_sure == pytest.approx(1 / 3) and told.sure == 0.75
     assert told.p99_error == pytest.approx(0.97)
-
-
-def test_text_that_cannot_be_read_is_refused(paged, draft, tmp_path):
-    (tmp_path / "bytes").write_bytes(b"abc\xff")
-    (tmp_path / "empty").write_text("")
-    for arguments, message in (
-        (("--text", tmp_path / "bytes"), "is not UTF-8: invalid start byte at byte 3"),
-        (("--text", tmp_path / "empty"), "the text has 1 tokens; at least 2 are needed"),
-    ):
-        status, out, error = paged("accuracy", draft, *arguments)
-        assert (status, out) == (2, "") and message in error, arguments
-    shutil.rmtree(tmp_path / "draft")
-    shutil.copytree(draft_path(), tmp_path / "draft")
-    with pytest.raises(UnsupportedModel, match="has no tokenizer"):
-        pieces_of(load_model(draft), ["text"])

@@ -28,39 +28,20 @@ from paged.model.layer_plan import Layers, Part, plan_layers
 from paged.model.model_shape import Mixers
 from paged.sampling import seed_of
 from paged.serving.kv_config import KvEventsConfig
-from paged.study import tgi
-from paged.study.hardware import (
-    Faster,
-    ModelShape,
-    Profile,
-    Roofline,
-    StepWork,
-    Tiling,
-    capacity_of,
-    device_named,
-    model_named,
-)
+from paged.study import hardware, simulator, tgi, traces
+from paged.study.hardware import Roofline, StepWork, device_named, model_named
 from paged.study.hardware.device import Link, link_of
 from paged.study.profiling import designed
-from paged.study.simulator import (
-    Device,
-    Load,
-    Routing,
-    Scenario,
-    SessionRun,
-    Simulation,
-    StepTime,
-    Targets,
-    Tiers,
-    engine_named,
-    plans,
-)
+from paged.study.simulator import Device, Load, Scenario, SessionRun, Targets, Tiers, plans
 from paged.study.simulator.stretch import skip, steady_steps
-from paged.study.traces import Begun, LogNormal, Trace, open_sessions, open_trace, superposed, synthetic
+from paged.study.traces import Begun, Trace, open_sessions
 from paged.testing.snapshots import snapshot
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
 from .files_of_others import TINY  # noqa: TID252
+
+OFFERED = {name: getattr(room, name) for room in (hardware, simulator, traces) for name in room.__all__}
+"""What these packages offer. Calls say `Device` of a simulation's."""
 
 
 def roofline(model="llama-2-13b", device="a100-40g", **options):
@@ -160,4 +141,4 @@ def planned(find="rate", *, policy="paged", device=FORMULA, load="azure", client
 def test_a_call_that_makes_no_sense_is_refused_with_the_reason(monkeypatch, call, shown):
     # A plan is refused before anything is simulated.
     monkeypatch.setattr(Scenario, "simulation", None)
-    assert_refused(call, shown, globals())
+    assert_refused(call, shown, OFFERED | globals())

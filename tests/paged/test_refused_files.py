@@ -10,9 +10,10 @@ import pytest
 
 from paged import EngineConfig, PagedError
 from paged.serving.settings import read_settings
-from paged.study.hardware import Profile, device_named, model_named
+from paged.study.hardware import Profile, Roofline, device_named, model_named
 from paged.study.hardware.kernels import KernelTables, fit_folder, kernels_named
 from paged.study.hardware.kernels.layer_measurements import read_layers
+from paged.study.hardware.measured import layers_in
 from paged.study.report import writable
 from paged.study.simulator import Asked, closed_loops, read_run, validated
 from paged.study.traces import read_sessions, read_trace

@@ -172,23 +172,6 @@ def test_masks_do_not_grow_with_what_was_cleared():
     assert index._masks[DEVICE][7] < 1 << 10
 
 
-def test_a_host_tier_counts_behind_the_device():
-    index = index_of("a")
-    index.store("a", FOUR[:1])
-    index.store("a", FOUR[:3], HOST)
-    assert index.depths(FOUR) == {"a": 3}
-    index.drop("a", FOUR[:1], DEVICE)
-    assert index.depths(FOUR) == {"a": 3}
-
-
-def test_what_was_never_stored_can_be_dropped():
-    index = index_of("a", "b")
-    index.store("a", FOUR)
-    index.drop("b", FOUR)
-    index.drop("b", FOUR, RESTART)
-    assert index.depths(FOUR) == {"a": 4}
-
-
 def test_replicas_are_named_once_and_known():
     index = index_of("a")
     with pytest.raises(InvalidConfig, match="'a' already"):
@@ -196,24 +179,3 @@ def test_replicas_are_named_once_and_known():
     for call in (index.clear, index.remove, lambda name: index.store(name, [1]), lambda name: index.drop(name, [1])):
         with pytest.raises(UnknownReplica, match='unknown replica "z"; known are a'):
             call("z")
-
-
-def test_a_restart_point_behind_blocks_that_are_not_there_is_none():
-    index = ReplicaIndex()
-    index.add("a", restart_points=True)
-    index.store("a", FOUR[:2])
-    assert index.depths(FOUR) == {}
-    index.store("a", FOUR[2:3], RESTART)
-    assert index.depths(FOUR) == {}
-    index.store("a", FOUR[:1], RESTART)
-    assert index.depths(FOUR) == {"a": 1}
-    index.drop("a", FOUR[:1], RESTART)
-    assert index.depths(FOUR) == {}
-
-
-def test_the_deepest_of_some_blocks_counts_whatever_a_replica_has_before():
-    index = index_of("a", "b", "c")
-    index.store("a", FOUR[1:3])
-    index.store("b", FOUR[:1])
-    assert index.deepest(FOUR) == {"a": 3, "b": 1}
-    assert index.deepest(FOUR[:1]) == {"b": 1}

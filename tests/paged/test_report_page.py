@@ -11,7 +11,7 @@ import pytest
 
 from paged.errors import InvalidConfig, MissingExtra
 from paged.study.report import write_html, write_plan_html, write_sessions_html, write_validation_html
-from paged.study.report.comparisons import cumulative, preemptions, under_load
+from paged.study.report.comparisons import preemptions, under_load
 from paged.study.report.drawing import count_axis
 from paged.study.report.naming import by_setting, named
 from paged.study.report.over_time import averaged, edges_of, memory_parts
@@ -176,17 +176,6 @@ def test_a_long_timeline_keeps_its_integral_over_time():
     assert np.isclose((shown[:150] * np.diff(edges)[:150]).sum(), (values * overlap).sum(), rtol=1e-12)
 
 
-def test_a_short_timeline_is_shown_entry_by_entry_with_nothing_between_them_or_what_was_there():
-    end_s, seconds, values = np.array([1.0, 3.0, 10.0]), np.array([1.0, 2.0, 1.0]), np.array([5.0, 7.0, 9.0])
-    edges = edges_of(end_s, seconds, 100)
-    assert edges.tolist() == [0, 1, 3, 9, 10]
-    assert averaged(edges, end_s, seconds, values).tolist() == [5, 7, 0, 9]
-    assert averaged(edges, end_s, seconds, values, keeps=True).tolist() == [5, 7, 7, 9]
-    # A start that rounding moved away from the end before makes no interval.
-    end_s = np.array([0.1, 0.1 + 0.2])
-    assert edges_of(end_s, np.array([0.1, 0.2 - 1e-12]), 100).tolist() == [0, 0.1, 0.1 + 0.2]
-
-
 def test_parts_of_memory_add_up_to_the_pool_and_keep_the_mean_of_filled_slots(outcomes):
     for outcome in outcomes:
         columns = outcome.timeline
@@ -197,15 +186,6 @@ def test_parts_of_memory_add_up_to_the_pool_and_keep_the_mean_of_filled_slots(ou
         total = (columns["filled"] * columns["seconds"]).sum()
         assert np.isclose((parts["tokens"] * np.diff(edges)).sum(), total)
         assert np.isclose(total / outcome.result.busy_s / (48 * 8), outcome.result.memory.of_pool)
-
-
-def test_a_distribution_ends_at_one_and_leaves_out_who_has_no_figure():
-    seconds, shares = cumulative(np.array([3.0, np.nan, 1.0, 0.0, 2.0]))
-    assert (seconds.tolist(), shares.tolist()) == ([1, 2, 3], [0.5, 0.75, 1])
-    seconds, shares = cumulative(np.arange(1, 10_001) / 10)
-    assert (len(seconds) < 600) and (seconds[-100:] == np.arange(9901, 10_001) / 10).all()
-    assert np.allclose(shares, seconds / 1000)
-    assert [len(column) for column in cumulative(np.array([np.nan]))] == [0, 0]
 
 
 def test_a_setting_is_what_tells_the_runs_of_one_policy_apart_and_a_policy_has_one_colour(outcomes):

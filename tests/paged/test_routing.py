@@ -8,6 +8,8 @@ from paged.engine.replica_index import prompt_keys
 from paged.engine.routing import Prompt, ReplicaLoad, Router, RoutingRules
 from paged.errors import InvalidConfig, UnknownReplica
 
+from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: F401, TID252
+
 TOKENS = list(range(1600))
 
 
@@ -21,26 +23,6 @@ def router_of(*replicas, name="", seed=0, **rules):
         router.add(replica)
         router.report(replica, ReplicaLoad(token_s=0.001), 0.0)
     return router
-
-
-def test_a_request_goes_where_its_prompt_is_cached_until_the_wait_costs_more():
-    router = router_of("a", "b", spared=0.0)
-    router.index.store("b", prompt().keys[:50])
-    chosen = []
-    for wait in (0.0, 0.7, 0.9):
-        router.report("b", ReplicaLoad(token_s=0.001, begin_s=wait), 0.0)
-        chosen.append(router.choose(prompt(), 0.0).replicas[0])
-    assert chosen == ["b", "b", "a"]
-
-
-def test_computing_that_is_spared_counts_for_others_up_to_the_bound():
-    router = router_of("a", "b", spared=1.0, bound_times=1.0, bound_s=0.5)
-    router.index.store("b", prompt().keys[:50])
-    for wait, best in ((1.2, "b"), (1.4, "a")):
-        router.report("b", ReplicaLoad(token_s=0.001, begin_s=wait), 0.0)
-        choice = router.choose(prompt(), 0.0)
-        assert choice.replicas[0] == best
-    assert choice.expected_s == pytest.approx(1.6) and choice.depth == 0
 
 
 def test_computing_counts_more_where_much_was_computed_lately_as_it_evicts():
@@ -133,51 +115,6 @@ def test_routers_that_tell_one_another_spread_a_burst():
     assert [sent.count(name) for name in "abcd"] == [10] * 4
 
 
-def test_routers_that_do_not_tell_one_another_do_not_all_choose_the_same():
-    num, names = 16, [str(number) for number in range(16)]
-    first = [
-        router_of(*names, name=str(seed), seed=seed, num_untold=num - 1).choose(prompt(), 0.0).replicas[0]
-        for seed in range(num)
-    ]
-    assert max(first.count(name) for name in names) <= 4
-
-
-def test_a_tenant_waits_for_as_much_of_others_as_it_has_itself():
-    router = router_of("a", "b", spared=0.0)
-    queued = {"many": 10_000, "few": 0}
-    router.report("a", ReplicaLoad(token_s=0.001, begin_s=10.0, queued=queued, is_fair=True), 0.0)
-    router.report("b", ReplicaLoad(token_s=0.001, begin_s=2.0), 0.0)
-    short = TOKENS[:160]
-    assert router.choose(prompt("1", short, "few"), 0.0).replicas[0] == "a"
-    assert router.choose(prompt("2", short, "many"), 0.0).replicas[0] == "b"
-
-
-def test_replicas_that_are_full_come_last():
-    router = router_of("a", "b", "c")
-    router.report("a", ReplicaLoad(token_s=0.001, is_full=True), 0.0)
-    router.report("c", ReplicaLoad(token_s=0.001, begin_s=9.0), 0.0)
-    assert router.choose(prompt(), 0.0).replicas == ["b", "c", "a"]
-
-
-def test_tokens_on_the_host_count_as_those_on_the_device():
-    router = router_of("a", "b", spared=0.0)
-    router.index.store("a", prompt().keys[:20])
-    router.index.store("b", prompt().keys[:60], 1)
-    assert router.choose(prompt(), 0.0).replicas == ["b", "a"]
-
-
-def test_a_wait_that_was_reported_grows_shorter_with_time():
-    router = router_of("a")
-    router.report("a", ReplicaLoad(token_s=0.001, begin_s=2.0), 10.0)
-    assert [router.choose(prompt(), now).expected_s for now in (10.0, 11.0, 13.0)] == pytest.approx([3.6, 2.6, 1.6])
-
-
-def test_a_replica_that_never_reports_again_is_not_avoided_for_ever():
-    router = router_of("a", lapse_s=5.0)
-    router.routed(prompt("1"), "a", 0.0)
-    assert router.choose(prompt("2", TOKENS[::-1]), 6.0).expected_s == pytest.approx(1.6)
-
-
 def test_a_replica_that_went_is_not_chosen_and_its_requests_are_forgotten():
     router = router_of("a", "b")
     router.routed(prompt("1"), "a", 0.0)
@@ -195,14 +132,6 @@ def test_a_replica_that_went_is_not_chosen_and_its_requests_are_forgotten():
 def test_rules_are_finite_and_not_negative(value):
     with pytest.raises(InvalidConfig, match=f"bound_s is {value}"):
         Router(16, RoutingRules(bound_s=value), draw=Random(0).random)
-
-
-def test_a_depth_that_was_chosen_by_is_what_is_not_reserved():
-    router = router_of("a")
-    router.index.store("a", prompt().keys)
-    choice = router.choose(prompt(), 0.0)
-    assert router.routed(prompt(), "a", 0.0, choice.depth).tokens == 1600 - 99 * 16
-    assert choice.depth == 99
 
 
 @pytest.mark.parametrize("goes_elsewhere", [True, False])
@@ -232,28 +161,32 @@ def test_what_another_router_sent_counts_once_however_often_it_is_told():
     assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(3.2)
 
 
-def test_routers_that_do_not_tell_one_another_draw_where_one_request_makes_the_difference():
-    chosen = set()
-    for seed in range(20):
-        router = router_of("a", "b", "c", seed=seed, num_untold=3)
-        router.report("b", ReplicaLoad(token_s=0.001, begin_s=0.5), 0.0)
-        router.report("c", ReplicaLoad(token_s=0.001, begin_s=3.0), 0.0)
-        chosen.add(router.choose(prompt(), 0.0).replicas[0])
-    assert chosen == {"a", "b"}
+FAIR = ReplicaLoad(token_s=0.001, begin_s=10.0, queued={"many": 10_000, "few": 0}, is_fair=True)
+RECEIVED = ReplicaLoad(token_s=0.001, received={"": 1})
 
 
-def test_what_is_on_the_host_and_was_sent_counts_once():
-    router = router_of("a")
-    router.index.store("a", prompt().keys[:98], 1)
-    router.routed(prompt("1"), "a", 0.0)
-    router.report("a", ReplicaLoad(token_s=0.001, received={"": 1}), 0.0)
-    assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(0.001 * (1600 - 98 * 16))
+def made(names="ab", *, cached=(), on_host=(), sent="", by_depth=False, waits=(), at=0.0, **rules):
+    """A router of these replicas: what they have of the prompt, where it was sent, and what they report then."""
+    router = router_of(*names, **rules)
+    for tier, blocks in enumerate((cached, on_host)):
+        for name, count in dict(blocks).items():
+            router.index.store(name, prompt().keys[:count], tier)
+    for name in sent:
+        router.routed(prompt("1"), name, 0.0, *([router.choose(prompt("1"), 0.0).depth] if by_depth else []))
+    for name, wait in dict(waits).items():
+        load = wait if isinstance(wait, ReplicaLoad) else ReplicaLoad(token_s=0.001, begin_s=wait)
+        router.report(name, load, at)
+    return router
 
 
-def test_what_was_sent_is_noted_from_what_was_cached_on():
-    router = router_of("a")
-    router.index.store("a", prompt().keys[:50])
-    router.routed(prompt("1"), "a", 0.0, router.choose(prompt("1"), 0.0).depth)
-    router.report("a", ReplicaLoad(token_s=0.001, received={"": 1}), 0.0)
-    assert router.choose(prompt("2"), 0.0).expected_s == pytest.approx(0.001 * (1600 - 64 * 16))
-    assert router.choose(prompt("3", TOKENS[:1000]), 0.0).expected_s == pytest.approx(0.001 * (1000 - 50 * 16))
+def choice(router, request=None, now=0.0):
+    return router.choose(request or prompt("2"), now)
+
+
+def order(router, request=None):
+    return "".join(choice(router, request).replicas)
+
+
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("routing.txt"))
+def test_a_choice_is_what_it_is_by_hand(call, by_hand):
+    assert_by_hand(call, by_hand, globals())

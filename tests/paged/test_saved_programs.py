@@ -98,23 +98,13 @@ def test_a_program_of_a_manager_comes_back_as_it_was(namespace, tmp_path):
     assert rerun(saved) is None
 
 
-def test_every_field_of_a_request_comes_back(tmp_path):
-    request = Request(
-        id="r0", prompt=[1, 0], max_tokens=3, stop_token_ids=(1,), priority=-1, salt="a", extra_key=(1, b"x", "y")
-    )
+def test_every_field_of_a_request_and_of_a_hint_comes_back(tmp_path):
+    fields = {"max_tokens": 3, "stop_token_ids": (1,), "priority": -1, "salt": "a", "extra_key": (1, b"x", "y")}
     rig = SchedulerRig(random_world(random.Random(0)))
-    rig.calls.append(("add", (request,)))
-    assert load(save(broken(rig.program), tmp_path)).program.calls == (("add", (request,)),)
-
-
-def test_every_field_of_a_hint_comes_back(tmp_path):
-    hints = (
-        Hint(action="pin", tokens=[1, 0], extra_key=("a", 1), lasts=3.0, tenant="t"),
-        Hint(action="end", session="s"),
-    )
-    rig = SchedulerRig(random_world(random.Random(0)))
-    rig.calls += [("hint", (hint,)) for hint in hints]
-    assert [call[1][0] for call in load(save(broken(rig.program), tmp_path)).program.calls] == [*hints]
+    rig.calls.append(("add", (Request(id="r0", prompt=[1, 0], **fields),)))
+    rig.calls.append(("hint", (Hint(action="pin", tokens=[1, 0], extra_key=("a", 1), lasts=3.0, tenant="t"),)))
+    rig.calls.append(("hint", (Hint(action="end", session="s"),)))
+    assert load(save(broken(rig.program), tmp_path)).program.calls == tuple(rig.calls)
 
 
 def test_what_a_machine_finds_is_saved_and_says_how_to_run_it_again(theirs, failing, tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
 """Recorded sessions: how they are read, and what becomes of them on the real scheduler, in worlds that can be counted by hand."""
+# ruff: noqa: F401  # the calls of the file take them from here
 
 import json
 import random
@@ -6,13 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from paged.errors import InvalidConfig, TraceError
 from paged.study.report import write_sessions_html
 from paged.study.report.sessions_page import plot_of
 from paged.study.simulator import Device, SessionRun, StepTime, Tiers
 from paged.study.simulator.session_orders import blocks_if_all_kept, blocks_offline
 from paged.study.simulator.sessions import KEEPS
 from paged.study.traces import Begun, draw_sessions, open_sessions, read_sessions
+
+from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: TID252
 
 SECOND_A_TOKEN = StepTime(weights_ms=0.0, context_us=0.0, token_us=1e6, swap_us=0.0)
 
@@ -85,136 +87,11 @@ def test_the_sessions_that_ship_share_most_of_their_prompts():
     assert sum(len(session.lines) > 1 for session in sessions) == 1
 
 
-def test_blocks_of_two_sizes_are_refused(tmp_path):
-    path = tmp_path / "sessions.jsonl"
-    lines = [{"id": "a", "block_size": size, "requests": [request(0, [[0, 1]], tokens=99)]} for size in (4, 8)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(
-        TraceError, match="line 2, column block_size: blocks of 8 tokens, but of 4 in the sessions above"
-    ):
-        read_sessions(path)
-
-
-def test_more_sessions_than_there_are_cannot_be_drawn(sessions_of):
-    with pytest.raises(InvalidConfig, match="3 sessions were asked for; the file has 1"):
-        draw_sessions(sessions_of(turns_at(0)), 3, random.Random(0), spread_s=1)
-
-
 def test_what_is_drawn_depends_on_the_seed_alone(sessions_of):
     sessions = sessions_of(*[turns_at(0)] * 9)
     first, again, other = (draw_sessions(sessions, 4, random.Random(seed), spread_s=60) for seed in (1, 1, 2))
     assert [each.begins_s for each in first] == [each.begins_s for each in again]
     assert [each.begins_s for each in first] != [each.begins_s for each in other]
-
-
-@pytest.mark.parametrize("keeps", KEEPS)
-def test_within_the_bounds_a_memory_that_holds_all_hits_what_was_seen(begun_of, keeps):
-    found = SessionRun(
-        begun_of({0: turns_at(0, 5, 9), 1: turns_at(0, 7)}), Tiers(device_blocks=20), None, keeps=keeps
-    ).run()
-    # 5 prompts of 3 blocks; the first of each session misses.
-    assert (found.prompt_blocks, found.hit, found.kept, found.offline) == (15, 9 / 15, 9 / 15, 9 / 15)
-    assert found.computed_twice == 0
-
-
-def test_use_alone_forgets_the_session_that_comes_next(begun_of):
-    # A memory of 7 blocks, and a prompt wants 4: three sessions in turn are one too many.
-    begun = begun_of({at: turns_at(0, 10, 20) for at in (0, 1, 2)})
-    found = SessionRun(begun, Tiers(device_blocks=7), None, keeps="lru").run()
-    assert found.hit == 0
-    assert found.computed_twice == 6 * 3 * 4
-    assert found.kept == 18 / 27
-    # Offline the third session is cut to a block each time, and the others hit whole: 3 + 3 + 1, twice.
-    assert found.offline == 14 / 27
-
-
-def test_what_an_ended_session_left_goes_first_where_a_hint_says_so(begun_of):
-    # "long" is there first and comes back last; between them "once" ends, and three more blocks are needed.
-    begun = begun_of({0: turns_at(0, 30), 1: turns_at(0), 2: turns_at(0)})
-    lru, hints = (SessionRun(begun, Tiers(device_blocks=8), None, keeps=keeps).run().hit for keeps in ("lru", "hints"))
-    assert (lru, hints) == (1 / 12, 3 / 12)
-
-
-def test_a_prompt_that_the_device_cannot_hold_is_shortened_and_its_end_counts_as_missed(begun_of):
-    begun = begun_of({0: [request(0, [[0, 9]]), request(5, [[0, 9]])]})
-    found = SessionRun(begun, Tiers(device_blocks=6), None, keeps="lru").run()
-    assert (found.shortened, found.prompt_blocks) == (2, 18)
-    assert found.hit == found.reachable == 4 / 18
-    assert found.kept == 9 / 18
-
-
-def test_what_left_the_device_hits_on_the_host(begun_of):
-    begun = begun_of({at: turns_at(0, 10, 20) for at in (0, 1, 2)})
-    found = SessionRun(begun, Tiers(device_blocks=8, host_blocks=12), None, keeps="lru").run()
-    assert (found.device + found.host, found.disk) == (18 / 27, 0)
-    assert found.host > 0
-
-
-def test_what_memory_forgot_hits_on_the_disk_as_far_as_that_has_room(begun_of):
-    begun = begun_of({at: turns_at(0, 10, 20) for at in (0, 1, 2)})
-    all_of_it, less = (
-        SessionRun(begun, Tiers(device_blocks=7, disk_blocks=disk), None, keeps="lru").run() for disk in (9, 8)
-    )
-    assert (all_of_it.device, all_of_it.disk, all_of_it.computed_twice) == (0, 18 / 27, 0)
-    assert 0 < less.disk < 18 / 27
-
-
-@pytest.mark.parametrize(("longest", "pause"), [(1800.0, 4), (0.5, 0.5)])
-def test_a_turn_begins_its_pause_which_may_be_cut_when_the_last_one_has_ended(begun_of, longest, pause):
-    # 13 tokens take 13 s. The next turn comes 4 s after them, and computes the one token behind its three blocks.
-    begun = begun_of({2: [request(0, [[0, 3]]), request(5, [[0, 3]], think=4.0)]})
-    run = SessionRun(begun, Tiers(device_blocks=20), SECOND_A_TOKEN, keeps="lru", longest_pause_s=longest)
-    assert run.run().makespan_s == 2 + 13 + pause + 1
-    assert run.ttft_of_each().tolist() == [13.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("after", "ttft", "makespan"),
-    [
-        # The parent's turn ends at 5 s. Its agent begins 2 s later, its own next turn 1 s later.
-        ([agent(3, request(0, [[5, 6]])), request(2, [[0, 1]], think=1.0)], [5.0, 1.0, 5.0], 12.0),
-        # The agent has no turn of its own; its own agent begins at 5 + 2 + 2 s, and computes 9 tokens.
-        ([agent(3, agent(2, request(0, [[5, 7]])))], [5.0, 9.0], 18.0),
-        # The agent begins at 7 s, and its agent at 9 s, while that computes 5 tokens.
-        ([agent(3, agent(2, request(0, [[7, 8]])), request(0, [[5, 6]]))], [5.0, 5.0, 8.0], 17.0),
-    ],
-)
-def test_agents_run_beside_their_parents_and_begin_after_the_pauses_of_all(begun_of, after, ttft, makespan):
-    begun = begun_of({0: [request(0, [[0, 1]]), *after]})
-    run = SessionRun(begun, Tiers(device_blocks=20), SECOND_A_TOKEN)
-    found = run.run()
-    assert (found.turns, run.ttft_of_each().tolist(), found.makespan_s) == (len(ttft), ttft, makespan)
-
-
-@pytest.mark.parametrize(("bytes_per_s", "disk", "waits"), [(24.0, 2 / 9, 0.25 + 8 / 24 + 1.0), (0.5, 0, 9.0)])
-def test_the_disk_takes_its_latency_and_its_bytes_and_is_not_read_where_computing_is_faster(
-    begun_of, bytes_per_s, disk, waits
-):
-    # The other session leaves one block of three on the device. Two blocks of 4 tokens of 1 byte at 24 bytes/s, and 0.25 s before them.
-    begun = begun_of({0: [request(0, [[0, 3]]), request(90, [[0, 3]], think=90.0)], 20: turns_at(0)})
-    tiers = Tiers(device_blocks=5, disk_blocks=9, disk_latency_s=0.25, disk_bytes_per_s=bytes_per_s)
-    run = SessionRun(begun, tiers, SECOND_A_TOKEN, keeps="lru", token_bytes=1)
-    found = run.run()
-    assert (found.device, found.disk) == (1 / 9, disk)
-    assert run.ttft_of_each() == pytest.approx([13.0, waits, 13.0])
-
-
-def test_what_waits_at_the_end_counts_for_as_long_as_it_has(begun_of):
-    begun = begun_of({0: turns_at(0), 1: turns_at(0)})
-    run = SessionRun(begun, Tiers(device_blocks=6), SECOND_A_TOKEN, keeps="lru", until_s=10.0)
-    found = run.run()
-    assert (found.turns, run.ttft_of_each().tolist()) == (1, [13.0, 12.0])
-
-
-def test_who_finds_most_cached_may_come_first(begun_of):
-    # Two sessions, of which the device holds one. In order of arrival each turn evicts the other's.
-    turns = [request(5 * n, [[0, 3]], think=0.0) for n in range(3)]
-    begun = begun_of({0: turns, 1: turns})
-    found = {
-        policy: SessionRun(begun, Tiers(device_blocks=6), SECOND_A_TOKEN, keeps="lru", policy=policy).run()
-        for policy in ("paged", "paged-cached")
-    }
-    assert found["paged"].hit < found["paged-cached"].hit
 
 
 @pytest.mark.parametrize("keeps", ["lru", "hints"])
@@ -239,12 +116,25 @@ def test_the_page_of_a_run_draws_what_hit_and_when_the_first_tokens_came(begun_o
     assert names[SECOND_A_TOKEN] == [*names[None], "TTFT, hints"]
 
 
-def test_everything_kept_hits_up_to_the_first_block_that_is_new():
-    prompts = [(0, np.array([1, 2, 3])), (0, np.array([1, 9, 3])), (0, np.array([1, 2, 3]))]
-    assert blocks_if_all_kept(prompts, 10) == 0 + 1 + 3
+IN_TURN = {at: turns_at(0, 10, 20) for at in (0, 1, 2)}
+PAUSED = [request(0, [[0, 3]]), request(5, [[0, 3]], think=4.0)]
+LONG_PAUSE = {0: [request(0, [[0, 3]]), request(90, [[0, 3]], think=90.0)], 20: turns_at(0)}
+CLOSE = [request(5 * n, [[0, 3]], think=0.0) for n in range(3)]
+A, B = np.array([1, 2, 3]), np.array([4, 5, 6])
 
 
-def test_the_offline_order_cuts_the_session_that_comes_last():
-    a, b = np.array([1, 2, 3]), np.array([4, 5, 6])
-    # 4 blocks. After the first b, one of a stays, as b comes first; after the second b all of a's three would miss but one.
-    assert blocks_offline([(0, a), (1, b), (1, b), (0, a)], 4) == 0 + 0 + 3 + 1
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("sessions.txt"))
+def test_what_becomes_of_sessions_is_what_it_is_by_hand(begun_of, call, by_hand):
+    def run_of(requests, step, options):
+        tiers = {name: options.pop(name) for name in Tiers.__struct_fields__ if name in options}
+        return SessionRun(begun_of(requests), Tiers(**tiers), step, **options)
+
+    def ran(requests, step=None, **options):
+        return run_of(requests, step, options).run()
+
+    def timed(requests, **options):
+        run = run_of(requests, SECOND_A_TOKEN, options)
+        found = run.run()
+        return run.ttft_of_each().tolist(), found.makespan_s
+
+    assert_by_hand(call, by_hand, globals() | {"ran": ran, "timed": timed})

@@ -1,7 +1,6 @@
 """Commands that a signal ends: the short form of `make signals`, and what each says of that which it had finished."""
 
 import importlib.util
-import itertools
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from paged.base import uninterrupted
 from paged.cli import signals
-from paged.study.simulator import driver, study, workers
+from paged.study.simulator import workers
 from paged.study.simulator.workers import _Worker, processes
 
 TOOL = Path(__file__).parents[2] / "tools" / "try_signals.py"
@@ -51,37 +50,6 @@ def test_a_command_is_gone_and_leaves_nothing_half_done(tmp_path, name, number, 
     command = try_signals.COMMANDS[name]
     ran = try_signals.ran(command, tmp_path, number, after_s, to_all=number == signal.SIGINT, limit_s=LIMIT_S)
     assert ran.wrong == [], ran.said
-
-
-def test_an_interrupted_study_prints_what_had_ended_and_writes_no_file(paged, monkeypatch, tmp_path):
-    run, num_run = study.run, itertools.count(1)
-
-    def second_is_interrupted(scenario, check=False):
-        if next(num_run) == 2:
-            raise KeyboardInterrupt
-        return run(scenario, check=check)
-
-    monkeypatch.setattr(study, "run", second_is_interrupted)
-    asked = ["simulate", "azure", "--limit", 40, "--blocks", 2000, "--jobs", 1, "--csv", tmp_path / "out.csv"]
-    status, said, errors = paged(*asked, "--policy", "paged,vllm")
-    assert (status, errors) == (130, "paged: interrupted; 1 of 2 simulations had ended\n")
-    assert "paged" in said and "vllm" not in said
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_plan_that_is_interrupted_prints_what_it_had_tried(paged, monkeypatch):
-    tried, num_tried = driver.tried, itertools.count(1)
-
-    def third_is_interrupted(trial):
-        if next(num_tried) == 3:
-            raise KeyboardInterrupt
-        return tried(trial)
-
-    monkeypatch.setattr(driver, "tried", third_is_interrupted)
-    search = ["plan", "azure", "--limit", 40, "--blocks", 2000, "--find", "rate", "--ttft", 10, "--jobs", 1]
-    status, said, errors = paged(*search)
-    assert (status, said.count(" met ")) == (130, 2)
-    assert "2 values had been tried, and there is no answer" in errors
 
 
 def test_workers_of_a_study_end_with_a_program_that_is_killed():
@@ -314,24 +282,6 @@ def test_a_command_that_has_ended_waits_for_no_library():
     program = "import atexit, time; from paged.cli import signals; atexit.register(time.sleep, 60); print(1); signals.leave(3)"
     done = ended("-c", program)
     assert (done.returncode, done.stdout) == (3, "1\n")
-
-
-BUSY_IN_C = """
-import ctypes
-from paged.cli import signals
-signals.interrupt()
-with signals.at_once():
-    print("loads", flush=True)
-    ctypes.PyDLL(None).sleep(60)
-"""
-
-
-def test_a_library_that_loads_for_long_keeps_no_signal_waiting():
-    with subprocess.Popen([sys.executable, "-c", BUSY_IN_C], stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"loads\n"
-        time.sleep(0.2)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT_S) == -signal.SIGTERM
 
 
 def test_behind_what_loads_signals_do_what_they_did_before():

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from paged import BlockManager, Scheduler
+from paged import BlockManager, Request, Scheduler
 from paged.errors import SimulationStuck
-from paged.study.hardware import StepWork
-from paged.study.simulator import Simulation, StepTime, simulate
+from paged.study.hardware import Profile, Tiling
+from paged.study.simulator import Simulation, StepTime, simulate, work_of  # noqa: F401
 from paged.study.simulator.answers import Answers
 from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Percentiles
 from paged.study.traces import Trace, excerpt_path, read_trace
+
+from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: F401, TID252
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
 
@@ -33,30 +35,6 @@ def trace_of(tmp_path):
 
 def scheduler_of(num_blocks=64, block_size=4, *, host_blocks=0, **options):
     return Scheduler(BlockManager(num_blocks, block_size, host_blocks=host_blocks), **options)
-
-
-def test_one_request_takes_a_step_a_token_and_idle_time_before_it_is_skipped(trace_of):
-    result = simulate(trace_of("0,5,3,,", "100,5,2,,"), scheduler_of(), SECOND_A_STEP)
-    assert (result.requests, result.finished, result.rejected, result.steps) == (2, 2, 0, 5)
-    assert (result.makespan_s, result.busy_s, result.output_tokens) == (102, 5, 5)
-    assert result.ttft_s == result.itl_s == Percentiles(1, 1, 1, 1)
-    assert result.e2e_s == Percentiles(2, 3, 3, 3)
-    # One waits for the step in which it arrived.
-    result = simulate(trace_of("0,5,4,,", "0.5,5,1,,"), scheduler_of(), SECOND_A_STEP)
-    assert result.ttft_s.max == 1.5
-
-
-def test_what_can_never_fit_is_counted_and_the_others_go_on(trace_of):
-    result = simulate(trace_of("0,999,3,,", "0,5,3,,"), scheduler_of(), SECOND_A_STEP)
-    assert (result.finished, result.rejected, result.prompt_tokens) == (1, 1, 5)
-    result = simulate(trace_of("0,5,3,,", "0,50,3,,").fitted(20, how="reject"), scheduler_of(), SECOND_A_STEP)
-    assert (result.requests, result.finished, result.rejected) == (2, 1, 1)
-
-
-def test_the_prefix_hit_is_the_shared_prefix_in_full_blocks(trace_of):
-    result = simulate(trace_of("0,20,1,bot,18", "50,30,1,bot,18"), scheduler_of(), SECOND_A_STEP)
-    assert (result.hit_tokens, result.prompt_tokens) == (16, 50)
-    assert result.prefix_hit_rate == 16 / 50
 
 
 def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
@@ -102,24 +80,6 @@ def test_a_scheduler_that_does_nothing_is_reported_and_not_waited_for(trace_of, 
         list(Simulation(trace_of("0,5,3,,"), scheduler).steps())
 
 
-def test_a_step_takes_the_longer_of_memory_and_arithmetic_and_then_the_moves():
-    formula = StepTime(weights_ms=5, context_us=0.1, token_us=20, swap_us=2)
-    work = [(1, 10_000, 0), (1000, 10_000, 0), (1, 10_000, 500), (0, 0, 500)]
-    expected = [0.006, 0.020, 0.007, 0.001]
-    for (computed, context, moved), seconds in zip(work, expected, strict=True):
-        step = StepWork(computed_tokens=computed, context_tokens=context, moved_tokens=moved)
-        assert formula.seconds(step) == pytest.approx(seconds)
-    computed, context, moved = (np.array(column, float) for column in zip(*work, strict=True))
-    steps = StepWork(computed_tokens=computed, context_tokens=context, moved_tokens=moved)
-    assert formula.seconds(steps).tolist() == pytest.approx(expected)
-
-
-def test_the_scheduler_decides_by_the_same_costs_that_time_its_steps():
-    costs = StepTime(token_us=20, swap_us=2).costs(block_size=16)
-    assert costs.swap(3) == pytest.approx(2 * 3 * 16 * 2e-6)
-    assert costs.recompute(100, 148) == pytest.approx(48 * 20e-6)
-
-
 def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
     latencies = Latencies(2)
     latencies.arrived(0, 0.0)
@@ -147,12 +107,6 @@ def test_tokens_at_once_are_the_tokens_one_by_one():
         one_by_one.tokens(both, now)
     assert at_once.longest_gap.tolist() == one_by_one.longest_gap.tolist() == [4, 4]
     assert at_once.percentiles() == one_by_one.percentiles()
-
-
-def test_percentiles_of_counted_values_are_those_of_the_values_one_by_one_and_of_none_there_are_none():
-    values, counts = np.array([3.0, 1.0, 2.0]), np.array([5, 60, 35])
-    assert Percentiles.of(values, counts) == Percentiles.of(np.repeat(values, counts)) == Percentiles(1, 2, 3, 3)
-    assert Percentiles.of(np.empty(0)) == Percentiles(None, None, None, None)
 
 
 @pytest.mark.parametrize("fast_forward", [False, True])
@@ -199,34 +153,6 @@ def test_steps_taken_at_once_change_no_figure(name, policy):
         assert left == pytest.approx(right, rel=1e-9)
 
 
-def test_who_declared_more_than_he_writes_stops_where_the_trace_says(trace_of):
-    trace = trace_of("0,5,30,,", "0,9,12,,").declared(200, cap=100)
-    for fast_forward in (False, True):
-        simulation = Simulation(trace, scheduler_of(), SECOND_A_STEP, fast_forward=fast_forward)
-        for _ in simulation.steps():
-            pass
-        result = simulation.result()
-        assert (result.output_tokens, result.steps, result.finished) == (42, 30, 2)
-
-
-def test_in_a_closed_loop_the_next_request_comes_when_one_has_ended(trace_of):
-    trace = trace_of("0,5,10,,", "0,5,4,,", "0,5,3,,", "500,5,2,,")
-    simulation = Simulation(trace, scheduler_of(), SECOND_A_STEP, clients=2)
-    for _ in simulation.steps():
-        pass
-    result = simulation.result()
-    assert (result.makespan_s, result.ttft_s) == (10, Percentiles(1, 1, 1, 1))
-    assert result.e2e_s == Percentiles(3, 10, 10, 10)
-
-
-def test_memory_is_counted_in_slots_and_weighted_by_time(trace_of):
-    result = simulate(trace_of("0,5,3,,"), scheduler_of(num_blocks=4, block_size=4), SECOND_A_STEP)
-    # Two blocks held throughout; 5, 6 and 7 slots of them are written.
-    assert result.memory.of_held == pytest.approx(6 / 8)
-    assert result.memory.of_pool == pytest.approx(6 / 16)
-    assert result.mean_block_usage == pytest.approx(1 / 2)
-
-
 LENGTHS = [3, 40, 1, 7, 19, 2, 90, 5, 11, 4, 8, 6]
 TRACE = Trace.from_lengths(np.zeros(len(LENGTHS)), [4] * len(LENGTHS), LENGTHS)
 
@@ -242,3 +168,50 @@ def test_tokens_are_those_of_the_outputs_whoever_was_forgotten_before(steps, dat
         answers.begin(requests.tolist())
         assert answers.tokens(requests, places).tolist() == expected
         answers.forget(data.draw(st.lists(st.sampled_from(range(len(LENGTHS))), unique=True)))
+
+
+SMALL = Tiling(places=4, piece=8)
+PROFILE = Profile(
+    seconds_per_step=1e-3, seconds_per_computed_token=0, seconds_per_sampled_row=1e-5,
+    seconds_per_context_token=0, seconds_per_attended_pair=1e-7, seconds_per_moved_token=0,
+    seconds_per_tile=7e-3, seconds_per_sampling_tile=3e-3, seconds_per_tile_position=1.3e-5, tiling=SMALL,
+)  # fmt: skip
+
+
+def batches(prompts, max_tokens=3, budget=9):
+    """The batches of requests with prompts so long."""
+    scheduler = Scheduler(BlockManager(64, 4, prefix_caching=False), max_tokens_per_step=budget)
+    for number, length in enumerate(prompts):
+        scheduler.add(Request(id=str(number), prompt=[1] * length, max_tokens=max_tokens))
+    while scheduler.has_unfinished:
+        batch = scheduler.schedule()
+        yield batch
+        scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
+
+
+def test_a_simulation_by_tiles_has_the_same_clock_whether_it_takes_steps_at_once_or_not():
+    rng = np.random.default_rng(0)
+    trace = Trace.from_lengths(rng.uniform(0, 2, 40).cumsum(), rng.integers(1, 40, 40), rng.integers(1, 60, 40))
+
+    def ends(fast_forward):
+        scheduler = Scheduler(BlockManager(48, 4), max_tokens_per_step=32)
+        simulation = Simulation(trace, scheduler, PROFILE, fast_forward=fast_forward)
+        found = {number: step.now_s for step in simulation.steps() for number in step.ended}
+        return found, simulation.num_skipped
+
+    (at_once, skipped), (one_by_one, none) = ends(True), ends(False)
+    assert at_once == one_by_one
+    assert skipped > 100
+    assert none == 0
+
+
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("simulations.txt"))
+def test_a_replay_is_what_it_is_by_hand(trace_of, call, by_hand):
+    def ran(rows, change=lambda trace: trace, *, clients=None, fast_forward=True, **pool):
+        trace, scheduler = change(trace_of(*rows)), scheduler_of(**pool)
+        simulation = Simulation(trace, scheduler, SECOND_A_STEP, clients=clients, fast_forward=fast_forward)
+        for _ in simulation.steps():
+            pass
+        return simulation.result()
+
+    assert_by_hand(call, by_hand, globals() | {"ran": ran})

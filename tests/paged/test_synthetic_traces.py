@@ -6,20 +6,13 @@ import numpy as np
 import pytest
 
 from paged.errors import InvalidSpec
-from paged.study.traces import PRESETS, LogNormal, Trace, excerpt_path, open_trace, read_trace, save_trace, synthetic
+from paged.study.traces import PRESETS, LogNormal, Trace, open_trace, save_trace, synthetic
 
 MANY = 200_000
 
 
 def cv(values):
     return float(values.std() / values.mean())
-
-
-def columns(trace):
-    return [
-        column.tolist()
-        for column in (trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.segment_ids, trace.output_ids)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -51,13 +44,6 @@ def test_the_lengths_of_a_preset_have_its_means_and_spreads(preset, prompt_mean,
         assert distribution.mean == pytest.approx(tokens.mean(), rel=0.01)
 
 
-def test_the_assumed_spreads_are_those_of_the_azure_excerpt_within_a_tenth():
-    """The preset's figures are the whole hour's; the excerpt is its first 500 requests."""
-    azure = read_trace(excerpt_path("azure"))
-    assert np.log(azure.prompt_tokens).std() == pytest.approx(PRESETS["sharegpt"].prompt.sigma, rel=0.1)
-    assert np.log(azure.output_tokens).std() == pytest.approx(PRESETS["sharegpt"].output.sigma, rel=0.1)
-
-
 @pytest.mark.parametrize(("share", "tokens"), [(0.5, 60), (0.9, 220), (0.99, 900), (0.1, 20)])
 def test_a_log_normal_by_mean_and_quantile_has_both(share, tokens):
     lengths = LogNormal.of_quantile(100, share=share, tokens=tokens).draw(MANY, np.random.default_rng(1))
@@ -72,15 +58,6 @@ def test_prompts_and_outputs_of_a_preset_do_not_depend_on_each_other_and_those_o
     drawn = synthetic(lengths=source, requests=30_000)
     assert np.array_equal(drawn.prompt_tokens, 10 * drawn.output_tokens)
     assert np.bincount(drawn.output_tokens)[1:] == pytest.approx([10_000] * 3, rel=0.05)
-
-
-def test_a_seed_is_a_trace_and_another_rate_leaves_its_lengths():
-    arguments = {"requests": 300, "turns": 3, "system_tokens": 5}
-    assert columns(synthetic(seed=1, **arguments)) == columns(synthetic(seed=1, **arguments))
-    assert columns(synthetic(seed=1, **arguments)) != columns(synthetic(seed=2, **arguments))
-    slow, fast = synthetic(seed=1, rate=1, requests=300), synthetic(seed=1, rate=8, requests=300)
-    assert columns(slow)[1:] == columns(fast)[1:]
-    assert fast.arrival_s * 8 == pytest.approx(slow.arrival_s)
 
 
 def turns_before(trace):
@@ -132,45 +109,9 @@ def test_conversations_have_their_mean_number_of_turns_and_pauses_their_mean():
     assert cv(pauses - 2) == pytest.approx(1, rel=0.02)
 
 
-def test_a_spec_is_the_call_with_the_same_names():
-    trace = open_trace("synthetic:gamma,cv=2,rate=3,requests=40,lengths=alpaca,output=7,turns=2,think_s=1,seed=6")
-    called = synthetic(
-        "gamma", cv=2, rate=3, requests=40, lengths="alpaca", output=7, turns=2, think_s=1, seed=6, name="x"
-    )
-    assert columns(trace) == columns(called)
-    assert trace.name == "synthetic:gamma,cv=2,rate=3,requests=40,lengths=alpaca,output=7,turns=2,think_s=1,seed=6"
-
-
-@pytest.mark.parametrize(
-    ("figures", "distribution"),
-    [
-        ("output_mean=300,output_sigma=0.7", LogNormal.of_mean(300, sigma=0.7)),
-        ("output_mean=300,output_p99=1500", LogNormal.of_quantile(300, share=0.99, tokens=1500)),
-        ("output_mu=5,output_sigma=0.7", LogNormal(5, 0.7)),
-    ],
-)
-def test_a_distribution_is_spelled_by_its_figures(figures, distribution):
-    trace = open_trace(f"synthetic:poisson,requests=30,{figures}")
-    assert columns(trace) == columns(synthetic(requests=30, output=distribution))
-
-
-def test_lengths_come_from_an_excerpt_or_a_file_too(tmp_path):
-    azure = read_trace(excerpt_path("azure"))
-    drawn = open_trace("synthetic:poisson,requests=200,lengths=azure")
-    assert columns(drawn) == columns(synthetic(requests=200, lengths=azure))
+def test_lengths_come_from_a_file_too(tmp_path):
     save_trace(Trace.from_lengths([0], [3], [4]), tmp_path / "mine")
     assert set(open_trace(f"synthetic:poisson,lengths={tmp_path / 'mine'}").output_tokens.tolist()) == {4}
-
-
-def test_the_seed_of_a_spec_comes_before_the_callers_and_a_limit_takes_the_first():
-    assert columns(open_trace("synthetic:poisson,seed=4", seed=9)) == columns(synthetic(seed=4))
-    assert columns(open_trace("synthetic:poisson", seed=9)) == columns(synthetic(seed=9))
-    assert columns(open_trace("synthetic:poisson", limit=3)) == columns(synthetic().head(3))
-
-
-def test_a_description_may_be_longer_than_the_name_of_a_file():
-    long = "0" * 200
-    assert len(open_trace(f"synthetic:gamma,cv=2.{long},rate=3.{long},requests=40,seed=1")) == 40
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):

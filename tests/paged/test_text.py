@@ -17,6 +17,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from paged.decoding.text import TextStream  # noqa: E402
 from paged.errors import TextEnded  # noqa: E402
 
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: E402, TID252
+
 LINES = ["the cat sat on the mat", "the dog sat on the cat", "你好，世界", "cafe\u0301", "so happy 😀 👩‍👩‍👧"] * 3
 # The end of one 你 and the beginning of the next: a token with which a text never stands between characters.
 ACROSS = "你你".encode()[1:4]
@@ -124,14 +126,6 @@ def test_all_that_is_returned_is_what_the_output_adds_to_the_prompt(program):
     assert alone == tokenizer.decode(output, skip_special_tokens=skips)
 
 
-@pytest.mark.parametrize("text", ["the cat sat", "你好，世界", "cafe\u0301 👩‍👩‍👧"])
-def test_a_character_is_told_with_its_last_byte(text):
-    stream = TextStream(BYTES, [])
-    for character in text:
-        *first, last = byte_ids(character.encode())
-        assert ([stream.push([id]) for id in first], stream.push([last])) == ([""] * len(first), character)
-
-
 FIRST, REST = byte_ids("你".encode()[:1]), byte_ids("你".encode()[1:])
 END, NOTHING, EMPTY = [BYTES.eos_token_id], [len(BYTES) + 7], [BYTES.convert_tokens_to_ids("")]
 THE, CAT, SAT, NI = (word_ids(piece) for piece in ("▁the", "▁cat", "▁sat", "E4BDA0"))
@@ -139,46 +133,9 @@ SMILE = byte_ids("😀".encode())
 SKIPPED = [WORDS_AND_BYTES.eos_token_id] * 50
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "prompt", "pieces", "skips", "told"),
-    [
-        # A byte that begins no character is told when the next one has come, one that never becomes whole at the end.
-        (BYTES, [], [[id] for id in byte_ids(b"\x80\x80a")], False, ["", "\ufffd", "\ufffda", ""]),
-        (BYTES, [], [byte_ids(b"a\xf0\x9f\x98")], False, ["a", "\ufffd"]),
-        (BYTES, [], [byte_ids("\ufffd".encode()), byte_ids(b"a")], False, ["", "\ufffda", ""]),
-        # An output may end the prompt's last character; its broken end is not told again.
-        (BYTES, byte_ids("the 你".encode()[:-1]), [byte_ids("你!".encode()[-2:])], False, ["你!", ""]),
-        (BYTES, byte_ids(b"the \xe4"), [byte_ids(b"a")], False, ["a", ""]),
-        # A skipped token between the bytes of a character does not break it, one that is told does.
-        (BYTES, [], [FIRST, END, REST], True, ["", "", "你", ""]),
-        (BYTES, [], [FIRST, END, REST], False, ["", "\ufffd<end>", "\ufffd", "\ufffd"]),
-        # The first word's space is kept after a prompt, and stripped without one or after one of skipped tokens.
-        (WORDS_AND_BYTES, THE, [CAT, SAT], False, [" cat", " sat", ""]),
-        (WORDS_AND_BYTES, [], [CAT, SAT], False, ["cat", " sat", ""]),
-        (WORDS_AND_BYTES, SKIPPED, [CAT], True, ["cat", ""]),
-        (WORDS_AND_BYTES, SKIPPED, [CAT], False, [" cat", ""]),
-        # A run of byte tokens is told when it has ended, all or none of it, and may go on from the prompt.
-        (WORDS_AND_BYTES, [], [word_ids("E4"), word_ids("BDA0"), THE], False, ["", "", "你 the", ""]),
-        (WORDS_AND_BYTES, [], [NI, word_ids("FF"), THE], False, ["", "", "\ufffd\ufffd\ufffd\ufffd the", ""]),
-        (WORDS_AND_BYTES, THE + NI * 4, [NI, CAT], False, ["", "你 cat", ""]),
-        # Ids that name no token, and no ids, say nothing.
-        (BYTES, [], [NOTHING, byte_ids(b"a")], False, ["", "a", ""]),
-        (BYTES, byte_ids(b"the"), [[], []], False, ["", "", ""]),
-    ],
-)
-def test_each_piece_is_told_as_soon_as_it_stands(tokenizer, prompt, pieces, skips, told):
-    assert pushed(tokenizer, prompt, pieces, skip_special_tokens=skips) == told
-
-
-@pytest.mark.parametrize(
-    ("prompt", "pieces", "told"),
-    [
-        (b"", [byte_ids(b"a"), SMILE[:1], *[EMPTY] * 25, SMILE[1:2], *[EMPTY] * 5, SMILE[2:]], "a😀"),
-        (b"the cat sat", [*[EMPTY] * 40, byte_ids(b"!")], "!"),
-    ],
-)
-def test_tokens_without_text_push_neither_a_begun_character_nor_the_prompt_out_of_sight(prompt, pieces, told):
-    assert "".join(pushed(BYTES, byte_ids(prompt), pieces)) == told
+@pytest.mark.parametrize(("call", "told"), by_hand_in("streams.txt"))
+def test_each_piece_is_told_as_soon_as_it_stands(call, told):
+    assert_by_hand(call, told, globals())
 
 
 @pytest.mark.parametrize("wrong", [[-1], [True], [0.5], ["a"], "a", [2**31], [[1]], None])

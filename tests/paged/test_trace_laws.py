@@ -1,10 +1,28 @@
-"""What holds for every trace and each transformation: what it does to requests that one can count, what it says, and what it leaves alone."""
+"""Traces: what each format's columns become, and what holds for every trace and each transformation."""
+# ruff: noqa: F401  # the calls of the file take them from here
+
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.study.traces import NOT_DECLARED, Trace, read_trace, save_trace, superposed, synthetic
+from paged.errors import InvalidConfig
+from paged.study.traces import (
+    EXCERPTS,
+    NOT_DECLARED,
+    LogNormal,
+    Trace,
+    excerpt_path,
+    open_trace,
+    read_trace,
+    save_trace,
+    superposed,
+    synthetic,
+)
+
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 COLUMNS = (
     "arrival_s", "output_tokens", "segment_starts", "segment_ids", "segment_lengths", "max_tokens", "priority",
@@ -158,45 +176,6 @@ def test_superposed_traces_keep_what_they_share_and_share_nothing_with_each_othe
     assert len(set(renamed.values())) == len(renamed)
 
 
-@given(st.lists(traces(), min_size=1, max_size=3), st.integers(0, 3))
-def test_turned_traces_stay_within_the_time_of_the_longest_and_lose_nobody(several, seed):
-    together = superposed(several, seed=seed)
-    assert (np.diff(together.arrival_s) >= 0).all()
-    assert sorted(together.prompt_tokens) == sorted(np.concatenate([trace.prompt_tokens for trace in several]))
-    ends = [float(trace.arrival_s[-1]) * len(trace) / max(len(trace) - 1, 1) for trace in several]
-    assert together.arrival_s[-1] <= max(ends)
-
-
-@pytest.fixture
-def trace():
-    return Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])
-
-
-def test_the_longer_part_of_a_request_that_is_too_long_gives():
-    trace = Trace.from_lengths([0, 0, 0, 0], [90, 10, 80, 60], [20, 200, 80, 40])
-    clipped = trace.fitted(100)
-    assert clipped.prompt_tokens.tolist() == [80, 10, 50, 60]
-    assert clipped.output_tokens.tolist() == [20, 90, 50, 40]
-    assert str(clipped.applied[-1]) == "fitted(context=100, how=clip): 4 of 4 requests, 3 clipped"
-    rejected = trace.fitted(100, how="reject")
-    assert rejected.prompt_tokens.tolist() == [60]
-    assert str(rejected.applied[-1]) == "fitted(context=100, how=reject): 1 of 4 requests, 3 rejected"
-
-
-def test_scaling_outputs_scales_what_was_declared_and_leaves_undeclared_what_was_not():
-    trace = Trace.from_lengths([0], [10], [100])
-    assert trace.scaled(outputs=0.5).max_tokens.tolist() == [0]
-    assert trace.declared(4096, 200).scaled(outputs=0.5).max_tokens.tolist() == [100]
-
-
-def test_a_report_can_say_what_was_applied_and_in_which_order(trace):
-    changed = trace.scaled(rate=2, prompts=0.5).thinned(0.9, seed=1).window(0, 4)
-    assert [step.name for step in changed.applied] == ["stretched", "lengths", "thinned", "window"]
-    assert changed.applied[0].arguments == {"rate": 2}
-    assert str(changed.applied[0]) == "stretched(rate=2): 5 of 5 requests"
-    assert trace.scaled().applied == trace.applied == ()
-
-
 def test_superposing_a_trace_on_itself_doubles_its_rate_and_not_each_moment():
     trace = synthetic("deterministic", rate=1, requests=1000, prompt=5, output=5)
     at_once = superposed([trace, trace])
@@ -248,3 +227,78 @@ def test_a_request_that_is_drawn_twice_does_not_find_itself_in_a_cache():
     assert (shared > 1).sum() > 10
     one = Trace.from_lengths([5], [3], [2]).resampled(seed=1)
     assert (one.arrival_s.tolist(), one.prompt_tokens.tolist()) == ([0], [3])
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+MOONCAKE = '{"timestamp": 0, "input_length": 600, "output_length": 7, "hash_ids": [4, 9]}\n'
+ROW = {"arrival_s": 0, "output_tokens": 4, "segments": [[7, 6], [None, 2]]}
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.parametrize("name", sorted(EXCERPTS))
+def test_every_excerpt_is_small_and_can_be_read(name):
+    path = excerpt_path(name)
+    assert path.stat().st_size < 100_000
+    assert len(read_trace(path)) >= 300
+
+
+def test_a_request_that_says_nothing_special_is_a_short_line(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    save_trace(Trace.from_lengths([0.0, 1.5], [3, 4], [5, 6]), path)
+    assert json.loads(path.read_text().splitlines()[1]) == {"arrival_s": 1.5, "prompt_tokens": 4, "output_tokens": 6}
+
+
+def test_a_tenant_that_would_not_come_back_is_refused_before_anything_is_written(tmp_path):
+    trace = replace(Trace.from_lengths([0], [3], [5]), tenant=np.array([" "]))
+    path = tmp_path / "trace.jsonl"
+    with pytest.raises(InvalidConfig, match=r"tenant ' ' is no name"):
+        save_trace(trace, path)
+    assert not path.exists()
+
+
+TWO_OF_AZURE = AZURE + "2023-11-16 18:15:46,20,1\n2023-11-16 18:15:47,20,1\n"
+LONGER = '{"timestamp": 1, "input_length": 1100, "output_length": 1, "hash_ids": [7, 4, 9]}\n'
+SHARED = '{"timestamp": 3000, "input_length": 1030, "output_length": 1, "hash_ids": [4, 9, 5]}\n'
+OURS = [
+    {"arrival_s": 0.5, "prompt_tokens": 30, "output_tokens": 4, "prefix_id": "bot", "prefix_tokens": 20},
+    {"arrival_s": 2.0, "prompt_tokens": 50, "output_tokens": 5, "prefix_id": "bot", "prefix_tokens": 25},
+    {"arrival_s": 2.0, "prompt_tokens": 9, "output_tokens": 1, "prefix_id": None, "prefix_tokens": None},
+]
+ONE, FOUR = (Trace.from_lengths(*each) for each in (([0], [10], [100]), ([0] * 4, [90, 10, 80, 60], [20, 200, 80, 40])))
+FIVE = Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])
+
+
+def as_csv(rows):
+    return "\n".join(
+        ",".join("" if cell is None else str(cell) for cell in row)
+        for row in [rows[0], *(each.values() for each in rows)]
+    )
+
+
+def columns(trace):
+    return columns_of(trace, "arrival_s prompt_tokens output_tokens segment_ids output_ids")
+
+
+def columns_of(trace, names):
+    return [getattr(trace, name).tolist() for name in names.split()]
+
+
+def lengths_of(trace):
+    return trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
+
+
+def same(trace, first, its, second, others):
+    """The share of equal tokens in these places of two prompts."""
+    return float((trace.prompt(first)[its] == trace.prompt(second)[others]).mean())
+
+
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("traces.txt"))
+def test_a_trace_is_what_it_is_by_hand(tmp_path, call, by_hand):
+    def read(text, **options):
+        (tmp_path / "trace").write_bytes(text.encode() if isinstance(text, str) else text)
+        return read_trace(tmp_path / "trace", **options)
+
+    assert_by_hand(call, by_hand, globals() | {"read": read})
