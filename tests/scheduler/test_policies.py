@@ -72,28 +72,20 @@ def test_a_wrong_strategy_is_told_the_known_ones(field, known):
         Policy(name="mine", **{field: "sideways"})
 
 
-def test_a_policy_cannot_be_changed():
-    with pytest.raises(AttributeError):
-        POLICIES["vllm"].take = "tail"
-
-
-def test_a_swapped_block_travels_twice():
-    assert Costs(seconds_per_swapped_block=0.5).swap(3) == 3.0
+KNEE = Costs(seconds_per_token=1.0, attention_knee=8.0)
 
 
 @pytest.mark.parametrize(
-    ("costs", "span", "seconds"),
+    ("found", "seconds"),
     [
-        (Costs(seconds_per_token=2.0, attention_knee=math.inf), (10, 15), 10.0),
+        # There and back.
+        (Costs(seconds_per_swapped_block=0.5).swap(3), 3.0),
+        (Costs(seconds_per_token=2.0, attention_knee=math.inf).recompute(10, 15), 10.0),
         # Positions 2, 3, 4, 5: four tokens, (2 + 6) / 2 = 4 tokens of context, a knee of 8: half as much again.
-        (Costs(seconds_per_token=1.0, attention_knee=8.0), (2, 6), 6.0),
+        (KNEE.recompute(2, 6), 6.0),
+        (KNEE.recompute(0, 4) + KNEE.recompute(4, 16), KNEE.recompute(0, 16)),
     ],
-    ids=["without attention", "with it"],
+    ids=["a swap", "without attention", "with the mean context over the knee", "in two parts as in one"],
 )
-def test_attention_adds_the_mean_context_over_the_knee(costs, span, seconds):
-    assert costs.recompute(*span) == seconds
-
-
-def test_recomputing_in_two_parts_costs_as_much_as_in_one():
-    costs = Costs(seconds_per_token=1.0, attention_knee=8.0)
-    assert costs.recompute(0, 4) + costs.recompute(4, 16) == costs.recompute(0, 16)
+def test_what_costs_say(found, seconds):
+    assert found == seconds
