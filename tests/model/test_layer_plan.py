@@ -38,12 +38,6 @@ def test_a_state_takes_the_same_pages_at_every_length():
     assert plan.kept_bytes(100) == 600 + 2 * 16 * 100
 
 
-def test_an_entry_of_several_tokens_has_blocks_of_whole_entries():
-    plan = plan_layers([WINDOW, Layers(kind="full", count=1, entry=(64,), stride=128)], block_size=16)
-    assert sorted(group.block_tokens for group in plan.groups) == [16, 128]
-    assert by_kind(plan)["full"].pages_held(129) == 2 * by_kind(plan)["full"].pages
-
-
 def test_groups_that_keep_all_tokens_have_names_of_their_own_by_the_tokens_of_an_entry():
     strided = [Layers(kind="full", count=1, entry=(64,), stride=stride) for stride in (1, 24, 128)]
     plan = plan_layers(strided, block_size=16)
@@ -94,16 +88,15 @@ def test_a_published_model_holds_at_most_3_percent_beyond_what_its_layers_need(n
 
 def test_a_block_has_32_tokens_where_16_take_many_pages_or_waste_more():
     plans = {
-        name: plan_layers(layers_named(name).layers) for name in ("gemma-3-27b", "qwen3.5-397b-a17b", "gpt-oss-20b")
+        name: plan_layers(layers_named(name).layers)
+        for name in ("gemma-3-27b", "qwen3.5-397b-a17b", "gpt-oss-20b", "llama-3-8b")
     }
-    assert [plan.block_size for plan in plans.values()] == [32, 32, 16]
+    assert [plan.block_size for plan in plans.values()] == [32, 32, 16, 16]
+    # One of one kind of layers has one page a block, and wastes nothing.
+    its = plans["llama-3-8b"]
+    assert (its.page_bytes, its.pages_of_block, its.waste) == (16 * 131_072, 1, 1.0)
     assert plan_layers(layers_named("gemma-3-27b").layers, block_size=16).pages_of_block > MOST_PAGES
     assert plan_layers(layers_named("qwen3.5-397b-a17b").layers, block_size=16).waste > MOST_WASTE
-
-
-def test_a_model_of_one_kind_has_one_page_a_block_and_wastes_nothing():
-    plan = plan_layers(layers_named("llama-3-8b").layers)
-    assert (plan.block_size, plan.page_bytes, plan.pages_of_block, plan.waste) == (16, 16 * 131_072, 1, 1.0)
 
 
 def test_a_page_that_holds_no_unit_is_refused_with_what_would_do():

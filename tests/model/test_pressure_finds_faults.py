@@ -117,17 +117,6 @@ def reads_the_tables_of_the_step_before(run):
     altered(changes)(run)
 
 
-def one_position_early(step):
-    """Words after the first output stand where the word before them stands."""
-    counts = step.input.num_tokens
-    return {"positions": np.maximum(step.tokens.positions - np.repeat(counts == 1, counts), 0)}
-
-
-def last_token_of_a_chunk_not_written(run, write, layer, slots, keys, values, **options):
-    last = max(1, len(slots) - 1)
-    write(layer, slots[:last], keys[:last], values[:last], **options)
-
-
 class Untold(StepTokens):
     """A sequence that is cut in a tile is said to have all its tokens already."""
 
@@ -167,17 +156,6 @@ def frees_a_block_that_is_in_use(run):
     run._poison_free = free_early
 
 
-def forgets_what_is_cached(run):
-    """Blocks that nobody holds, but whose content is known, are written over as if they were free."""
-    tidy = run._poison_free
-
-    def forget():
-        tidy()
-        run.pool.poison(torch.from_numpy((run.manager.device.states == 1).nonzero()[0]))
-
-    run._poison_free = forget
-
-
 def finds_one_block_too_many(run):
     """A prefix hit takes one more block of what is cached than is alike."""
     index = run.manager._memory.index
@@ -196,7 +174,6 @@ SLOT = "should hold position"
 FROM_HOST = "pool", "host_to_device"
 FAULTS = {
     "loses what goes to the host": (instead("pool", "device_to_host", lambda *_: None), SLOT),
-    "loses what comes from the host": (instead(*FROM_HOST, lambda *_: None), SLOT),
     "brings blocks back in the wrong order": (
         instead(*FROM_HOST, lambda run, copy, blocks, to: copy(blocks, to.flip(0))),
         SLOT,
@@ -209,7 +186,6 @@ FAULTS = {
         altered(lambda step: {"seq_lens": np.maximum(step.tokens.seq_lens - 1, step.input.num_tokens)}),
         "",
     ),
-    "decodes one position early": (altered(one_position_early), ""),
     "samples after the token before": (
         instead(
             "worker.runner",
@@ -218,11 +194,9 @@ FAULTS = {
         ),
         "",
     ),
-    "does not write the last token of a chunk": (instead("pool", "write_kv", last_token_of_a_chunk_not_written), SLOT),
     "cuts without telling": (instead("worker.runner", "forward", cut_without_telling), ""),
     "pads with freed blocks": (pads_with_freed_blocks, ""),
     "frees a block that is in use": (frees_a_block_that_is_in_use, ""),
-    "forgets what is cached": (forgets_what_is_cached, ""),
     "finds one block too many": (finds_one_block_too_many, SLOT),
     "sums in whatever order": (sums_in_whatever_order, ""),
 }

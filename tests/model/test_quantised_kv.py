@@ -72,8 +72,7 @@ def test_states_keep_their_dtype_and_attention_beside_them_does_not(kv_dtype, lo
     assert state["full"] < full["full"] / 3
 
 
-@each_kv_dtype
-@pytest.mark.parametrize("architecture", ["lfm2", "jamba", "qwen3_next"])
+@pytest.mark.parametrize(("architecture", "kv_dtype"), [("lfm2", "int8"), ("jamba", "int4"), ("qwen3_next", "int8")])
 def test_capacity_counts_k_and_v_beside_states_as_the_engine_keeps_them(architecture, kv_dtype, checkpoint, loaded):
     known = layers_named(str(checkpoint(architecture)), kv_dtype=kv_dtype).layers
     plan = plan_of(loaded(architecture), block_size=16, kv_dtype=kv_dtype)
@@ -91,22 +90,15 @@ def test_capacity_keeps_windows_in_floats_as_the_engine_does(kv_dtype, checkpoin
 
 
 @pytest.mark.parametrize(
-    ("given", "stored"), [("int8_per_token_head", "int8"), ("int4_per_token_head", "int4"), ("float32", "auto")]
+    ("given", "stored", "told"),
+    [
+        *(("auto", "auto", "float32"), ("int4", "int4", "int4"), ("float32", "auto", "float32")),
+        *(("int8_per_token_head", "int8", "int8"), ("int4_per_token_head", "int4", "int4")),
+    ],
 )
-def test_vllm_s_names_mean_what_they_mean_there(given, stored, loaded):
-    assert Engine(loaded("llama"), num_blocks=4, kv_cache_dtype=given).pool.kv_dtype == stored
-
-
-@each_kv_dtype
-def test_windows_stay_in_floats_beside_full_layers_in_codes(kv_dtype, loaded):
-    model = loaded("gemma3_text")
-    pool = Engine(model, num_blocks=64, kv_cache_dtype=kv_dtype, kv_cache_dtype_skip_layers=WINDOWS).pool
-    stored = {
-        each.kind: {pool.layer(other.layer).keys.kv_dtype for other in model.layers if other.kind == each.kind}
-        for each in model.layers
-    }
-    assert stored == {"full": {kv_dtype}, "window": {"auto"}}
-    assert pool.kv_dtype == kv_dtype
+def test_vllm_s_names_mean_what_they_mean_there_and_a_server_says_what_is_stored(given, stored, told, loaded):
+    engine = Engine(loaded("llama"), num_blocks=4, kv_cache_dtype=given)
+    assert (engine.pool.kv_dtype, ready(engine).cache_dtype) == (stored, told)
 
 
 def test_layers_stay_in_floats_by_their_numbers_where_all_are_alike(loaded, memory):
@@ -127,11 +119,6 @@ def drafting(loaded):
 @pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_kv_dtypes.txt", ">>>"))
 def test_what_k_and_v_cannot_be_stored_in_is_refused_by_name(call, shown, loaded, checkpoint, drafting):
     assert_refused(call, shown, globals() | {"loaded": loaded, "checkpoint": checkpoint, "drafting": drafting})
-
-
-def test_a_server_says_what_k_and_v_are_stored_in(loaded):
-    for given, told in (("auto", "float32"), ("int4", "int4")):
-        assert ready(Engine(loaded("llama"), num_blocks=4, kv_cache_dtype=given)).cache_dtype == told
 
 
 def test_a_backend_that_cannot_read_it_is_refused(loaded, monkeypatch):

@@ -8,6 +8,7 @@ import torch
 
 from paged import Engine, SamplingParams
 from paged.model.random_weights import random_model
+from paged.model.shape import num_parameters
 from paged.study.hardware import ModelShape, model_named
 
 from ..driving import tokens_of  # noqa: TID252
@@ -17,13 +18,13 @@ SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "
 SHAPE = ModelShape(name="small", **SIZES, vocab=128, max_length=128, tied_embeddings=True)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_model_has_the_shape_and_as_many_parameters(tied):
+@pytest.mark.parametrize(("tied", "quantization"), [(True, None), (False, None), (True, "int8"), (False, "int4")])
+def test_the_model_has_the_shape_and_as_many_parameters(tied, quantization):
     shape = msgspec.structs.replace(SHAPE, tied_embeddings=tied)
-    model = random_model(shape)
+    model = random_model(shape, quantization=quantization)
     assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 4, 2, 32)
     assert (model.vocabulary_size, model.max_length, model.eos_token_ids) == (128, 128, ())
-    assert sum(weights.numel() for weights in model.module.parameters()) == shape.parameters
+    assert num_parameters(model) == shape.parameters
     assert (model.path.name, model.tokenizer, model.dtype) == ("small", None, torch.float32)
 
 

@@ -73,15 +73,14 @@ def test_a_group_s_limit_counts(monkeypatch, tmp_path):
         assert usable_cores() == cores
 
 
-@pytest.fixture
-def three_threads():
+@pytest.fixture(autouse=True)
+def _three_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("three_threads")
 def test_the_fewest_count_and_nobody_gets_more_than_there_were():
     ours, seen = Threads(), []
     with ours.at_most(8):
@@ -92,7 +91,6 @@ def test_the_fewest_count_and_nobody_gets_more_than_there_were():
     assert [*seen, torch.get_num_threads()] == [3, 1, 3, 3]
 
 
-@pytest.mark.usefixtures("three_threads")
 def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
     inside, may_go = Event(), Event()
 
