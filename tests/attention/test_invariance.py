@@ -8,11 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
-
-pytest.importorskip("torch")
-
 import torch
+from hypothesis import given, settings, strategies as st
 
 from paged.attention import KVPool, LayerOptions, StepTokens, get_backend
 

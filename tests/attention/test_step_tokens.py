@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-pytest.importorskip("torch")
-
-
 from paged.attention import StepTokens
 
 

@@ -7,9 +7,6 @@ import sys
 import weakref
 
 import pytest
-
-pytest.importorskip("torch")
-
 from safetensors.torch import load_file
 
 from paged.model.loading import load_model

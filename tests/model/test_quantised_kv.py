@@ -5,10 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ..shown import assert_refused, shown_in  # noqa: TID252
-
-pytest.importorskip("torch")
-
 from paged import Engine
 from paged.errors import UnsupportedByBackend
 from paged.model.capacity import plan_of
@@ -16,6 +12,8 @@ from paged.model.layer_plan import plan_layers
 from paged.serving.engine_process import ready
 from paged.study.hardware import layers_named
 from paged.testing.pressure import answers_of, differences
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 WINDOWS = ("sliding_window",)
 each_kv_dtype = pytest.mark.parametrize("kv_dtype", ["int8", "int4"])

@@ -6,11 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-
-from ..shown import assert_refused, shown_in  # noqa: TID252
-
-pytest.importorskip("torch")
-
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -28,6 +23,8 @@ from paged.model.quantised.weights import quantise
 from paged.model.shape import num_parameters
 from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import answers_of, differences
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 # In one call; with short convolutions; with windows beside full layers; with states beside attention; with experts.

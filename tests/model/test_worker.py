@@ -8,10 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from ..shown import assert_refused, shown_in  # noqa: TID252
-
-pytest.importorskip("torch")
-
 from paged import Engine, SamplingParams
 from paged.block_manager import Moves
 from paged.engine.step_inputs import StepInputs
@@ -19,6 +15,8 @@ from paged.errors import EngineFailed, InvalidStep
 from paged.model.loading import load_model
 from paged.model.step_input import PageChanges, StepInput
 from paged.testing.tiny_model import tiny_model
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 TEXT = "Once upon a time there was a small dog who liked to run in the park with his friends every day"
 PROMPTS = [TEXT[:start] + TEXT for start in (0, 40, 61, 7)]

@@ -16,9 +16,6 @@ def said(outcome):
     return outcome.status, outcome.num_tokens
 
 
-# Retain, demote, end
-
-
 def test_a_higher_priority_goes_after_a_lower_one_and_a_time_ends_it(desk):
     desk = desk(6)
     for token, priority, lasts in ((1, 2, 10.0), (2, 1, None)):
@@ -39,27 +36,6 @@ def test_only_the_end_that_nothing_goes_on_behind_is_demoted(desk):
     assert said(desk.hint("demote", tokens=[1, 1])) == ("rejected", 0)
     desk.serve([4] * 4)
     assert (desk.on_device([1, 1, 1, 2]), desk.on_device([1, 1, 3, 3])) == (2, 4)
-
-
-def test_what_comes_before_an_end_that_is_demoted_stays_retained(desk):
-    desk = desk(6)
-    desk.serve([1, 1, 1, 2])
-    desk.hint("retain", tokens=[1, 1, 1, 2])
-    desk.serve([1, 1, 3])
-    assert said(desk.hint("demote", tokens=[1, 1, 1, 2])) == ("accepted", 2)
-    desk.serve([4] * 4)
-    desk.serve([5] * 2)
-    assert (desk.on_device([1, 1, 1, 2]), desk.on_device([4] * 4)) == (2, 2)
-
-
-def test_a_session_that_ends_while_a_turn_lives_is_clipped_and_the_turn_goes_on(desk):
-    desk = desk(8)
-    desk.serve([1, 1], "s")
-    desk.add([1, 1, 2], "s", max_tokens=3)
-    outcome = desk.hint("end", session="s")
-    assert outcome.status == "clipped" and "1 turn" in outcome.reason
-    desk.run()
-    assert desk.scheduler.session("s").blocks == 5
 
 
 def test_what_is_said_of_a_live_request_is_done_when_it_finishes(desk):
@@ -107,9 +83,6 @@ def test_a_copy_on_the_host_that_is_demoted_does_not_take_what_the_device_keeps_
     desk.scheduler.abort(id)
     desk.serve([4] * 4)
     assert desk.on_device([1, 1, 3, 3]) == 2
-
-
-# Pins
 
 
 def test_what_is_pinned_is_never_evicted_and_counts_as_used_until_it_is_unpinned(desk):
@@ -244,9 +217,6 @@ def test_a_session_whose_content_was_reset_has_nothing_left_and_takes_hints(desk
     assert desk.scheduler.session("s").device_blocks == 2
 
 
-# Prefetch
-
-
 def test_what_only_the_host_has_is_brought_to_free_blocks_of_the_device(desk):
     desk = desk(6, host_blocks=8)
     desk.serve([1] * 4, "s")
@@ -290,9 +260,6 @@ def test_the_prompt_of_a_waiting_request_is_prefetched(desk):
     assert said(desk.hint("prefetch", request=id)) == ("clipped", 4)
     desk.run()
     assert desk.on_device([1] * 5) == 5
-
-
-# Layers of several kinds
 
 
 FULL, WINDOW, STATE = LayerGroup("full"), LayerGroup("window", 6), LayerGroup("state", pages=3)
@@ -357,9 +324,6 @@ def test_what_the_host_has_of_layers_of_several_kinds_is_brought_to_free_pages(d
     assert desk.scheduler.stats().hit_tokens == length
 
 
-# Wrong input
-
-
 @pytest.mark.parametrize(("call", "shown"), shown_in("scheduler/refused_hints.txt", ">>>"))
 def test_a_wrong_hint_is_refused_by_name_and_changes_nothing(desk, call, shown):
     served = desk(4)
@@ -377,16 +341,6 @@ def test_hints_of_what_is_unknown_are_missing_and_of_an_unknown_request_an_error
         desk.hint("retain", request="r")
 
 
-def test_what_is_said_of_another_salt_is_of_other_content(desk):
-    desk = desk(8)
-    desk.serve([1, 1], salt="a")
-    assert desk.hint("retain", tokens=[1, 1]).status == "missing"
-    assert said(desk.hint("retain", tokens=[1, 1], salt="a")) == ("accepted", 2)
-
-
-# Quotas of cached blocks
-
-
 def test_what_a_tenant_left_over_its_quota_goes_first_its_oldest_first_and_no_more_of_it(desk):
     desk = desk(10, max_cached_per_tenant=4)
     for token, tenant in ((2, "b"), (1, "a"), (3, "a")):
@@ -396,9 +350,6 @@ def test_what_a_tenant_left_over_its_quota_goes_first_its_oldest_first_and_no_mo
     assert [desk.on_device([token] * 3) for token in (1, 2, 3)] == [1, 3, 3]
     desk.serve([5] * 2, tenant="d")
     assert [desk.on_device([token] * 3) for token in (1, 2, 3)] == [1, 1, 3]
-
-
-# Content that exists elsewhere
 
 
 def brought(desk, tokens, first=0):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,13 @@ import torch
 import paged.model.parallel.ranks
 from paged import Engine, EngineConfig, SamplingParams
 from paged.errors import InvalidConfig, PagedWarning, RanksDiffer, RanksFailed, UnevenSplit
+from paged.model.loading import config_of
 from paged.model.parallel.messages import Join, Run
 from paged.model.parallel.ranks import Ranks, load_split
+from paged.model.parallel.split import check_split
 from paged.model.threads import usable_cores
+
+from ...shown import assert_refused, shown_in  # noqa: TID252
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="two ranks want two cores")
 ROOMY = {"num_blocks": 200, "block_size": 4, "prefix_caching": False, "max_tokens_per_step": 256}
@@ -242,47 +247,40 @@ def test_ranks_load_no_scheduler_and_end_with_a_process_that_is_killed():
     wait_until_gone(rank)
 
 
-def test_a_rank_that_read_other_weights_is_named_and_more_ranks_than_cores_are_said(folder, monkeypatch):
-    monkeypatch.setattr(paged.model.parallel.ranks, "usable_cores", lambda: 1)
+DIFFERS = {
+    "versions": (lambda: {"paged": "0.0.1"}, "rank 1 has other versions: .* rank 0 has"),
     # What rank 0 reads differs from what rank 1 says that it has.
-    monkeypatch.setattr(Ranks, "_join", lambda self, digest, join=Ranks._join: join(self, digest + "0"))
-    with (
-        pytest.raises(RanksDiffer, match="rank 1 read other weights: digest"),
-        pytest.warns(PagedWarning, match="tensor_parallel_size=2 on 1 core"),
-    ):
+    "Ranks._join": (
+        lambda self, digest, join=Ranks._join: join(self, digest + "0"),
+        "rank 1 read other weights: digest",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERS)
+def test_a_rank_that_differs_is_named_and_more_ranks_than_cores_are_said(folder, monkeypatch, name):
+    other, what = DIFFERS[name]
+    monkeypatch.setattr("paged.model.parallel.ranks.usable_cores", lambda: 1)
+    monkeypatch.setattr(f"paged.model.parallel.ranks.{name}", other)
+    said = pytest.warns(PagedWarning, match="tensor_parallel_size=2 on 1 core")
+    with pytest.raises(RanksDiffer, match=what), said:
         load_split(folder, 2, dtype="auto", device="cpu")
 
 
-def test_a_rank_of_another_version_is_named(folder, monkeypatch):
-    monkeypatch.setattr(paged.model.parallel.ranks, "versions", lambda: {"paged": "0.0.1"})
-    with pytest.raises(RanksDiffer, match="rank 1 has other versions: .* rank 0 has"):
-        load_split(folder, 2, dtype="auto", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        (
-            {"quantization": "int8"},
-            'tensor_parallel_size=2 splits weights that are floats; quantization="int8" goes with 1',
-        ),
-        ({"costs": "measured"}, 'costs="measured" times one process'),
-    ],
-)
-def test_what_does_not_go_with_ranks_is_refused_before_anything_is_loaded(options, what):
-    with pytest.raises(InvalidConfig, match=what):
-        EngineConfig.of("no folder", tensor_parallel_size=2, **options)
-
-
-def test_no_process_is_started_for_a_degree_that_does_not_divide(folder, monkeypatch):
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/parallel/refused_splits.txt", ">>>"))
+def test_what_cannot_be_split_is_refused_before_any_rank_is_started(checkpoint, loaded, monkeypatch, call, shown):
     monkeypatch.setattr(Ranks, "__init__", lambda *_: pytest.fail("ranks were started"))
-    with pytest.raises(UnevenSplit), suppress(PagedWarning):
-        Engine(folder, tensor_parallel_size=3)
 
+    def checked(architecture, degree=2, **stored):
+        config = config_of(checkpoint(architecture))
+        config.quantization_config = stored or None
+        check_split(config, degree, "folder")
 
-def test_a_loaded_model_is_not_split(loaded):
-    with pytest.raises(InvalidConfig, match="is loaded already; name its folder"):
-        Engine(loaded("llama"), tensor_parallel_size=2)
+    with suppress(PagedWarning):
+        names = {"Engine": Engine, "asked": partial(EngineConfig.of, "no folder", tensor_parallel_size=2)}
+        error = assert_refused(call, shown, {**names, "checked": checked, "checkpoint": checkpoint, "loaded": loaded})
+    if isinstance(error, UnevenSplit):
+        assert (error.degree, error.heads, error.kv_heads, error.degrees) == (3, 4, 2, [2, 4])
 
 
 def rank_processes():

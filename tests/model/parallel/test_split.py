@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paged.errors import BrokenCheckpoint, UnevenSplit, UnsupportedModel
+from paged.errors import BrokenCheckpoint
 from paged.model.capacity import trial_memory, trial_step
-from paged.model.loading import config_of, load_model
+from paged.model.loading import load_model
 from paged.model.native.packed import NativeLinear
 from paged.model.parallel.loading import Wanted, load_part
-from paged.model.parallel.split import Part, Sizes, check_split
+from paged.model.parallel.split import Part, Sizes
 from paged.model.parallel.sums import Sums, store_at, store_of_first
 from paged.model.runner import runner_for
 
@@ -152,29 +152,6 @@ def test_where_there_are_fewer_kv_heads_than_ranks_a_rank_has_the_one_that_its_h
 def test_degrees_divide_heads_and_divide_or_repeat_kv_heads():
     assert Sizes(heads=9, kv_heads=3, head_dim=64, intermediate=1536, vocabulary=49152).degrees() == [3, 9]
     assert Sizes(heads=32, kv_heads=8, head_dim=64, intermediate=1536, vocabulary=49152).degrees() == [2, 4, 8, 16, 32]
-
-
-def test_a_degree_that_does_not_divide_the_heads_is_refused_with_those_that_do(checkpoint):
-    with pytest.raises(
-        UnevenSplit, match="tensor_parallel_size=3 does not split 4 heads with 2 KV heads evenly; 1, 2, 4 would"
-    ) as caught:
-        check_split(config_of(checkpoint("llama")), 3, "folder")
-    assert (caught.value.degree, caught.value.heads, caught.value.kv_heads, caught.value.degrees) == (3, 4, 2, [2, 4])
-
-
-@pytest.mark.parametrize("architecture", ["gpt2", "lfm2", "mixtral"])
-def test_other_families_are_refused_by_name(checkpoint, architecture):
-    with pytest.raises(
-        UnsupportedModel, match="splits models of Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma2, Gemma3; .* runs with 1"
-    ):
-        check_split(config_of(checkpoint(architecture)), 2, "folder")
-
-
-def test_codes_are_refused_by_name(checkpoint):
-    config = config_of(checkpoint("llama"))
-    config.quantization_config = {"quant_method": "gptq"}
-    with pytest.raises(UnsupportedModel, match="these are codes"):
-        check_split(config, 2, "folder")
 
 
 @pytest.mark.parametrize(
