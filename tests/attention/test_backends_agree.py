@@ -1,7 +1,5 @@
 """Every backend gives what the reference gives, and the reference what attention is by its textbook definition."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 

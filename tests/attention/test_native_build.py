@@ -121,14 +121,12 @@ def test_what_the_compiler_complains_of_is_said(cache, source, compiler, monkeyp
     assert list(cache.glob("*")) == []
 
 
-def test_a_folder_that_cannot_be_written_is_named_with_what_would_do(cache, source):
+def test_a_folder_that_cannot_be_written_and_a_user_without_a_home_are_told_what_would_do(cache, source, monkeypatch):
     cache.parent.mkdir()
     cache.write_text("a file")
     with pytest.raises(BuildFailed, match=f"^{cache}: File exists; name another folder by PAGED_CACHE.$"):
         answer_of(source)
 
-
-def test_a_user_without_a_home_is_told_what_would_do(cache, source, monkeypatch):
     def home():
         raise RuntimeError("Could not determine home directory.")
 

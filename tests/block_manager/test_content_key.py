@@ -1,7 +1,5 @@
 """Keys by which content is found: two contents never share one."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given, settings, strategies as st
 

@@ -1,7 +1,5 @@
 """What the groups of a model keep, in pages: counted by hand, and against a count block by block."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

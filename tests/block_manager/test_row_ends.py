@@ -1,8 +1,5 @@
 """Ends of rows within a block: what is kept of them, and how they go."""
 
-from __future__ import annotations
-
-import numpy as np
 import pytest
 
 from paged.block_manager import BlockManager, LayerGroup
@@ -169,18 +166,3 @@ def test_a_row_that_fell_to_its_beginning_reads_no_state_of_others():
     manager.fork(other)
     manager.allocate(row, 2)
     assert manager.groups()[1].read.tolist() == [[-1]]
-
-
-def test_single_blocks_of_a_group_are_those_of_its_tables():
-    manager = BlockManager(40, 2, groups=(LayerGroup("window", 3), LayerGroup("full", pages=2)), prefix_caching=False)
-    for length in (8, 1):
-        manager.add(range(length))
-    manager.allocate([0, 1], [6, 1])
-    manager.confirm()
-    manager.allocate([0], [2])
-    for group in manager.groups():
-        columns = np.arange(4)
-        assert group.at(np.zeros(4, np.int64), columns).tolist() == group.tables[0].tolist()
-        assert (group.at(np.ones(2, np.int64), np.array([0, 1])) >= 0).all(axis=1).tolist() == [True, False]
-    window = manager.groups()[0].tables[0, :, 0]
-    assert (window >= 0).tolist() == [False, False, True, True]

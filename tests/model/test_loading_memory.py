@@ -1,7 +1,5 @@
 """Layers that become codes at load are read one after the other: their floats are never all in memory, and what was read is let go."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import weakref

@@ -22,14 +22,6 @@ def test_units_lie_side_by_side_in_the_order_of_layers():
     ]
 
 
-def test_a_state_s_heads_fill_what_the_larger_ones_leave():
-    state = Layers(kind="state", count=1, parts=(Part(units=3, unit_bytes=160), Part(units=2, unit_bytes=96)))
-    plan = plan_layers([state], block_size=16, page_bytes=256)
-    heads, tails = places_of(plan.groups[0], 256)[0]
-    assert heads == ((0, 0), (1, 0), (2, 0))
-    assert tails == ((0, 160), (1, 160))
-
-
 @pytest.mark.parametrize("name", sorted(published_layers()))
 def test_every_unit_of_a_published_model_has_a_place_of_its_own_on_the_pages_of_the_plan(name):
     plan = plan_layers(layers_named(name).layers)
@@ -68,18 +60,27 @@ def test_a_layer_of_the_model_is_found_in_its_group():
     assert located(layers, plan) == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
 
 
-def test_a_unit_that_would_begin_anywhere_is_refused():
-    plan = plan_layers([Layers(kind="full", count=1, entry=(3,))], block_size=1)
-    with pytest.raises(InvalidConfig, match=r"a unit has 3 bytes; units are multiples of 16, .* Take block_size=16\."):
+ODD_STATE = Layers(kind="state", count=1, parts=(Part(units=2, unit_bytes=40),))
+
+
+@pytest.mark.parametrize(
+    ("layers", "block_size", "message"),
+    [
+        (
+            Layers(kind="full", count=1, entry=(3,)),
+            1,
+            r"a unit has 3 bytes; .* multiples of 16, .* Take block_size=16\.",
+        ),
+        (Layers(kind="full", count=1, entry=(40, 8)), 3, r"full layers: a unit has 120 bytes; .* Take block_size=6\."),
+        (ODD_STATE, 16, r"a unit has 40 bytes; .* No option changes those of a state\."),
+    ],
+)
+def test_a_unit_that_would_begin_anywhere_is_refused(layers, block_size, message):
+    plan = plan_layers([layers], block_size=block_size)
+    with pytest.raises(InvalidConfig, match=message):
         places_of(plan.groups[0], plan.page_bytes)
-    plan = plan_layers([Layers(kind="full", count=1, entry=(40, 8))], block_size=3)
-    with pytest.raises(InvalidConfig, match=r"full layers: a unit has 120 bytes; .* Take block_size=6\."):
-        places_of(plan.groups[0], plan.page_bytes)
+
+
+def test_the_block_size_that_a_refusal_names_will_do():
     plan = plan_layers([Layers(kind="full", count=1, entry=(40, 8))], block_size=6)
     assert places_of(plan.groups[0], plan.page_bytes)
-
-
-def test_a_state_of_odd_pieces_is_refused_since_no_option_changes_it():
-    plan = plan_layers([Layers(kind="state", count=1, parts=(Part(units=2, unit_bytes=40),))])
-    with pytest.raises(InvalidConfig, match=r"a unit has 40 bytes; .* No option changes those of a state\."):
-        places_of(plan.groups[0], plan.page_bytes)

@@ -160,20 +160,15 @@ def scales(part, value):
     return change
 
 
-def without(part):
-    return lambda folder: change_weights(folder, **{part: None})
+def parts(**changes):
+    """A harm: these parts of LAYER are others, None: they are missing."""
+    return lambda folder: change_weights(folder, **changes)
 
 
 def of_floats(folder):
     """LAYER is stored as floats."""
-    change_weights(
-        folder, qweight=None, qzeros=None, scales=None, g_idx=None, weight=torch.zeros(OUTS, DEPTH, dtype=torch.float16)
-    )
-
-
-def empty(folder):
-    """LAYER has no inputs."""
-    change_weights(folder, qweight=torch.zeros(0, OUTS, dtype=torch.int32))
+    stored = dict.fromkeys(("qweight", "qzeros", "scales", "g_idx"))
+    change_weights(folder, **stored, weight=torch.zeros(OUTS, DEPTH, dtype=torch.float16))
 
 
 def uneven(folder):
@@ -181,16 +176,6 @@ def uneven(folder):
     groups = held_part(folder, "g_idx")
     groups[groups == 1] = 0
     change_weights(folder, g_idx=groups)
-
-
-def with_zeros(folder):
-    """LAYER has zero points."""
-    change_weights(folder, weight_zero_point=torch.zeros(OUTS, DEPTH // 32, dtype=torch.int8))
-
-
-def with_floats(folder):
-    """LAYER has its floats, too."""
-    change_weights(folder, weight=torch.zeros(OUTS, DEPTH, dtype=torch.float16))
 
 
 def index_without_names(folder):

@@ -1,7 +1,5 @@
 """Engines whose K and V are in 8 or 4 bits: how many sequences fit, what layers of several kinds do, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

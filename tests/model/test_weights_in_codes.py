@@ -1,7 +1,5 @@
 """Engines whose weights are quantised at load: near what their codes stand for, the same bits under pressure, and what is refused."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -125,13 +125,10 @@ def test_steps_from_files_give_the_same_logits_in_a_process_without_a_scheduler(
 def step_of(**changes):
     """A step of two rows, the second of which goes on from step 6."""
     entries = PageChanges(np.arange(2), np.zeros(2, np.int64), np.arange(2, dtype=np.int32))
-    fields = {
-        "number": 7,
-        "oldest": 6,
-        "rows": np.arange(2),
+    numbers = {"number": 7, "oldest": 6, "rows": np.arange(2), "num_drafts": np.zeros(2, np.int64)}
+    fields = numbers | {
         "num_tokens": np.array([2, 1]),
         "seq_lens": np.array([2, 1]),
-        "num_drafts": np.zeros(2, np.int64),
         "samples": np.ones(2, np.bool_),
         "token_ids": np.array([3, 4, -1], np.int32),
         "sources": np.array([[2, 6, 0]]),

@@ -1,7 +1,5 @@
 """Admission that looks ahead: the peak against a walk step by step, what a scheduler makes of it, and output lengths as quantiles and means."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Hints: what each is answered, and what becomes of content. Blocks have one token, so numbers are blocks and tokens."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -3,8 +3,6 @@
 pool of blocks of 4   | 0: a | 1: b | 2: b | 3: a, from its fifth token on |
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """Policies are data, and so are costs: what may be said in them, and what a wrong word is told."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

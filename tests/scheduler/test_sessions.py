@@ -1,7 +1,5 @@
 """What sessions leave and show. Blocks have one token, so numbers are blocks and tokens. Which content goes, and when: tests/properties/test_naive_sessions.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from paged.errors import InvalidConfig, InvalidRequest, UnknownSession
