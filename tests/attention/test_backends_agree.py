@@ -1,7 +1,8 @@
 """Every backend gives what the reference gives, and the reference what attention is by its textbook definition."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # xformers_splitk has tests of its own.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NAMES = ["triton"] if IS_INTERPRETED else ["native", "torch_gather"]
-EXAMPLES = 6 if IS_INTERPRETED else 60
+EXAMPLES = 6 if IS_INTERPRETED else 40
 REFERENCE = get_backend("reference")
 READS = {
     "native": (torch.float32, torch.bfloat16),
@@ -36,21 +37,6 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2 * 2**-
 OWN_TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 
 
-@dataclass(frozen=True)
-class Case:
-    """A step: for each sequence, tokens before it and tokens of its own; layers of different options share one plan. `parts`: pages of a block;
-    None: it has all layers. `kv_dtype`: how K and V are stored."""
-
-    turns: list[tuple[int, int]]
-    block_size: int
-    sizes: dict
-    num_padded: int
-    options: list[LayerOptions]
-    parts: int | None
-    kv_dtype: str
-    seed: int
-
-
 # One more than, one less than and just what fills a block of a usual size, or a piece of 64.
 LENGTHS = st.integers(0, 6) | st.sampled_from([15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 140])
 WINDOWS = st.none() | st.integers(1, 4) | st.sampled_from([16, 64, 65, 1000])
@@ -59,8 +45,10 @@ SOFT_CAPS = st.none() | st.sampled_from([0.5, 2.0, 30.0])
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)) -> Case:
-    turns = draw(st.lists(st.tuples(LENGTHS, st.sampled_from([1, 1, 1, 2, 3, 7])), min_size=1, max_size=12))
+def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)):
+    """A step: for each sequence, tokens before it and tokens of its own; layers of different options share one plan. `parts`: pages of a block;
+    None: it has all layers. `kv_dtype`: how K and V are stored."""
+    turns = draw(st.lists(st.tuples(LENGTHS, st.sampled_from([1, 1, 1, 2, 3, 7])), min_size=1, max_size=8))
     head_dim = draw(st.sampled_from([1, 3, 7, 8, 16, 33, 64]))
     # Scores have a standard deviation of 1.7 at most: those of 16 bits could not tell much larger ones apart.
     scales = st.sampled_from([0.3, 1.0, 1.7]).map(lambda spread: spread / head_dim**0.5)
@@ -68,8 +56,8 @@ def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)) -> Case:
     dtype = draw(st.sampled_from(dtypes))
     sources = st.integers(0, 99).map(lambda seed: torch.Generator().manual_seed(seed))
     sinks = st.none() | sources.map(lambda source: torch.randn(num_kv_heads * group, generator=source))
-    return Case(
-        turns,
+    return SimpleNamespace(
+        turns=turns,
         block_size=draw(st.sampled_from([1, 2, 16, 64]) | st.integers(1, 64)),
         sizes={
             "num_kv_heads": num_kv_heads,
@@ -139,7 +127,7 @@ def dense(turn, options, kv_dtype):
     return torch.einsum("hts,shd->thd", weights / total, values)
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(cases())
 def test_the_reference_is_dense_attention(build, case):
     turns, scene = build(case)

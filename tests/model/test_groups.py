@@ -213,7 +213,7 @@ SWAPPED = ("gemma3_text", "llama4_text", "lfm2", "qwen3_next") if ALL else ("gem
 
 @pytest.mark.parametrize("architecture", SWAPPED)
 def test_requests_that_go_to_the_host_and_come_back_answer_as_each_does_alone(architecture, loaded, short_memory):
-    memory, model = short_memory(24, lengths=(9, 21, 25)), loaded(architecture)
+    memory, model = short_memory(24), loaded(architecture)
     assert not differences(memory.check(model), memory.check(model, steps_ahead=1))
 
 

@@ -11,13 +11,11 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
 from paged.attention import StepTokens
-from paged.block_manager import Moves
 from paged.model.runner import runner_for
 from paged.testing.pressure import Answers, differences
 from paged.testing.pressure_run import PressureRun, run_alone
@@ -85,36 +83,11 @@ def last_layer_left_behind(run, copy, sources, destinations):
         part.copy_(kept)
 
 
-def moves_after_the_forward_pass(run):
-    def logits(batch):
-        step = run.inputs.of(batch)
-        run.worker.begin(msgspec.structs.replace(step, moves=Moves()))
-        found = run.worker.logits(run.worker.ready(step))
-        run.worker.runner.copy(step.moves)
-        return found
-
-    run.logits = logits
-
-
 def next_door(step):
     """The last token of each step goes to its neighbour's slot."""
     slots = step.tokens.slot_mapping.copy()
     slots[-1:] = np.abs(slots[-1:] - 1)
     return {"slot_mapping": slots}
-
-
-def reads_the_tables_of_the_step_before(run):
-    run.stale = np.zeros((0, 0), np.int32)
-
-    def changes(step):
-        kept = run.worker._tables[0]
-        tables = np.zeros_like(kept)
-        rows, columns = run.stale.shape
-        tables[:rows, :columns] = run.stale
-        run.stale = kept.copy()
-        return {"block_tables": tables[step.input.rows, : step.tokens.block_tables.shape[1]]}
-
-    altered(changes)(run)
 
 
 class Untold(StepTokens):
@@ -171,27 +144,12 @@ def sums_in_whatever_order(run):
 
 # What the shadow says, where it sees the fault: which slot it was.
 SLOT = "should hold position"
-FROM_HOST = "pool", "host_to_device"
 FAULTS = {
     "loses what goes to the host": (instead("pool", "device_to_host", lambda *_: None), SLOT),
-    "brings blocks back in the wrong order": (
-        instead(*FROM_HOST, lambda run, copy, blocks, to: copy(blocks, to.flip(0))),
-        SLOT,
-    ),
-    "leaves the last layer behind": (instead(*FROM_HOST, last_layer_left_behind), ""),
-    "moves after the forward pass": (moves_after_the_forward_pass, SLOT),
+    "leaves the last layer behind": (instead("pool", "host_to_device", last_layer_left_behind), ""),
     "writes next door": (altered(next_door), SLOT),
-    "reads the tables of the step before": (reads_the_tables_of_the_step_before, ""),
     "believes contexts shorter": (
         altered(lambda step: {"seq_lens": np.maximum(step.tokens.seq_lens - 1, step.input.num_tokens)}),
-        "",
-    ),
-    "samples after the token before": (
-        instead(
-            "worker.runner",
-            "forward",
-            lambda run, forward, step, ids, is_sampled, n: forward(step, ids, np.roll(is_sampled, -1), n),
-        ),
         "",
     ),
     "cuts without telling": (instead("worker.runner", "forward", cut_without_telling), ""),

@@ -1,6 +1,5 @@
 """Engines whose K and V are in 8 or 4 bits: how many sequences fit, what layers of several kinds do, and what is refused."""
 
-import numpy as np
 import pytest
 
 from paged import Engine
@@ -25,7 +24,7 @@ def memory(short_memory):
 @pytest.mark.parametrize(
     ("architecture", "skipped", "kv_dtype", "max_tokens"),
     # Windows in floats beside full layers, and gated delta rules beside full layers, whose pages hold more tokens.
-    [("gemma3_text", WINDOWS, "int4", 24), ("qwen3_next", (), "int8", 48)],
+    [("gemma3_text", WINDOWS, "int4", 16), ("qwen3_next", (), "int8", 48)],
 )
 def test_layers_of_several_kinds_answer_under_pressure_as_they_do_alone(
     architecture, skipped, kv_dtype, max_tokens, loaded, short_memory
@@ -36,27 +35,6 @@ def test_layers_of_several_kinds_answer_under_pressure_as_they_do_alone(
     answers = memory.check(model, **stored)
     assert differences(answers, memory.alone(model)) != []
     assert not skipped or differences(answers, memory.alone(model, kv_cache_dtype=kv_dtype)) != []
-
-
-@each_kv_dtype
-def test_backends_read_the_same_codes(kv_dtype, loaded, short_memory):
-    model, memory = loaded("gemma3_text"), short_memory(max_tokens=1)
-    expected, *others = (
-        memory.alone(model, kv_cache_dtype=kv_dtype, backend=each) for each in ("reference", "native", "torch_gather")
-    )
-    for found in others:
-        for who, rows in expected.logits.items():
-            np.testing.assert_allclose(found.logits[who], rows, rtol=1e-4, atol=1e-4)
-
-
-@each_kv_dtype
-def test_the_same_bytes_hold_more_pages(kv_dtype, loaded):
-    model = loaded("llama", head_dim=64, dtype="bfloat16")
-    times = {"int8": 3.8, "int4": 7.2}[kv_dtype]  # of float32
-    few, many = (
-        Engine(model, kv_cache_bytes=2**20, kv_cache_dtype=each).manager.num_blocks for each in ("auto", kv_dtype)
-    )
-    assert many >= times * few
 
 
 @each_kv_dtype

@@ -335,17 +335,17 @@ class Layer(torch.nn.Module):
 
     def forward(self, hidden_states, cache_params=None):
         x = cache_params.update_conv_state(hidden_states.transpose(1, 2), self.layer_idx, conv_kernel_size=3)
-        return self.convolved(x)[..., -hidden_states.shape[1] :].transpose(1, 2)
-
-    def convolved(self, x):
-        return causal_conv1d_fn(x, self.weight.to(x), None, activation=self.activation, factor=self.factor)
+        out = causal_conv1d_fn(x, self.weight.to(x), None, activation=self.activation, factor=self.factor)
+        return out[..., -hidden_states.shape[1] :].transpose(1, 2)
 
 
 class LayerOfAnotherVersion(Layer):
     """It names an argument that transformers' modules have under another name."""
 
-    def convolved(self, x):
-        return causal_conv1d_fn(x=x, weight=self.weight.to(x), bias=None, activation=None, factor=1.0)
+    def forward(self, hidden_states, cache_params=None):
+        x = cache_params.update_conv_state(hidden_states.transpose(1, 2), self.layer_idx, conv_kernel_size=3)
+        out = causal_conv1d_fn(x=x, weight=self.weight.to(x), bias=None, activation=None, factor=1.0)
+        return out[..., -hidden_states.shape[1] :].transpose(1, 2)
 
 
 def causal_conv1d_fn(x, weight, bias, activation, factor):
