@@ -111,17 +111,6 @@ def test_the_state_of_an_end_is_not_evicted_by_the_copies_of_its_blocks():
     assert manager.check() == []
 
 
-def test_sources_of_several_groups_are_evicted_each_in_its_own_place():
-    groups = (LayerGroup("full"), LayerGroup("window", 3), LayerGroup("window", 5), LayerGroup("state"))
-    manager = BlockManager(24, 4, groups=groups)
-    for tokens in (range(10), [*range(10), 50, 51, 52]):
-        row = manager.add(tokens)
-        ran(manager, row)
-        manager.free(row)
-    ran(manager, manager.add([7] * 17))
-    assert manager.check() == []
-
-
 def test_a_row_that_goes_to_the_host_before_its_copies_ran_is_read_where_they_come_from():
     manager = BlockManager(20, 4, groups=GROUPS, host_blocks=8)
     compute(manager, manager.add(range(10)))

@@ -47,18 +47,6 @@ def test_what_is_said_of_a_live_request_is_done_when_it_finishes(desk):
     assert desk.hint("retain", request=id).status == "missing"
 
 
-def test_what_is_said_of_a_request_waits_for_the_last_of_its_sequences(desk):
-    desk = desk(16, max_pinned=6)
-    id = desk.add([1, 1, 1], num_sequences=2, max_tokens=4)
-    assert desk.hint("pin", request=id).status == "deferred"
-    desk.step()
-    desk.scheduler.finish(id, 0)
-    assert desk.scheduler.num_pinned == 0
-    desk.run()
-    # The prompt, and what the last one computed of its outputs.
-    assert desk.scheduler.num_pinned == 6
-
-
 def test_what_is_said_of_a_live_turn_of_a_session_counts_from_its_end(desk):
     desk = desk(6)
     desk.add([1, 1, 1], "s")

@@ -1,14 +1,17 @@
 """Policies are data, and so are costs: what may be said in them, and what a wrong word is told."""
 
 import math
+from functools import partial
 
 import msgspec
 import pytest
 
 from paged.block_manager import BlockManager
-from paged.errors import InvalidConfig, UnknownPolicy
+from paged.errors import UnknownPolicy
 from paged.scheduler import POLICIES, Costs, Policy, Scheduler
 from paged.scheduler.policies import policy_named
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 NAMES = (
     *("vllm", "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi"),
@@ -45,29 +48,10 @@ def test_no_two_named_policies_are_the_same_combination():
     assert len(combinations) == len(POLICIES)
 
 
-@pytest.mark.parametrize("name", ["", "VLLM", "sglang", None, 3])
-def test_an_unknown_policy_is_told_the_known_ones(name):
-    with pytest.raises(UnknownPolicy, match="known are " + ", ".join(NAMES)) as raised:
-        Scheduler(BlockManager(4, 4), policy=name)
-    assert raised.value.known == NAMES
-
-
-@pytest.mark.parametrize(
-    ("field", "known"),
-    [
-        ("order", "cached, fair, fcfs, priority"),
-        ("reservation", "expected, max, prompt"),
-        ("foresight", "expected, none, predicted"),
-        ("layout", "blocks, counted, region"),
-        ("composition", "decodes_first, in_order"),
-        ("victim", "fewest_blocks, latest"),
-        ("take", "tail, whole"),
-        ("preemption", "cheapest, recompute, swap"),
-    ],
-)
-def test_a_wrong_strategy_is_told_the_known_ones(field, known):
-    with pytest.raises(InvalidConfig, match=f"policy mine: {field} has to be one of {known}; got 'sideways'"):
-        Policy(name="mine", **{field: "sideways"})
+@pytest.mark.parametrize(("call", "shown"), shown_in("scheduler/refused_policies.txt", ">>>"))
+def test_an_unknown_policy_and_a_wrong_strategy_are_told_the_known_ones(call, shown):
+    error = assert_refused(call, shown, {"Policy": Policy, "named": partial(Scheduler, BlockManager(4, 4))})
+    assert not isinstance(error, UnknownPolicy) or error.known == NAMES
 
 
 KNEE = Costs(seconds_per_token=1.0, attention_knee=8.0)
