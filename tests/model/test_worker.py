@@ -49,7 +49,7 @@ def recorded(name, engine):
     worker.begin, worker.logits, worker.keep = begin_and_note, logits_and_note, keep_and_note
     for number, prompt in enumerate(PROMPTS):
         # Two sequences of one prompt share blocks, and part.
-        asked = SamplingParams(max_tokens=12 + number, temperature=1.0, seed=number, n=1 + (number == 1))
+        asked = SamplingParams(max_tokens=8 + number, temperature=1.0, seed=number, n=1 + (number == 1))
         engine.add_request(prompt, asked)
     outputs_of(engine)
     return {
