@@ -18,6 +18,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from paged import SamplingParams
 from paged.attention import StepTokens, get_backend
+from paged.attention.torch_gather import Backend
 from paged.base.growing import rising
 from paged.engine import engine as engine_module
 from paged.engine.engine import Engine
@@ -35,26 +36,19 @@ from ..driving import tokens_of  # noqa: TID252
 STATES = ["mamba2", "qwen3_next", "recurrent_gemma", "minimax", "rwkv"]
 
 
-class Renewing:
+class Renewing(Backend):
     """torch_gather, whose plan of a step can be replaced by that of another one."""
 
     name, piece = "renewing", 1
 
-    def __init__(self, is_invariant=False):
-        self.is_invariant = is_invariant
-        self._theirs = get_backend("torch_gather", invariant=is_invariant)
-
-    def check(self, shape):
-        self._theirs.check(shape)
-
     def prepare(self, step, pool):
-        return [self._theirs.prepare(step, pool)]
+        return [super().prepare(step, pool)]
 
     def renew(self, plan, step, pool):
         plan[:] = self.prepare(step, pool)
 
     def attend(self, queries, pool, layer, plan, options):
-        return self._theirs.attend(queries, pool, layer, plan[0], options)
+        return super().attend(queries, pool, layer, plan[0], options)
 
 
 @pytest.fixture

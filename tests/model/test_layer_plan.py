@@ -1,16 +1,19 @@
-"""Pages for layers of several kinds: what a plan holds, by hand for small ones, and at most 3 % beyond what must be kept for real ones."""
+"""Pages for layers of several kinds: what a plan holds, at most 3 % beyond what must be kept for real models, and where each unit lies."""
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.errors import NoPagePlan
+from paged.errors import InvalidConfig, NoPagePlan
 from paged.model.layer_plan import LENGTHS, MOST_PAGES, MOST_WASTE, LayerPlan, Layers, Part, num_pages, plan_layers
+from paged.model.places import ALIGNED, located, places_of
 from paged.study.hardware import layers_named, published_layers
 
 FULL, WINDOW = Layers(kind="full", count=2, entry=(8, 8)), Layers(kind="window", count=1, entry=(8, 8), reach=32)
+NARROW = Layers(kind="full", count=1, entry=(4, 4))
 STATE = Layers(kind="state", count=2, parts=(Part(units=3, unit_bytes=100),))
 
 
@@ -77,13 +80,30 @@ def test_pages_hold_every_unit_whole_and_no_more_are_taken_than_one_a_unit(units
 
 
 @pytest.mark.parametrize("name", sorted(published_layers()))
-def test_a_published_model_holds_at_most_3_percent_beyond_what_its_layers_need(name):
+def test_a_published_model_holds_at_most_3_percent_beyond_what_its_layers_need_each_unit_at_its_place(name):
     plan = plan_layers(layers_named(name).layers)
     assert plan.block_size in (16, 32)
     # Its sizes are not sure, and one of its kinds of entry stands for 128 tokens.
     assert plan.waste <= (1.06 if name == "deepseek-v4-flash" else 1.03)
     for length in (*LENGTHS, 1000, 5001):
         assert plan.held_bytes(length) >= plan.kept_bytes(length)
+    for group in plan.groups:
+        assert_each_unit_has_a_place_of_its_own(group, plan.page_bytes)
+
+
+def assert_each_unit_has_a_place_of_its_own(group, page_bytes):
+    """Within the pages of a block, and on all of them."""
+    places, taken = places_of(group, page_bytes), []
+    shapes = [each for each in group.layers for _ in range(each.count)]
+    for shape, pieces in zip(shapes, places, strict=True):
+        units = [(size, number // shape.count) for size, number in shape.units(group.block_tokens)]
+        for (size, number), its in zip(units, pieces, strict=True):
+            assert len(its) == number
+            taken += [(place.part, place.offset, place.offset + size) for place in its]
+    taken.sort()
+    assert {part for part, _, _ in taken} == set(range(group.pages))
+    assert all(stop <= page_bytes and start % ALIGNED == 0 for _, start, stop in taken)
+    assert not [1 for (p, _, stop), (q, start, _) in pairwise(taken) if p == q and start < stop]
 
 
 def test_a_block_has_32_tokens_where_16_take_many_pages_or_waste_more():
@@ -108,3 +128,38 @@ def test_a_page_that_holds_no_unit_is_refused_with_what_would_do():
 def test_the_code_of_the_page_on_models_runs(repository):
     page = (repository / "docs" / "hardware.md").read_text(encoding="utf-8")
     exec(re.search(r"^```python\n(from paged.model.layer_plan.*?)^```", page, re.DOTALL | re.MULTILINE)[1], {})
+
+
+def test_a_layer_of_the_model_is_found_in_its_group():
+    window = Layers(kind="window", count=1, entry=(4, 4), reach=32)
+    wide = Layers(kind="full", count=2, entry=(8, 8))
+    layers = [window, NARROW, window, wide]
+    plan = plan_layers(layers, block_size=16)
+    assert [group.kind for group in plan.groups] == ["window", "full"]
+    assert located(layers, plan) == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
+
+
+ODD_STATE = Layers(kind="state", count=1, parts=(Part(units=2, unit_bytes=40),))
+
+
+@pytest.mark.parametrize(
+    ("layers", "block_size", "message"),
+    [
+        (
+            Layers(kind="full", count=1, entry=(3,)),
+            1,
+            r"a unit has 3 bytes; .* multiples of 16, .* Take block_size=16\.",
+        ),
+        (Layers(kind="full", count=1, entry=(40, 8)), 3, r"full layers: a unit has 120 bytes; .* Take block_size=6\."),
+        (ODD_STATE, 16, r"a unit has 40 bytes; .* No option changes those of a state\."),
+    ],
+)
+def test_a_unit_that_would_begin_anywhere_is_refused(layers, block_size, message):
+    plan = plan_layers([layers], block_size=block_size)
+    with pytest.raises(InvalidConfig, match=message):
+        places_of(plan.groups[0], plan.page_bytes)
+
+
+def test_the_block_size_that_a_refusal_names_will_do():
+    plan = plan_layers([Layers(kind="full", count=1, entry=(40, 8))], block_size=6)
+    assert places_of(plan.groups[0], plan.page_bytes)

@@ -36,6 +36,17 @@ def test_only_the_end_that_nothing_goes_on_behind_is_demoted(desk):
     assert (desk.on_device([1, 1, 1, 2]), desk.on_device([1, 1, 3, 3])) == (2, 4)
 
 
+def test_what_comes_before_an_end_that_is_demoted_stays_retained(desk):
+    desk = desk(6)
+    desk.serve([1, 1, 1, 2])
+    desk.hint("retain", tokens=[1, 1, 1, 2])
+    desk.serve([1, 1, 3])
+    assert said(desk.hint("demote", tokens=[1, 1, 1, 2])) == ("accepted", 2)
+    desk.serve([4] * 4)
+    desk.serve([5] * 2)
+    assert (desk.on_device([1, 1, 1, 2]), desk.on_device([4] * 4)) == (2, 2)
+
+
 def test_what_is_said_of_a_live_request_is_done_when_it_finishes(desk):
     desk = desk(6)
     id = desk.add([1, 1, 1])
