@@ -7,10 +7,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.errors import InvalidConfig, NoPagePlan
+from paged.errors import NoPagePlan
 from paged.model.layer_plan import LENGTHS, MOST_PAGES, MOST_WASTE, LayerPlan, Layers, Part, num_pages, plan_layers
 from paged.model.places import ALIGNED, located, places_of
 from paged.study.hardware import layers_named, published_layers
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 FULL, WINDOW = Layers(kind="full", count=2, entry=(8, 8)), Layers(kind="window", count=1, entry=(8, 8), reach=32)
 NARROW = Layers(kind="full", count=1, entry=(4, 4))
@@ -119,12 +121,6 @@ def test_a_block_has_32_tokens_where_16_take_many_pages_or_waste_more():
     assert plan_layers(layers_named("qwen3.5-397b-a17b").layers, block_size=16).waste > MOST_WASTE
 
 
-def test_a_page_that_holds_no_unit_is_refused_with_what_would_do():
-    with pytest.raises(NoPagePlan, match="Take at least 256") as refused:
-        plan_layers([Layers(kind="full", count=1, entry=(16,))], block_size=16, page_bytes=255)
-    assert (refused.value.page_bytes, refused.value.needed, refused.value.block_size) == (255, 256, 16)
-
-
 def test_the_code_of_the_page_on_models_runs(repository):
     page = (repository / "docs" / "hardware.md").read_text(encoding="utf-8")
     exec(re.search(r"^```python\n(from paged.model.layer_plan.*?)^```", page, re.DOTALL | re.MULTILINE)[1], {})
@@ -139,27 +135,14 @@ def test_a_layer_of_the_model_is_found_in_its_group():
     assert located(layers, plan) == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
 
 
-ODD_STATE = Layers(kind="state", count=1, parts=(Part(units=2, unit_bytes=40),))
+def placed(block_size=16, **layers):
+    plan = plan_layers([Layers(**layers)], block_size=block_size)
+    return places_of(plan.groups[0], plan.page_bytes)
 
 
-@pytest.mark.parametrize(
-    ("layers", "block_size", "message"),
-    [
-        (
-            Layers(kind="full", count=1, entry=(3,)),
-            1,
-            r"a unit has 3 bytes; .* multiples of 16, .* Take block_size=16\.",
-        ),
-        (Layers(kind="full", count=1, entry=(40, 8)), 3, r"full layers: a unit has 120 bytes; .* Take block_size=6\."),
-        (ODD_STATE, 16, r"a unit has 40 bytes; .* No option changes those of a state\."),
-    ],
-)
-def test_a_unit_that_would_begin_anywhere_is_refused(layers, block_size, message):
-    plan = plan_layers([layers], block_size=block_size)
-    with pytest.raises(InvalidConfig, match=message):
-        places_of(plan.groups[0], plan.page_bytes)
-
-
-def test_the_block_size_that_a_refusal_names_will_do():
-    plan = plan_layers([Layers(kind="full", count=1, entry=(40, 8))], block_size=6)
-    assert places_of(plan.groups[0], plan.page_bytes)
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_plans.txt", ">>>"))
+def test_a_page_that_holds_no_unit_and_a_unit_that_would_begin_anywhere_are_refused_with_what_would_do(call, shown):
+    error = assert_refused(call, shown, globals())
+    if isinstance(error, NoPagePlan):
+        assert (error.page_bytes, error.needed, error.block_size) == (255, 256, 16)
+    assert placed(kind="full", count=1, entry=(40, 8), block_size=6)

@@ -21,6 +21,8 @@ from paged.model.parallel.split import Part, Sizes
 from paged.model.parallel.sums import Sums, store_at, store_of_first
 from paged.model.runner import runner_for
 
+from ...shown import assert_refused, shown_in  # noqa: TID252
+
 CPU = torch.device("cpu")
 LIMIT_S = 60.0
 FEW = {"num_key_value_heads": 1}
@@ -78,9 +80,7 @@ def test_logits_are_those_of_one_process_and_the_same_bits_however_a_prompt_is_c
     folder, ids = harmed(checkpoint(architecture, **changes), tmp_path, draw_biases), ids_of(40)
     whole = said(load_model(folder), ids)
     store, parts = parts_of(folder, ranks)
-    split, *others = on_each(lambda rank: said(parts[rank], ids), ranks)
-    # Each rank has all logits.
-    assert all(torch.equal(split, other) for other in others)
+    split, *_ = on_each(lambda rank: said(parts[rank], ids), ranks)
     assert (split - whole).abs().max() <= 1e-4 * whole.abs().max()
     in_pieces, *_ = on_each(lambda rank: said(parts[rank], ids, cuts=(1, 14, 15, 39)), ranks)
     assert torch.equal(in_pieces, split)
@@ -97,7 +97,9 @@ def test_within_its_rounding_a_split_model_answers_as_the_whole_one_in_c(checkpo
     whole = said(load_model(folder, dtype=dtype), ids)
     store, parts = parts_of(folder, 2, dtype)
     split, other = on_each(lambda rank: said(parts[rank], ids, backend=backend), 2)
-    assert torch.equal(split, other) and (split - whole).abs().max() <= bound * whole.abs().max()
+    assert (split - whole).abs().max() <= bound * whole.abs().max()
+    # By modules each rank has all logits, in C the first one.
+    assert torch.equal(split, other) or backend == "auto"
     del store
 
 
@@ -151,25 +153,13 @@ def test_degrees_divide_heads_and_divide_or_repeat_kv_heads():
     assert Sizes(heads=32, kv_heads=8, head_dim=64, intermediate=1536, vocabulary=49152).degrees() == [2, 4, 8, 16, 32]
 
 
-@pytest.mark.parametrize(
-    ("harm", "what"),
-    [
-        (lambda weights: weights.pop("model.norm.weight"), "missing: model.norm.weight"),
-        (lambda weights: weights.update({"lm_head.weight": weights["lm_head.weight"][:50]}), "another shape: lm_head"),
-        (
-            lambda weights: weights.update({"model.norm.weight": torch.ones(3)}),
-            r"another shape: model.norm.weight has \[3\]; \[48\] is wanted",
-        ),
-        # More than config.json says: a part could be cut from them.
-        (lambda weights: doubled(weights, "model.layers.0.mlp.gate_proj.weight", 0), "another shape: .*gate_proj"),
-        (lambda weights: doubled(weights, "model.layers.0.mlp.down_proj.weight", 1), "another shape: .*down_proj"),
-        (lambda weights: doubled(weights, "model.layers.0.self_attn.o_proj.weight", 1), "another shape: .*o_proj"),
-    ],
-)
-def test_weights_that_are_missing_or_of_another_shape_are_named(checkpoint, tmp_path, harm, what):
-    folder = harmed(checkpoint("llama"), tmp_path, harm)
-    with pytest.raises(BrokenCheckpoint, match=what):
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/parallel/refused_weights.txt", ">>>"))
+def test_weights_that_are_missing_or_of_another_shape_are_named(checkpoint, tmp_path, call, shown):
+    def loaded(harm):
+        folder = harmed(checkpoint("llama"), tmp_path, harm)
         load_part(Wanted(folder, Part(1, 2), "float32", CPU), lambda _digest: pytest.fail("they were read"))
+
+    assert_refused(call, shown, {"loaded": loaded, "torch": torch, "doubled": doubled}, BrokenCheckpoint)
 
 
 def test_the_digest_is_of_the_files_and_of_what_each_rank_reads_whole_and_the_same_on_each(checkpoint, tmp_path):
