@@ -34,6 +34,10 @@ def test_only_the_end_that_nothing_goes_on_behind_is_demoted(desk):
     assert said(desk.hint("demote", tokens=[1, 1])) == ("rejected", 0)
     desk.serve([4] * 4)
     assert (desk.on_device([1, 1, 1, 2]), desk.on_device([1, 1, 3, 3])) == (2, 4)
+    # Nor is what a request holds.
+    desk.add([5, 5], max_tokens=3)
+    desk.step()
+    assert said(desk.hint("demote", tokens=[5, 5])) == ("rejected", 0)
 
 
 def test_what_comes_before_an_end_that_is_demoted_stays_retained(desk):
