@@ -128,3 +128,9 @@ def test_there_is_a_row_of_logits_for_each_token_that_is_asked_for(loaded, batch
     none = np.zeros(0, np.int64)
     step = StepTokens(none, none, np.zeros(1, np.int64), none, np.zeros((0, 1), np.int32), 4)
     assert logits_of(runner, step, none, none).shape == (0, 97)
+
+
+def test_logits_of_16_bit_weights_are_float32(checkpoint):
+    model = load_model(checkpoint("llama"), dtype="bfloat16")
+    runner = runner_for(model, pool_for(model))
+    assert logits_of(runner, whole_prompt([5, 6, 7]), [5, 6, 7], [True] * 3).dtype is torch.float32
