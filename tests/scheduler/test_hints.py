@@ -26,6 +26,16 @@ def test_a_higher_priority_goes_after_a_lower_one_and_a_time_ends_it(desk):
     assert (desk.on_device([1] * 3), desk.on_device([2] * 3)) == (0, 1)
 
 
+def test_what_is_demoted_goes_first_whatever_retained_it(desk):
+    desk = desk(6)
+    desk.serve([1, 1, 1], "s")
+    desk.hint("retain", session="s", priority=3)
+    desk.serve([2, 2, 2])
+    assert said(desk.hint("demote", tokens=[1, 1, 1])) == ("accepted", 3)
+    desk.serve([3, 3])
+    assert (desk.on_device([1] * 3), desk.on_device([2] * 3)) == (1, 3)
+
+
 def test_only_the_end_that_nothing_goes_on_behind_is_demoted(desk):
     desk = desk(8)
     desk.serve([1, 1, 1, 2])

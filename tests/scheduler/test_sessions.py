@@ -33,6 +33,19 @@ def test_the_end_of_the_session_whose_next_turn_is_expected_last_goes_first(desk
     assert (desk.on_device([1] * 4), desk.on_device([2] * 4)) == (kept[first], kept[second])
 
 
+def test_what_was_kept_too_long_does_not_stand_in_for_what_is_kept(desk):
+    desk = desk(10)
+    now = train(desk, "person", 300.0, train(desk, "tool", 5.0, 0.0))
+    desk.serve([1, 1], "over", now)
+    desk.hint("retain", now, session="over", waits_for="person", lasts=1.0)
+    for name, waits_for, token in (("soon", "tool", 2), ("late", "person", 3)):
+        desk.serve([token] * 4, name, now)
+        desk.hint("retain", now, session=name, waits_for=waits_for)
+    # Two blocks of the session that is over, and two of the one that waits for a person.
+    desk.serve([4] * 4, now=now + 2)
+    assert [desk.on_device([token] * 4) for token in (1, 2, 3)] == [0, 4, 2]
+
+
 def test_a_session_whose_prefix_a_turn_of_another_one_used_goes_first_again_afterwards(desk):
     desk = desk(9, policy="vllm")
     now = train(desk, "person", 300.0, train(desk, "tool", 5.0, 0.0))
