@@ -8,11 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
-
-pytest.importorskip("torch")
-
 import torch
+from hypothesis import given, settings, strategies as st
 
 from paged.attention import KVPool, LayerOptions, StepTokens, get_backend
 
@@ -164,15 +161,8 @@ def test_it_holds_for_threads_that_share_the_work(draw_turn, lay_out, dtype, nam
 )
 def test_native_bits_are_those_of_any_number_of_rows(kv_dtype, heads, kv_heads, size, largest):
     """By a matrix unit or without it, in tiles that are full or not, down to the signs of zeros where numbers are too small to be normal."""
-    pool = KVPool(
-        num_layers=1,
-        num_blocks=10,
-        block_size=16,
-        num_kv_heads=kv_heads,
-        head_dim=size,
-        dtype=torch.bfloat16,
-        kv_dtype=kv_dtype,
-    )
+    sizes = {"num_layers": 1, "num_blocks": 10, "block_size": 16, "num_kv_heads": kv_heads, "head_dim": size}
+    pool = KVPool(**sizes, dtype=torch.bfloat16, kv_dtype=kv_dtype)
     drawn = torch.Generator().manual_seed(1)
     keys, values = (torch.randn(150, kv_heads, size, generator=drawn) for _ in range(2))
     pool.write_kv(0, torch.arange(150), keys.bfloat16(), (values * largest).bfloat16())

@@ -3,11 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings, strategies as st
-
-pytest.importorskip("torch")
-
 import torch
+from hypothesis import given, settings, strategies as st
 
 from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool
 from paged.errors import InvalidPool
@@ -48,7 +45,7 @@ def test_a_write_changes_its_slots_of_its_layer_and_no_others(layer, slots):
 
 def test_a_new_pool_is_all_zero_and_the_views_of_a_layer_are_the_memory_of_its_blocks():
     pool = make_pool()
-    assert not every_block(pool).any()
+    assert not every_block(pool).any() and pool.keys(1)[2].is_contiguous()
     own = pool.layer(1)
     slots = torch.tensor([3, 4])
     own.keys.tokens[own.keys.token_steps.of(slots, 2)[0]] = 1
@@ -76,21 +73,25 @@ def test_scratch_is_behind_the_blocks_and_stays_zero_whatever_is_done_to_them():
     assert found[:, :, :3].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_a_block_costs_what_its_tensors_take(dtype):
-    pool = make_pool(dtype=dtype, num_host_blocks=5)
-    cost = KVPool.bytes_per_block(num_layers=2, block_size=2, num_kv_heads=2, head_dim=3, dtype=dtype)
-    on_device = sum(pool.keys(layer).nbytes + pool.values(layer).nbytes for layer in range(2))
-    assert (on_device, pool.pages.on_device.nbytes) == (4 * cost, 4 * cost)
-    assert pool.pages.on_host.nbytes == 5 * cost
-
-
-def test_values_may_have_a_size_of_their_own():
-    pool = make_pool(value_dim=5)
+@pytest.mark.parametrize(
+    ("changes", "cost"),
+    [
+        ({"dtype": torch.float32}, 2 * 2 * 2 * 2 * 3 * 4),
+        ({"dtype": torch.bfloat16}, 2 * 2 * 2 * 2 * 3 * 2),
+        ({"dtype": torch.float32, "value_dim": 5}, 2 * 2 * 2 * (3 + 5) * 4),
+        # Scales of two bytes; two codes a byte.
+        ({"dtype": torch.float32, "kv_dtype": "int8"}, 2 * 2 * 2 * 2 * (3 + 2)),
+        ({"dtype": torch.float32, "kv_dtype": "int4"}, 2 * 2 * 2 * 2 * (2 + 2)),
+    ],
+    ids=str,
+)
+def test_a_block_costs_what_its_tensors_take(changes, cost):
+    pool = make_pool(num_host_blocks=5, **changes)
     sizes = {name: SIZES[name] for name in SIZES if name != "num_blocks"}
-    cost = KVPool.bytes_per_block(**sizes, value_dim=5, dtype=torch.float32)
-    assert (pool.values(1).shape, pool.pages.page_bytes) == ((4, 2, 2, 5), cost)
-    assert cost == 2 * 2 * 2 * (3 + 5) * 4
+    assert KVPool.bytes_per_block(**sizes, **changes) == pool.pages.page_bytes == cost
+    on_device = sum(pool.keys(layer).nbytes + pool.values(layer).nbytes for layer in range(2))
+    assert pool.pages.on_device.nbytes == 4 * cost and ("kv_dtype" in changes or on_device == 4 * cost)
+    assert pool.pages.on_host.nbytes == 5 * cost
 
 
 def test_layers_lie_side_by_side_where_nothing_else_is_on_a_page():
@@ -104,13 +105,6 @@ def test_layers_lie_side_by_side_where_nothing_else_is_on_a_page():
     swapped = {0: KVPlace(0, places[0].values, places[0].keys)}
     assert not LayeredPool(swapped, page_bytes=16, **sizes).is_side_by_side
     assert not LayeredPool({}, page_bytes=16, **sizes).is_side_by_side
-
-
-def test_k_of_a_block_is_one_piece_of_memory_and_all_of_the_block_is_on_its_page():
-    pool = make_pool(num_host_blocks=2)
-    assert pool.keys(1)[2].is_contiguous()
-    pool.poison(torch.tensor([2]))
-    assert pool.pages.on_device[2].eq(255).all() and not pool.pages.on_device[:2].any()
 
 
 @pytest.mark.parametrize(

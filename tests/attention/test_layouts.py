@@ -1,11 +1,8 @@
 """Views of pages: whatever is read was written at this place, other bytes stay, and what a row does not have reads as zeros."""
 
 import pytest
-from hypothesis import given, settings, strategies as st
-
-pytest.importorskip("torch")
-
 import torch
+from hypothesis import given, settings, strategies as st
 
 from paged.attention.kv_pool import EntryPlace, KVPlace, LayeredPool
 from paged.attention.layouts.state import State
@@ -63,17 +60,19 @@ def test_a_piece_that_does_not_divide_into_its_units_and_units_with_room_to_spar
 
 
 @pytest.mark.parametrize(
-    ("unit_bytes", "words"),
-    [(12, "a unit of 12 bytes has no room for 4 elements of torch.float32, one of 1 units"), (18, "units of 18 bytes")],
+    ("page_bytes", "unit_bytes", "words"),
+    [
+        (64, 12, "a unit of 12 bytes has no room for 4 elements of torch.float32, one of 1 units"),
+        (64, 18, "units of 18 bytes"),
+        (30, 16, "pages of 30 bytes: torch.float32 takes multiples of 4"),
+    ],
 )
-def test_units_that_do_not_hold_the_state_are_refused(unit_bytes, words):
+def test_units_that_do_not_hold_the_state_and_pages_of_no_whole_number_of_elements_are_refused(
+    page_bytes, unit_bytes, words
+):
+    pages = Pages(num_pages=1, page_bytes=page_bytes)
     with pytest.raises(InvalidPool, match=words):
-        State(Pages(num_pages=1, page_bytes=64), [(0, 0)], unit_bytes=unit_bytes, shape=(1, 4), dtype=torch.float32)
-
-
-def test_pages_that_are_no_whole_number_of_elements_are_refused():
-    with pytest.raises(InvalidPool, match="pages of 30 bytes: torch.float32 takes multiples of 4"):
-        State(Pages(num_pages=1, page_bytes=30), [(0, 0)], unit_bytes=16, shape=(1, 4), dtype=torch.float32)
+        State(pages, [(0, 0)], unit_bytes=unit_bytes, shape=(1, 4), dtype=torch.float32)
 
 
 @settings(max_examples=60, derandomize=True)

@@ -5,16 +5,14 @@ Every block holds one number of its own: 10, 11, ... on the device, 20, 21, ... 
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
-
-pytest.importorskip("torch")
-
 import torch
+from hypothesis import given, settings, strategies as st
 
 from paged import Moves
 from paged.attention import KVPool, run_moves
 from paged.attention.pages import _kernel
-from paged.errors import InvalidPool
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 NUM_DEVICE, NUM_HOST = 5, 4
 
@@ -65,18 +63,8 @@ def make_pool():
     return pool
 
 
-@pytest.fixture
-def pool():
-    return make_pool()
-
-
 def state(pool):
     return numbers(device(pool)[:NUM_DEVICE]), numbers(host(pool))
-
-
-def test_numbers_show_a_part_that_is_elsewhere(pool):
-    pool.values(2)[1, 1] = pool.values(2)[1, 0].clone()
-    assert state(pool) == ([10, -1, 12, 13, 14], [20, 21, 22, 23])
 
 
 DEVICE, HOST = st.integers(0, NUM_DEVICE - 1), st.integers(0, NUM_HOST - 1)
@@ -100,27 +88,16 @@ def test_a_kind_reads_all_its_sources_before_it_writes(to_host, to_device, on_de
     assert state(pool) == (expected, on_host)
 
 
-GOOD = {"to_host": (0, 0), "to_device": (1, 1), "on_device": (2, 3)}
+@pytest.mark.parametrize(("call", "shown"), shown_in("attention/refused_moves.txt", ">>>"))
+def test_a_block_that_is_not_there_is_named_and_nothing_is_copied(call, shown):
+    pool = make_pool()
 
-
-@pytest.mark.parametrize(
-    ("kind", "wrong", "message"),
-    [
-        ("to_host", (5, 1), "a move names block 5; there are 5."),
-        ("to_host", (-1, 1), "a move names block -1; there are 5."),
-        ("to_host", (1, 4), "a move names block 4; there are 4."),
-        ("to_device", (4, 0), "a move names block 4; there are 4."),
-        ("to_device", (0, 5), "a move names block 5; there are 5."),
-        ("to_device", (0, -2), "a move names block -2; there are 5."),
-        ("on_device", (5, 0), "a move names block 5; there are 5."),
-        ("on_device", (0, 99), "a move names block 99; there are 5."),
-    ],
-)
-def test_a_block_that_is_not_there_is_named_and_nothing_is_copied(pool, kind, wrong, message):
-    lists = {name: [pair] for name, pair in GOOD.items()}
-    lists[kind].append(wrong)
-    with pytest.raises(InvalidPool, match=f"^{message}$"):
+    def moved(kind, wrong):
+        lists = {"to_host": [(0, 0)], "to_device": [(1, 1)], "on_device": [(2, 3)]}
+        lists[kind].append(wrong)
         run_moves(pool, moves(**lists))
+
+    assert_refused(call, shown, {"moved": moved})
     assert state(pool) == ([10, 11, 12, 13, 14], [20, 21, 22, 23])
 
 

@@ -10,19 +10,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
-from ..shown import assert_refused, shown_in  # noqa: TID252
-
-pytest.importorskip("torch")
-
 import numpy as np
+import pytest
 import torch
 from numpy.lib import NumpyVersion
 
 from paged.attention import LayerShape, best_backend, get_backend, triton_blocks
 from paged.attention.xformers_splitk import Backend, _operator
 from paged.errors import UnsupportedByBackend
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 GPU = torch.device("cuda")
 CPU = torch.device("cpu")

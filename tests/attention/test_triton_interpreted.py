@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-pytest.importorskip("torch")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1; test_on_gpus.py runs it", allow_module_level=True)
 pytest.importorskip("triton")

@@ -8,7 +8,6 @@ import warnings
 
 import pytest
 
-pytest.importorskip("torch")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1; test_on_gpus.py runs it", allow_module_level=True)
 with warnings.catch_warnings():

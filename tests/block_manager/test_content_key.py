@@ -1,7 +1,5 @@
 """Keys by which content is found: two contents never share one."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
@@ -43,7 +41,7 @@ NODES = st.tuples(st.integers(0, 300) | st.integers(0, 2**62), st.integers(0, 30
 CONTENT = st.tuples(st.builds(root_prefix, NAMESPACES) | NODES, BLOCKS)
 
 
-@settings(max_examples=300, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(CONTENT, CONTENT)
 def test_a_key_is_one_namespace_or_one_node_and_one_block(one, other):
     keys = [(parent if isinstance(parent, bytes) else node_prefix(*parent)) + block for parent, block in (one, other)]

@@ -1,7 +1,5 @@
 """What the groups of a model keep, in pages: counted by hand, and against a count block by block."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -17,6 +15,15 @@ FULL, WINDOW, STATE = LayerGroup("full", pages=2), LayerGroup("window", 6), Laye
 )
 def test_only_one_full_group_of_one_page_is_plain(groups, is_plain):
     assert Layout(groups, 4).is_plain is is_plain
+
+
+@pytest.mark.parametrize(
+    # Without full attention positions cost nothing.
+    ("groups", "num_pages", "num_blocks"),
+    [([FULL], 8, 8), ([WINDOW], 8, 8 * 1024), ([WINDOW], 10**6, 2**20)],
+)
+def test_as_many_positions_as_pages_hold(groups, num_pages, num_blocks):
+    assert Layout(groups, 4).num_main_blocks(num_pages) == num_blocks
 
 
 @pytest.mark.parametrize(
@@ -73,12 +80,6 @@ def test_a_row_that_computes_a_block_at_a_time_never_holds_more_than_is_counted(
             assert held <= side.most
 
 
-def test_without_full_attention_positions_cost_nothing():
-    layout = Layout([WINDOW], 4)
-    assert (layout.full_pages, layout.num_main_blocks(8)) == (0, 8 * 1024)
-    assert (layout.num_main_blocks(10**6), Layout([FULL], 4).num_main_blocks(8)) == (2**20, 8)
-
-
 @pytest.mark.parametrize(
     ("groups", "named"),
     [
@@ -89,7 +90,3 @@ def test_without_full_attention_positions_cost_nothing():
 def test_a_refusal_names_the_kinds_once_and_in_order(groups, named):
     with pytest.raises(UnsupportedByLayers, match=f"^a leap is not possible with {named}.$"):
         Layout(groups, 4).refuse("a leap")
-
-
-def test_nothing_is_refused_where_all_layers_are_full():
-    Layout(PLAIN, 4).refuse("a leap")

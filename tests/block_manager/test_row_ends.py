@@ -1,8 +1,5 @@
 """Ends of rows within a block: what is kept of them, and how they go."""
 
-from __future__ import annotations
-
-import numpy as np
 import pytest
 
 from paged.block_manager import BlockManager, LayerGroup
@@ -114,17 +111,6 @@ def test_the_state_of_an_end_is_not_evicted_by_the_copies_of_its_blocks():
     assert manager.check() == []
 
 
-def test_sources_of_several_groups_are_evicted_each_in_its_own_place():
-    groups = (LayerGroup("full"), LayerGroup("window", 3), LayerGroup("window", 5), LayerGroup("state"))
-    manager = BlockManager(24, 4, groups=groups)
-    for tokens in (range(10), [*range(10), 50, 51, 52]):
-        row = manager.add(tokens)
-        ran(manager, row)
-        manager.free(row)
-    ran(manager, manager.add([7] * 17))
-    assert manager.check() == []
-
-
 def test_a_row_that_goes_to_the_host_before_its_copies_ran_is_read_where_they_come_from():
     manager = BlockManager(20, 4, groups=GROUPS, host_blocks=8)
     compute(manager, manager.add(range(10)))
@@ -169,18 +155,3 @@ def test_a_row_that_fell_to_its_beginning_reads_no_state_of_others():
     manager.fork(other)
     manager.allocate(row, 2)
     assert manager.groups()[1].read.tolist() == [[-1]]
-
-
-def test_single_blocks_of_a_group_are_those_of_its_tables():
-    manager = BlockManager(40, 2, groups=(LayerGroup("window", 3), LayerGroup("full", pages=2)), prefix_caching=False)
-    for length in (8, 1):
-        manager.add(range(length))
-    manager.allocate([0, 1], [6, 1])
-    manager.confirm()
-    manager.allocate([0], [2])
-    for group in manager.groups():
-        columns = np.arange(4)
-        assert group.at(np.zeros(4, np.int64), columns).tolist() == group.tables[0].tolist()
-        assert (group.at(np.ones(2, np.int64), np.array([0, 1])) >= 0).all(axis=1).tolist() == [True, False]
-    window = manager.groups()[0].tables[0, :, 0]
-    assert (window >= 0).tolist() == [False, False, True, True]

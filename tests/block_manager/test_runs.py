@@ -1,7 +1,5 @@
 """What a run of content lets go of when it shrinks, and where a hit ends by what each group still has: BEHAVIOURS F3, Q6 and Q7."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

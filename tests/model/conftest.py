@@ -3,8 +3,6 @@
 Torch runs on one thread, since matrices this small are not worth two; transformers says nothing.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -144,7 +142,13 @@ class ShortMemory:
 
     def alone(self, model: LoadedModel, **options: Any) -> Answers:
         engine = Engine(model, num_blocks=500, block_size=8, prefix_caching=False, max_tokens_per_step=64, **options)
-        return answers_in_turn(engine, self.requests())
+        return self._end_logits(answers_in_turn(engine, self.requests()))
+
+    def _end_logits(self, answers: Answers) -> Answers:
+        """A step ahead, logits behind the last token are shown, too; without them."""
+        for who, tokens in answers.tokens.items():
+            del answers.logits[who][len(tokens) :]
+        return answers
 
     def check(self, model: LoadedModel, **options: Any) -> Answers:
         """Fail unless those are the answers when memory is short, in chunks and swapped, to the bit; the answers."""
@@ -155,7 +159,9 @@ class ShortMemory:
         for more in ({"max_tokens_per_step": 7}, {"host_blocks": 500, "policy": swaps, "max_tokens_per_step": 64}):
             engine = Engine(model, block_size=8, num_blocks=pages, **options, **more)
             found = answers_of(engine, self.requests())
+            self._end_logits(found)
             assert differences(found, answers) + found.violations == [], more
+            assert (engine.manager.device.num_used, engine.manager.host.num_used) == (0, 0)
             stats = engine.scheduler.stats()
             preempted += stats.preemptions_recompute + stats.preemptions_swap
         assert preempted > 0

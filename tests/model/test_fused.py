@@ -133,8 +133,8 @@ def test_in_bfloat16_it_is_as_near_to_the_truth_as_transformers_is_and_bits_do_n
 
 @pytest.mark.parametrize(
     ("architecture", "changes"),
+    # Other families, another activation, positions that depend on the length.
     [("gpt2", {}), ("gemma2", {}), ("llama", {"hidden_act": "gelu"}), ("llama", rope("dynamic", factor=2.0))],
-    ids=["gpt2", "gemma2", "another activation", "positions that depend on the length"],
 )
 def test_what_it_does_not_know_it_leaves_alone(loaded, architecture, changes):
     assert fused_decoder(loaded(architecture, **changes).module) is None

@@ -86,11 +86,6 @@ def test_a_state_has_the_dtype_that_its_configuration_names():
         state(mamba_ssm_dtype="float99")
 
 
-def test_a_chunk_keeps_what_came_since_its_start():
-    layers = {each.kind: each for each in kept_layers(CONFIG_MAPPING["llama4_text"](num_hidden_layers=4))}
-    assert (layers["chunk"].count, layers["chunk"].reach, layers["full"].count) == (3, 8192, 1)
-
-
 def test_heads_that_transformers_repeats_are_kept_once():
     falcon = {"model_type": "falcon", "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 8}
     repeated = kept_layers(config_of({**falcon, "new_decoder_architecture": True, "num_kv_heads": 2}))

@@ -34,11 +34,7 @@ def test_what_is_taken_lasts_as_long_as_its_tensor():
 
 
 @pytest.mark.skipif(not large_pages._is_there, reason="this system has no large pages")
-def test_a_copy_has_no_more_storage_than_its_numbers():
+def test_a_copy_has_no_more_storage_than_its_numbers_and_memory_that_is_not_there_is_an_error():
     assert on_large_pages(torch.zeros(10)).untyped_storage().nbytes() == 40
-
-
-@pytest.mark.skipif(not large_pages._is_there, reason="this system has no large pages")
-def test_memory_that_is_not_there_is_a_memory_error():
     with pytest.raises(MemoryError, match="cannot be mapped"):
         empty(2**60)

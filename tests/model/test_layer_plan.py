@@ -1,16 +1,21 @@
-"""Pages for layers of several kinds: what a plan holds, by hand for small ones, and at most 3 % beyond what must be kept for real ones."""
+"""Pages for layers of several kinds: what a plan holds, at most 3 % beyond what must be kept for real models, and where each unit lies."""
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, strategies as st
 
 from paged.errors import NoPagePlan
 from paged.model.layer_plan import LENGTHS, MOST_PAGES, MOST_WASTE, LayerPlan, Layers, Part, num_pages, plan_layers
+from paged.model.places import ALIGNED, located, places_of
 from paged.study.hardware import layers_named, published_layers
 
+from ..shown import assert_refused, shown_in  # noqa: TID252
+
 FULL, WINDOW = Layers(kind="full", count=2, entry=(8, 8)), Layers(kind="window", count=1, entry=(8, 8), reach=32)
+NARROW = Layers(kind="full", count=1, entry=(4, 4))
 STATE = Layers(kind="state", count=2, parts=(Part(units=3, unit_bytes=100),))
 
 
@@ -36,12 +41,6 @@ def test_a_state_takes_the_same_pages_at_every_length():
     state = by_kind(plan)["state"]
     assert (state.pages, state.used_bytes, state.pages_held(1), state.pages_held(10_000)) == (2, 600, 2, 2)
     assert plan.kept_bytes(100) == 600 + 2 * 16 * 100
-
-
-def test_an_entry_of_several_tokens_has_blocks_of_whole_entries():
-    plan = plan_layers([WINDOW, Layers(kind="full", count=1, entry=(64,), stride=128)], block_size=16)
-    assert sorted(group.block_tokens for group in plan.groups) == [16, 128]
-    assert by_kind(plan)["full"].pages_held(129) == 2 * by_kind(plan)["full"].pages
 
 
 def test_groups_that_keep_all_tokens_have_names_of_their_own_by_the_tokens_of_an_entry():
@@ -83,35 +82,67 @@ def test_pages_hold_every_unit_whole_and_no_more_are_taken_than_one_a_unit(units
 
 
 @pytest.mark.parametrize("name", sorted(published_layers()))
-def test_a_published_model_holds_at_most_3_percent_beyond_what_its_layers_need(name):
+def test_a_published_model_holds_at_most_3_percent_beyond_what_its_layers_need_each_unit_at_its_place(name):
     plan = plan_layers(layers_named(name).layers)
     assert plan.block_size in (16, 32)
     # Its sizes are not sure, and one of its kinds of entry stands for 128 tokens.
     assert plan.waste <= (1.06 if name == "deepseek-v4-flash" else 1.03)
     for length in (*LENGTHS, 1000, 5001):
         assert plan.held_bytes(length) >= plan.kept_bytes(length)
+    for group in plan.groups:
+        assert_each_unit_has_a_place_of_its_own(group, plan.page_bytes)
+
+
+def assert_each_unit_has_a_place_of_its_own(group, page_bytes):
+    """Within the pages of a block, and on all of them."""
+    places, taken = places_of(group, page_bytes), []
+    shapes = [each for each in group.layers for _ in range(each.count)]
+    for shape, pieces in zip(shapes, places, strict=True):
+        units = [(size, number // shape.count) for size, number in shape.units(group.block_tokens)]
+        for (size, number), its in zip(units, pieces, strict=True):
+            assert len(its) == number
+            taken += [(place.part, place.offset, place.offset + size) for place in its]
+    taken.sort()
+    assert {part for part, _, _ in taken} == set(range(group.pages))
+    assert all(stop <= page_bytes and start % ALIGNED == 0 for _, start, stop in taken)
+    assert not [1 for (p, _, stop), (q, start, _) in pairwise(taken) if p == q and start < stop]
 
 
 def test_a_block_has_32_tokens_where_16_take_many_pages_or_waste_more():
     plans = {
-        name: plan_layers(layers_named(name).layers) for name in ("gemma-3-27b", "qwen3.5-397b-a17b", "gpt-oss-20b")
+        name: plan_layers(layers_named(name).layers)
+        for name in ("gemma-3-27b", "qwen3.5-397b-a17b", "gpt-oss-20b", "llama-3-8b")
     }
-    assert [plan.block_size for plan in plans.values()] == [32, 32, 16]
+    assert [plan.block_size for plan in plans.values()] == [32, 32, 16, 16]
+    # One of one kind of layers has one page a block, and wastes nothing.
+    its = plans["llama-3-8b"]
+    assert (its.page_bytes, its.pages_of_block, its.waste) == (16 * 131_072, 1, 1.0)
     assert plan_layers(layers_named("gemma-3-27b").layers, block_size=16).pages_of_block > MOST_PAGES
     assert plan_layers(layers_named("qwen3.5-397b-a17b").layers, block_size=16).waste > MOST_WASTE
-
-
-def test_a_model_of_one_kind_has_one_page_a_block_and_wastes_nothing():
-    plan = plan_layers(layers_named("llama-3-8b").layers)
-    assert (plan.block_size, plan.page_bytes, plan.pages_of_block, plan.waste) == (16, 16 * 131_072, 1, 1.0)
-
-
-def test_a_page_that_holds_no_unit_is_refused_with_what_would_do():
-    with pytest.raises(NoPagePlan, match="Take at least 256") as refused:
-        plan_layers([Layers(kind="full", count=1, entry=(16,))], block_size=16, page_bytes=255)
-    assert (refused.value.page_bytes, refused.value.needed, refused.value.block_size) == (255, 256, 16)
 
 
 def test_the_code_of_the_page_on_models_runs(repository):
     page = (repository / "docs" / "hardware.md").read_text(encoding="utf-8")
     exec(re.search(r"^```python\n(from paged.model.layer_plan.*?)^```", page, re.DOTALL | re.MULTILINE)[1], {})
+
+
+def test_a_layer_of_the_model_is_found_in_its_group():
+    window = Layers(kind="window", count=1, entry=(4, 4), reach=32)
+    wide = Layers(kind="full", count=2, entry=(8, 8))
+    layers = [window, NARROW, window, wide]
+    plan = plan_layers(layers, block_size=16)
+    assert [group.kind for group in plan.groups] == ["window", "full"]
+    assert located(layers, plan) == [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)]
+
+
+def placed(block_size=16, **layers):
+    plan = plan_layers([Layers(**layers)], block_size=block_size)
+    return places_of(plan.groups[0], plan.page_bytes)
+
+
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_plans.txt", ">>>"))
+def test_a_page_that_holds_no_unit_and_a_unit_that_would_begin_anywhere_are_refused_with_what_would_do(call, shown):
+    error = assert_refused(call, shown, globals())
+    if isinstance(error, NoPagePlan):
+        assert (error.page_bytes, error.needed, error.block_size) == (255, 256, 16)
+    assert placed(kind="full", count=1, entry=(40, 8), block_size=6)

@@ -1,15 +1,10 @@
 """Layers that become codes at load are read one after the other: their floats are never all in memory, and what was read is let go."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import weakref
 
 import pytest
-
-pytest.importorskip("torch")
-
 from safetensors.torch import load_file
 
 from paged.model.loading import load_model

@@ -55,18 +55,9 @@ def written(run):
 def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, loaded, generated):
     run = small_pool_run(loaded(architecture), backend, batch_invariant=batch_invariant)
     assert written(run) == generated(architecture)
+    assert run.scheduler.stats().preemptions > 0
     # None is one word again and again.
     assert min(len(set(text)) for text in generated(architecture)) >= 5
-
-
-def test_the_small_pool_preempts_and_cuts_prompts(loaded):
-    run = small_pool_run(loaded("llama"), "torch_gather")
-    batches, schedule = [], run.scheduler.schedule
-    run.scheduler.schedule = lambda: batches.append(schedule()) or batches[-1]
-    written(run)
-    stats = run.scheduler.stats()
-    assert stats.preemptions_recompute + stats.preemptions_swap > 0
-    assert any((~batch.samples).any() for batch in batches), "a chunk that does not end its prompt"
 
 
 WANTS = [

@@ -35,19 +35,16 @@ def fixed(forward, copy):
     return lambda: next(shown, forward + copy)
 
 
-def test_the_real_clock_gives_costs_above_zero_and_those_that_are_named_are_the_schedulers():
-    costs = engine_with(costs="measured").scheduler.costs
+@pytest.mark.parametrize("name", ["embedded", "hybrid"])
+def test_the_real_clock_gives_costs_above_zero_of_blocks_and_of_pages_of_states(name):
+    engine = Engine(name, num_blocks=30, host_blocks=8, costs="measured")
+    costs, prompt = engine.scheduler.costs, list(b"It is said that ")
     assert costs.seconds_per_token > 0 and costs.seconds_per_swapped_block > 0
+    assert answered(engine, prompt) == answered(Engine(name, num_blocks=30), prompt)
+
+
+def test_costs_that_are_named_are_the_schedulers():
     assert engine_with(costs=Costs(seconds_per_token=1.0)).scheduler.costs.seconds_per_token == 1.0
-
-
-def test_pages_of_a_model_with_states_are_timed_too():
-    engine = Engine("hybrid", num_blocks=30, host_blocks=8, costs="measured")
-    costs = engine.scheduler.costs
-    assert costs.seconds_per_token > 0 and costs.seconds_per_swapped_block > 0
-    prompt = list(b"It is said that ")
-    plain = Engine("hybrid", num_blocks=30)
-    assert answered(engine, prompt) == answered(plain, prompt)
 
 
 def test_what_a_request_says_of_the_cache_is_passed_on():

@@ -6,25 +6,28 @@ import msgspec
 import pytest
 import torch
 
-from paged import Engine, SamplingParams
+from paged import LLM, SamplingParams
 from paged.model.random_weights import random_model
+from paged.model.shape import num_parameters
 from paged.study.hardware import ModelShape, model_named
 
-from ..driving import tokens_of  # noqa: TID252
 from ..shown import assert_refused, shown_in  # noqa: TID252
 
 SIZES = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 192}
 SHAPE = ModelShape(name="small", **SIZES, vocab=128, max_length=128, tied_embeddings=True)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_model_has_the_shape_and_as_many_parameters(tied):
+@pytest.mark.parametrize(("tied", "quantization"), [(True, None), (False, None), (True, "int8"), (False, "int4")])
+def test_the_model_has_the_shape_and_as_many_parameters(tied, quantization):
     shape = msgspec.structs.replace(SHAPE, tied_embeddings=tied)
-    model = random_model(shape)
+    model = random_model(shape, quantization=quantization)
     assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (2, 4, 2, 32)
     assert (model.vocabulary_size, model.max_length, model.eos_token_ids) == (128, 128, ())
-    assert sum(weights.numel() for weights in model.module.parameters()) == shape.parameters
+    assert num_parameters(model) == shape.parameters
     assert (model.path.name, model.tokenizer, model.dtype) == ("small", None, torch.float32)
+    assert random_model(SHAPE, dtype="bfloat16").dtype is torch.bfloat16
+    [answer] = LLM(model, num_blocks=16).generate([[5, 6, 7]], SamplingParams(max_tokens=4))
+    assert len(answer.token_ids) == 4
 
 
 def test_a_seed_gives_the_same_weights_and_leaves_torchs_own_alone():
@@ -34,12 +37,6 @@ def test_a_seed_gives_the_same_weights_and_leaves_torchs_own_alone():
     weights = [next(model.module.parameters()) for model in (first, same, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-
-
-def test_an_engine_runs_it():
-    engine = Engine(random_model(SHAPE, dtype="bfloat16"), num_blocks=16, block_size=4)
-    request_id = engine.add_request([5, 6, 7], SamplingParams(max_tokens=4))
-    assert len(tokens_of(engine)[request_id]) == 4
 
 
 @pytest.mark.parametrize(("call", "shown"), shown_in("model/refused_shapes.txt", ">>>"))

@@ -98,6 +98,8 @@ class DeltaRule:
 class Scan:
     """Heads that share B and C two by two; a state in a unit a head."""
 
+    function = staticmethod(advance_scan)
+
     def __init__(self, heads, head_size, state_size, *, has_skip=True):
         self.shape, self.dtype, self.units = (2 * heads, head_size, state_size), torch.float32, 2 * heads
         self.decay, self.skip = -drawn(2 * heads).exp(), drawn(2 * heads, seed=1) if has_skip else None
@@ -109,9 +111,8 @@ class Scan:
 
     def run(self, tokens, starts, rows):
         x, step, *given = tokens
-        return advance_scan(
-            x=x, step=step, decay=self.decay, given=tuple(given), skip=self.skip, starts=starts, rows=rows
-        )
+        given = {"given": tuple(given), "decay": self.decay, "skip": self.skip}
+        return self.function(x=x, step=step, **given, starts=starts, rows=rows)
 
     def slowly(self, tokens, state):
         x, step, b, c = (each.double() for each in tokens)
@@ -124,8 +125,10 @@ class Scan:
         return torch.stack(out), state
 
 
-class SelectiveScan:
+class SelectiveScan(Scan):
     """Channels, in up to five units."""
+
+    function = staticmethod(advance_selective_scan)
 
     def __init__(self, channels, state_size, *, has_skip=True):
         self.shape, self.dtype, self.units = (channels, state_size), torch.float32, min(5, channels)
@@ -135,12 +138,6 @@ class SelectiveScan:
         channels, state_size = self.shape
         x, step = drawn(count, channels, seed=seed), drawn(count, channels, seed=seed + 1).abs()
         return [x, step, *(drawn(count, state_size, seed=seed + 2 + i) for i in (0, 1))]
-
-    def run(self, tokens, starts, rows):
-        x, step, *given = tokens
-        return advance_selective_scan(
-            x=x, step=step, decay=self.decay, given=tuple(given), skip=self.skip, starts=starts, rows=rows
-        )
 
     def slowly(self, tokens, state):
         x, step, b, c = (each.double() for each in tokens)
@@ -319,14 +316,12 @@ def test_what_is_too_large_or_of_another_shape_is_refused_and_nothing_is_written
     assert isinstance(assert_refused(call, shown, globals()), UnsupportedModel)
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "falcon_h1", "lfm2", "jamba"])
-def test_a_layer_whose_recurrence_is_known_is_called_once_for_all_tokens(loaded, family):
-    assert all(layer.is_in_c for layer in loaded(family).state_layers)
+IN_C = "qwen3_next", "mamba2", "falcon_h1", "lfm2", "jamba"
 
 
-@pytest.mark.parametrize("family", ["minimax", "recurrent_gemma"])
-def test_any_other_goes_through_its_module(loaded, family):
-    assert not any(layer.is_in_c for layer in loaded(family).state_layers)
+@pytest.mark.parametrize("family", [*IN_C, "minimax", "recurrent_gemma"])
+def test_a_layer_whose_recurrence_is_known_is_in_c_and_any_other_goes_through_its_module(loaded, family):
+    assert {layer.is_in_c for layer in loaded(family).state_layers} == {family in IN_C}
 
 
 class Layer(torch.nn.Module):

@@ -113,42 +113,18 @@ def test_where_places_do_not_agree_each_token_goes_by_itself_and_depends_on_nobo
 @each_mode
 def test_there_is_a_row_of_logits_for_each_token_that_is_asked_for(loaded, batch_invariant):
     model = loaded("llama")
-    runner = runner_for(model, pool_for(model), batch_invariant=batch_invariant)
+    pool = pool_for(model)
+    runner = runner_for(model, pool, batch_invariant=batch_invariant)
     prompt = range(3, 43)
     every = logits_of(runner, whole_prompt(prompt), prompt, [True] * 40)
     some = logits_of(runner, whole_prompt(prompt), prompt, np.isin(range(40), [4, 31, 32]))
     assert every.shape == (40, 97) and every.dtype is torch.float32
     torch.testing.assert_close(some, every[[4, 31, 32]], atol=0 if batch_invariant else CLOSE, rtol=0)
-
-
-@each_mode
-def test_where_nobody_asks_k_and_v_are_written_all_the_same(loaded, batch_invariant):
-    model = loaded("llama")
-    pool = pool_for(model)
-    runner = runner_for(model, pool, batch_invariant=batch_invariant)
+    # Where none is asked for, K and V are written all the same.
     pool.poison(torch.arange(16))
-    prompt = range(3, 11)
-    assert logits_of(runner, whole_prompt(prompt, first_block=5), prompt, [False] * 8).shape == (0, 97)
-    written = [block for block in range(16) if pool.keys(1)[block].isfinite().all()]
-    assert written == [5, 6]
-
-
-@each_mode
-def test_padding_leaves_scratch_at_zero(loaded, batch_invariant):
-    model = loaded("gpt2")
-    run = PressureRun(model, ROOMY)
-    run.worker.runner = runner_for(model, run.pool, batch_invariant=batch_invariant)
-    run.run(requests_of(3, 9))
-    for layer in range(model.num_layers):
-        for part in (run.pool.keys(layer), run.pool.values(layer)):
-            assert not part[run.pool.scratch_block].any()
-
-
-@each_mode
-def test_a_step_without_tokens_has_no_logits(loaded, batch_invariant):
-    """Such a step delivers the outputs of requests that ended outside any other."""
-    model = loaded("llama")
-    runner = runner_for(model, pool_for(model), batch_invariant=batch_invariant)
+    assert logits_of(runner, whole_prompt(prompt[:8], first_block=5), prompt[:8], [False] * 8).shape == (0, 97)
+    assert [block for block in range(16) if pool.keys(1)[block].isfinite().all()] == [5, 6]
+    # A step without tokens delivers the outputs of requests that ended outside any other.
     none = np.zeros(0, np.int64)
     step = StepTokens(none, none, np.zeros(1, np.int64), none, np.zeros((0, 1), np.int32), 4)
     assert logits_of(runner, step, none, none).shape == (0, 97)
@@ -156,5 +132,5 @@ def test_a_step_without_tokens_has_no_logits(loaded, batch_invariant):
 
 def test_logits_of_16_bit_weights_are_float32(checkpoint):
     model = load_model(checkpoint("llama"), dtype="bfloat16")
-    answers = PressureRun(model, ROOMY).run(requests_of(5))
-    assert {row.dtype for row in answers.logits["0", 0]} == {np.dtype(np.float32)}
+    runner = runner_for(model, pool_for(model))
+    assert logits_of(runner, whole_prompt([5, 6, 7]), [5, 6, 7], [True] * 3).dtype is torch.float32

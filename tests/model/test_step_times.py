@@ -79,9 +79,9 @@ def test_the_steps_cover_what_the_design_says(three_rounds):
     assert max(step.work.computed_tokens for step in steps) == DESIGN.max_tokens_per_step
     assert max(step.work.sampled_rows for step in steps) == DESIGN.max_sequences
     assert max(step.work.context_tokens for step in steps if step.kind == "decode") > sum(DESIGN.streams)
-    for kind in KINDS:
-        for is_held_out in (True, False):
-            assert any((step.kind, step.is_held_out) == (kind, is_held_out) for step in steps)
+    assert {(step.kind, step.is_held_out) for step in steps} == {
+        (kind, each) for kind in KINDS for each in (True, False)
+    }
 
 
 def test_contexts_come_from_the_cache_and_nobody_is_preempted(three_rounds):

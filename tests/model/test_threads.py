@@ -23,23 +23,21 @@ def readings(*usage):
 
 
 @pytest.mark.parametrize(
-    ("by_all", "by_us", "free"),
+    ("usage", "cores", "free"),
     [
-        *((0.0, 0.0, 4), (3.9, 3.9, 4), (1.0, 0.0, 3), (1.4, 0.0, 3)),
-        *((1.7, 0.0, 2), (4.0, 2.0, 2), (4.0, 0.5, 1), (3.0, 0.0, 1)),
+        *(([(0.0, 0.0)], 4, [4]), ([(3.9, 3.9)], 4, [4]), ([(1.0, 0.0)], 4, [3]), ([(1.4, 0.0)], 4, [3])),
+        *(([(1.7, 0.0)], 4, [2]), ([(4.0, 2.0)], 4, [2]), ([(4.0, 0.5)], 4, [1]), ([(3.0, 0.0)], 4, [1])),
         # Hundredths of a second do not add up to the last bit.
-        (1.0, 1.1, 4),
+        ([(1.0, 1.1)], 4, [4]),
+        # Others come and go.
+        ([(2.0, 2.0), (2.0, 1.0), (2.0, 1.0), (1.0, 1.0)], 2, [2, 1, 1, 2]),
     ],
 )
-def test_a_core_that_others_use_is_not_free(by_all, by_us, free):
-    found = readings((by_all, by_us))
-    assert FreeCores(lambda: next(found), cores=4).count() == free
-
-
-def test_who_comes_and_who_goes_is_noticed_and_all_are_free_where_nobody_says():
-    found = readings((2.0, 2.0), (2.0, 1.0), (2.0, 1.0), (1.0, 1.0))
-    cores = FreeCores(lambda: next(found), cores=2)
-    assert ([cores.count() for _ in range(4)], FreeCores(lambda: None, cores=3).count()) == ([2, 1, 1, 2], 3)
+def test_a_core_that_others_use_is_not_free(usage, cores, free):
+    found = readings(*usage)
+    its = FreeCores(lambda: next(found), cores=cores)
+    assert [its.count() for _ in free] == free
+    assert FreeCores(lambda: None, cores=3).count() == 3, "nothing is read here"
 
 
 def test_a_reading_is_used_for_half_a_second():
@@ -73,15 +71,14 @@ def test_a_group_s_limit_counts(monkeypatch, tmp_path):
         assert usable_cores() == cores
 
 
-@pytest.fixture
-def three_threads():
+@pytest.fixture(autouse=True)
+def _three_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("three_threads")
 def test_the_fewest_count_and_nobody_gets_more_than_there_were():
     ours, seen = Threads(), []
     with ours.at_most(8):
@@ -92,7 +89,6 @@ def test_the_fewest_count_and_nobody_gets_more_than_there_were():
     assert [*seen, torch.get_num_threads()] == [3, 1, 3, 3]
 
 
-@pytest.mark.usefixtures("three_threads")
 def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
     inside, may_go = Event(), Event()
 

@@ -1,16 +1,9 @@
 """Engines whose weights are quantised at load: near what their codes stand for, the same bits under pressure, and what is refused."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np
 import pytest
-
-from ..shown import assert_refused, shown_in  # noqa: TID252
-
-pytest.importorskip("torch")
-
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -19,17 +12,17 @@ from transformers import AutoModelForCausalLM
 from paged import Engine
 from paged.errors import BuildFailed, UnsupportedModel
 from paged.model.loading import load_model
-from paged.model.model_shape import ModelShape
 from paged.model.native.coded import QuantisedLinear
 from paged.model.native.experts import PackedExperts
 from paged.model.native.fused import fused_decoder
 from paged.model.native.packed import PackedLinear
 from paged.model.quantised import at_load
 from paged.model.quantised.weights import quantise
-from paged.model.random_weights import random_model
 from paged.model.shape import num_parameters
 from paged.testing.engine_world import EngineRequest
-from paged.testing.pressure import Answers, answers_of, differences
+from paged.testing.pressure import answers_of, differences
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
 # In one call; with short convolutions; with windows beside full layers; with states beside attention; with experts.
@@ -41,7 +34,6 @@ MODELS = {
     "mixtral": ("mixtral", WIDE),
 }
 FUSED = ("llama", "lfm2")
-each_quantization = pytest.mark.parametrize("quantization", ["int8", "int4"])
 
 
 @pytest.fixture(scope="module")
@@ -68,30 +60,24 @@ def memory(short_memory):
 def test_answers_under_pressure_are_those_of_the_request_alone(name, quantization, quantised, memory):
     model = quantised(name, quantization)
     assert (fused_decoder(model.module) is not None) == (name in FUSED)
+    # Its linear layers are codes, and its head stays.
+    kinds = {
+        type(each) for each in model.module.modules() if isinstance(each, nn.Linear | PackedLinear | QuantisedLinear)
+    }
+    assert kinds == {PackedLinear, QuantisedLinear} and model.quantization == quantization
+    packed = [each for each in model.module.modules() if isinstance(each, PackedLinear)]
+    assert packed == [model.module.get_output_embeddings()] and model.dtype == torch.float32
     memory.check(model)
 
 
-@each_quantization
-def test_weights_and_k_and_v_may_both_be_codes(quantised, quantization, memory):
-    model = quantised("llama", quantization)
+def test_weights_and_k_and_v_may_both_be_codes(quantised, memory):
+    model = quantised("llama", "int4")
     assert differences(memory.check(model, kv_cache_dtype="int8"), memory.alone(model)) != []
 
 
-@each_quantization
-@pytest.mark.parametrize("name", MODELS)
-@torch.inference_mode()
-def test_linear_layers_are_codes_and_all_else_stays(quantised, name, quantization):
-    model = quantised(name, quantization)
-    head = model.module.get_output_embeddings()
-    assert isinstance(head, PackedLinear)
-    layers = [each for each in model.module.modules() if isinstance(each, QuantisedLinear)]
-    assert layers and not any(isinstance(each, nn.Linear) for each in model.module.modules())
-    assert [each for each in model.module.modules() if isinstance(each, PackedLinear)] == [head]
-    assert model.dtype == torch.float32 and model.quantization == quantization
-
-
-@each_quantization
-@pytest.mark.parametrize("architecture", ["llama", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize(
+    ("architecture", "quantization"), [("llama", "int8"), ("mixtral", "int4"), ("gpt_oss", "int8")]
+)
 def test_each_layer_has_the_codes_of_its_own_floats(checkpoint, architecture, quantization):
     """Names in files differ from those of modules, and experts are joined at load; gates and ups of gpt-oss come in turns."""
     folder = checkpoint(architecture, **WIDE)
@@ -140,16 +126,12 @@ def repacked(weight, layer):
 
 def logits_of(model):
     """Those after the first sequence's prompt."""
-    answers = Answers()
     engine = Engine(model, num_blocks=100, block_size=8)
     answers = answers_of(engine, [EngineRequest(id="a", prompt=list(range(3, 40)), max_tokens=1)])
     return [torch.as_tensor(np.array(rows)).float() for rows in answers.logits.values()]
 
 
-@pytest.mark.parametrize(
-    ("name", "is_tied", "quantization"),
-    [("llama", True, "int8"), ("lfm2", False, "int4")],
-)
+@pytest.mark.parametrize(("name", "is_tied", "quantization"), [("llama", True, "int8"), ("lfm2", False, "int4")])
 @torch.inference_mode()
 def test_a_head_is_quantised_if_asked_and_the_embedding_that_shares_it(checkpoint, name, is_tied, quantization, memory):
     architecture, changes = MODELS[name]
@@ -167,23 +149,14 @@ def test_a_head_is_quantised_if_asked_and_the_embedding_that_shares_it(checkpoin
 def test_a_checkpoints_numbers_are_the_same_codes_in_every_dtype(checkpoint):
     """The codes come from what the checkpoint has; the rest is in the dtype that is asked for."""
     folder = checkpoint("llama", **WIDE)
-    found = {
-        dtype: load_model(folder, dtype=dtype, quantization="int8") for dtype in ("float32", "bfloat16", "float16")
-    }
-    codes = [model.module.model.layers[0].mlp.up_proj.packed.codes for model in found.values()]
-    assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
-    for dtype, model in found.items():
-        assert str(model.dtype) == f"torch.{dtype}"
-    logits_of(found["bfloat16"])
-    assert fused_decoder(found["float16"].module) is None
-
-
-@each_quantization
-def test_a_shape_has_random_weights_in_codes_and_as_many_parameters(quantization):
-    sizes = {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "intermediate": 96, "vocab": 97}
-    shape = ModelShape(name="s", **sizes, max_length=64, tied_embeddings=True)
-    plain, model = random_model(shape), random_model(shape, quantization=quantization)
-    assert num_parameters(model) == num_parameters(plain) == shape.parameters
+    wide, *others = (
+        load_model(folder, dtype=dtype, quantization="int8") for dtype in ("float32", "bfloat16", "float16")
+    )
+    for model, dtype in zip(others, (torch.bfloat16, torch.float16), strict=True):
+        assert torch.equal(*(each.module.model.layers[0].mlp.up_proj.packed.codes for each in (wide, model)))
+        assert model.dtype == dtype
+    logits_of(others[0])
+    assert fused_decoder(others[1].module) is None
 
 
 def test_without_a_compiler_quantising_is_refused_before_weights_are_read(checkpoint, monkeypatch):

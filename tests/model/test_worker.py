@@ -8,10 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from ..shown import assert_refused, shown_in  # noqa: TID252
-
-pytest.importorskip("torch")
-
 from paged import Engine, SamplingParams
 from paged.block_manager import Moves
 from paged.engine.step_inputs import StepInputs
@@ -19,6 +15,9 @@ from paged.errors import EngineFailed, InvalidStep
 from paged.model.loading import load_model
 from paged.model.step_input import PageChanges, StepInput
 from paged.testing.tiny_model import tiny_model
+
+from ..driving import outputs_of  # noqa: TID252
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 TEXT = "Once upon a time there was a small dog who liked to run in the park with his friends every day"
 PROMPTS = [TEXT[:start] + TEXT for start in (0, 40, 61, 7)]
@@ -30,10 +29,9 @@ TIGHT = {
 
 
 def recorded(name, engine):
-    """Runs PROMPTS; the steps that the worker was given, and every batch's own view of them."""
-    worker, schedule = engine.worker, engine.scheduler.schedule
-    begin, logits, ready, keep = worker.begin, worker.logits, worker.ready, worker.keep
-    steps, views = [], {}
+    """Runs PROMPTS; the steps that the worker was given, with the logits and tokens of each."""
+    worker, steps = engine.worker, []
+    begin, logits, keep = worker.begin, worker.logits, worker.keep
 
     def begin_and_note(step):
         steps.append([step.encoded(), None, None])
@@ -48,26 +46,12 @@ def recorded(name, engine):
         steps[-1][2] = tokens.tobytes()
         keep(step, tokens)
 
-    def schedule_and_keep(*arguments):
-        batch = schedule(*arguments)
-        views[batch.number] = view_of(batch)
-        return batch
-
-    def ready_and_compare(step):
-        found = ready(step)
-        check_against(views[step.number], found, engine)
-        return found
-
-    worker.begin, worker.ready = begin_and_note, ready_and_compare
-    worker.logits, worker.keep = logits_and_note, keep_and_note
-    engine.scheduler.schedule = schedule_and_keep
+    worker.begin, worker.logits, worker.keep = begin_and_note, logits_and_note, keep_and_note
     for number, prompt in enumerate(PROMPTS):
         # Two sequences of one prompt share blocks, and part.
-        engine.add_request(
-            prompt, SamplingParams(max_tokens=12 + number, temperature=1.0, seed=number, n=1 + (number == 1))
-        )
-    while engine.has_unfinished:
-        engine.step()
+        asked = SamplingParams(max_tokens=8 + number, temperature=1.0, seed=number, n=1 + (number == 1))
+        engine.add_request(prompt, asked)
+    outputs_of(engine)
     return {
         "model": name,
         "num_blocks": engine.manager.num_blocks,
@@ -76,34 +60,6 @@ def recorded(name, engine):
         "is_plain": engine.manager.layout.is_plain,
         "steps": steps,
     }
-
-
-def view_of(batch):
-    """A batch, its live tables as they are now, and those of its groups: tables, and what a state is read from and written to."""
-    groups = [
-        (each.tables.copy(), None) if not each.is_of_states else (None, (each.read.copy(), each.write.copy()))
-        for each in batch.groups or ()
-    ]
-    return batch, batch.block_tables.copy() if batch.groups is None else None, groups
-
-
-def check_against(view, found, engine):
-    """A worker's own tables say what the scheduler's did, wherever a step looks."""
-    (batch, block_tables, groups), tokens = view, found.tokens
-    assert np.array_equal(tokens.positions, batch.positions)
-    assert np.array_equal(tokens.query_start_loc, batch.query_start_loc)
-    if batch.groups is None:
-        assert np.array_equal(tokens.slot_mapping, batch.slot_mapping)
-    for row in range(len(batch.rows)):
-        columns = -(-int(batch.seq_lens[row]) // engine.manager.block_size)
-        if batch.groups is None:
-            assert np.array_equal(tokens.block_tables[row, :columns], block_tables[batch.rows[row], :columns])
-            continue
-        for (tables, states), mine in zip(groups, tokens.tables, strict=True):
-            if mine is not None:
-                assert np.array_equal(mine[row, :columns], tables[row, :columns])
-            else:
-                assert all(map(np.array_equal, tokens.states, states))
 
 
 def test_steps_from_files_give_the_same_logits_in_a_process_without_a_scheduler(tmp_path):
@@ -127,13 +83,10 @@ def test_steps_from_files_give_the_same_logits_in_a_process_without_a_scheduler(
 def step_of(**changes):
     """A step of two rows, the second of which goes on from step 6."""
     entries = PageChanges(np.arange(2), np.zeros(2, np.int64), np.arange(2, dtype=np.int32))
-    fields = {
-        "number": 7,
-        "oldest": 6,
-        "rows": np.arange(2),
+    numbers = {"number": 7, "oldest": 6, "rows": np.arange(2), "num_drafts": np.zeros(2, np.int64)}
+    fields = numbers | {
         "num_tokens": np.array([2, 1]),
         "seq_lens": np.array([2, 1]),
-        "num_drafts": np.zeros(2, np.int64),
         "samples": np.ones(2, np.bool_),
         "token_ids": np.array([3, 4, -1], np.int32),
         "sources": np.array([[2, 6, 0]]),

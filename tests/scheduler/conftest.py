@@ -1,7 +1,5 @@
 """What tests of sessions and hints share: a scheduler with blocks of one token, one request at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

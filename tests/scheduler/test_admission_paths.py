@@ -3,7 +3,6 @@
 import pytest
 
 from paged.block_manager import BlockManager, Memory
-from paged.block_manager.pool import Pool
 from paged.scheduler import Request, Scheduler
 
 
@@ -17,29 +16,14 @@ def test_what_the_draw_evicts_is_computed_once_for_all_who_come_with_it():
     assert scheduler.schedule().num_tokens.tolist() == [4, 1]
 
 
-def count_calls(monkeypatch, owner, name):
-    """The first argument of each call of this method."""
-    calls, method = [], getattr(owner, name)
-    monkeypatch.setattr(
-        owner, name, lambda self, first, *rest, **more: calls.append(first) or method(self, first, *rest, **more)
-    )
-    return calls
-
-
-def test_prompts_shorter_than_a_block_are_drawn_at_once(monkeypatch):
-    counts = count_calls(monkeypatch, Pool, "draw")
-    scheduler = Scheduler(BlockManager(300, 16), policy="fastgen", max_tokens_per_step=4000)
-    for number in range(200):
-        scheduler.add(Request(id=str(number), prompt=[number] * 10))
-    assert len(scheduler.schedule().rows) == 200
-    assert counts == [200]
-
-
 @pytest.mark.parametrize("is_ordinary", [True, False])
 def test_either_way_draws_alike_and_counts_a_request_once_and_the_short_one_is_for_ordinary_requests_alone(
     monkeypatch, is_ordinary
 ):
-    short = count_calls(monkeypatch, Memory, "admit")
+    short, admit = [], Memory.admit
+    monkeypatch.setattr(
+        Memory, "admit", lambda self, *known, **more: short.append(known) or admit(self, *known, **more)
+    )
     # Four blocks: "b" gives its own up for the ninth token of "a", and comes in again.
     scheduler = Scheduler(BlockManager(4, 4), policy="fastgen", max_chunk=3)
     for name in "ab":

@@ -1,7 +1,5 @@
 """Queues by themselves, most of all the one in which tenants take turns: its books stay small, and it says what is wrong in them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -61,15 +59,6 @@ def test_a_hint_then_the_mean_of_what_ended_then_all_that_it_may_take_is_expecte
     queue.add(request)
     let_in(queue, request)
     assert request.charged == charged
-
-
-def test_when_nothing_is_alive_every_tenant_is_forgotten(queue):
-    for number in range(3):
-        request = state(number, f"tenant{number}")
-        queue.add(request)
-        let_in(queue, request)
-        ended(queue, request, 4)
-    assert (queue._tenants, dict(queue._idle)) == ({}, {})
 
 
 def test_of_tenants_that_went_only_so_many_are_remembered_as_having_had_their_turn(queue):

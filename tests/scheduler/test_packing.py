@@ -3,8 +3,6 @@
 pool of blocks of 4   | 0: a | 1: b | 2: b | 3: a, from its fifth token on |
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 
@@ -63,6 +61,9 @@ def test_decodes_alone_are_one_token_each(scheduler, last):
     assert (batch.token_ids.tolist(), batch.positions.tolist()) == ([52, 60], [5, 8])
     assert (batch.query_start_loc.tolist(), batch.slot_mapping.tolist()) == ([0, 1, 2], [13, 16])
     assert (batch.seq_lens.tolist(), batch.samples.tolist()) == ([6, 9], [True, True])
+    # Those that later steps may share are read-only.
+    shared = "num_tokens", "query_start_loc", "samples", "ids", "sequences", "block_tables"
+    assert not any(getattr(batch, name).flags.writeable for name in shared)
 
 
 class Scribbled(Scheduler):
@@ -90,11 +91,5 @@ class Scribbled(Scheduler):
 
 
 def test_an_engine_that_scribbles_over_batches_changes_nothing_later():
-    for seed in range(6):
+    for seed in range(4):
         random_program(seed, 60, lambda world: build_scheduler(world, Scribbled)).drain()
-
-
-@pytest.mark.parametrize("name", ["num_tokens", "query_start_loc", "samples", "ids", "sequences", "block_tables"])
-def test_arrays_that_may_be_shared_are_read_only_in_a_step_of_decodes(scheduler, last, name):
-    scheduler.update(last, [52, 60])
-    assert not getattr(scheduler.schedule(), name).flags.writeable

@@ -1,16 +1,17 @@
 """Policies are data, and so are costs: what may be said in them, and what a wrong word is told."""
 
-from __future__ import annotations
-
 import math
+from functools import partial
 
 import msgspec
 import pytest
 
 from paged.block_manager import BlockManager
-from paged.errors import InvalidConfig, UnknownPolicy
+from paged.errors import UnknownPolicy
 from paged.scheduler import POLICIES, Costs, Policy, Scheduler
 from paged.scheduler.policies import policy_named
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 NAMES = (
     *("vllm", "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "fastgen", "sarathi"),
@@ -47,53 +48,26 @@ def test_no_two_named_policies_are_the_same_combination():
     assert len(combinations) == len(POLICIES)
 
 
-@pytest.mark.parametrize("name", ["", "VLLM", "sglang", None, 3])
-def test_an_unknown_policy_is_told_the_known_ones(name):
-    with pytest.raises(UnknownPolicy, match="known are " + ", ".join(NAMES)) as raised:
-        Scheduler(BlockManager(4, 4), policy=name)
-    assert raised.value.known == NAMES
+@pytest.mark.parametrize(("call", "shown"), shown_in("scheduler/refused_policies.txt", ">>>"))
+def test_an_unknown_policy_and_a_wrong_strategy_are_told_the_known_ones(call, shown):
+    error = assert_refused(call, shown, {"Policy": Policy, "named": partial(Scheduler, BlockManager(4, 4))})
+    assert not isinstance(error, UnknownPolicy) or error.known == NAMES
+
+
+KNEE = Costs(seconds_per_token=1.0, attention_knee=8.0)
 
 
 @pytest.mark.parametrize(
-    ("field", "known"),
+    ("found", "seconds"),
     [
-        ("order", "cached, fair, fcfs, priority"),
-        ("reservation", "expected, max, prompt"),
-        ("foresight", "expected, none, predicted"),
-        ("layout", "blocks, counted, region"),
-        ("composition", "decodes_first, in_order"),
-        ("victim", "fewest_blocks, latest"),
-        ("take", "tail, whole"),
-        ("preemption", "cheapest, recompute, swap"),
-    ],
-)
-def test_a_wrong_strategy_is_told_the_known_ones(field, known):
-    with pytest.raises(InvalidConfig, match=f"policy mine: {field} has to be one of {known}; got 'sideways'"):
-        Policy(name="mine", **{field: "sideways"})
-
-
-def test_a_policy_cannot_be_changed():
-    with pytest.raises(AttributeError):
-        POLICIES["vllm"].take = "tail"
-
-
-def test_a_swapped_block_travels_twice():
-    assert Costs(seconds_per_swapped_block=0.5).swap(3) == 3.0
-
-
-@pytest.mark.parametrize(
-    ("costs", "span", "seconds"),
-    [
-        (Costs(seconds_per_token=2.0, attention_knee=math.inf), (10, 15), 10.0),
+        # There and back.
+        (Costs(seconds_per_swapped_block=0.5).swap(3), 3.0),
+        (Costs(seconds_per_token=2.0, attention_knee=math.inf).recompute(10, 15), 10.0),
         # Positions 2, 3, 4, 5: four tokens, (2 + 6) / 2 = 4 tokens of context, a knee of 8: half as much again.
-        (Costs(seconds_per_token=1.0, attention_knee=8.0), (2, 6), 6.0),
+        (KNEE.recompute(2, 6), 6.0),
+        (KNEE.recompute(0, 4) + KNEE.recompute(4, 16), KNEE.recompute(0, 16)),
     ],
-    ids=["without attention", "with it"],
+    ids=["a swap", "without attention", "with the mean context over the knee", "in two parts as in one"],
 )
-def test_attention_adds_the_mean_context_over_the_knee(costs, span, seconds):
-    assert costs.recompute(*span) == seconds
-
-
-def test_recomputing_in_two_parts_costs_as_much_as_in_one():
-    costs = Costs(seconds_per_token=1.0, attention_knee=8.0)
-    assert costs.recompute(0, 4) + costs.recompute(4, 16) == costs.recompute(0, 16)
+def test_what_costs_say(found, seconds):
+    assert found == seconds

@@ -1,7 +1,5 @@
 """Contiguous regions from a buddy allocator, against a map of every block."""
 
-from __future__ import annotations
-
 from hypothesis import given, strategies as st
 
 from paged.study.policies.regions import Regions

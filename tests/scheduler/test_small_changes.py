@@ -169,13 +169,6 @@ def test_of_ended_requests_the_latest_10_000_are_remembered():
     assert [scheduler.explain(name).status for name in ("1", "9999", "10000")] == ["aborted"] * 3
 
 
-def test_a_list_of_requests_is_limited_by_a_count_below_2_to_the_62nd():
-    scheduler = Scheduler(BlockManager(8, 2))
-    assert scheduler.requests(2**62 - 1) == []
-    with pytest.raises(InvalidConfig, match="below 4,611,686,018,427,387,904; got 4,611,686,018,427,387,904"):
-        scheduler.requests(2**62)
-
-
 @pytest.mark.parametrize("request_id", [None, 5, ["a"]])
 def test_what_is_no_string_is_no_request(request_id):
     scheduler = Scheduler(BlockManager(8, 2))

@@ -1,7 +1,5 @@
 """Where each row of one batch ends, by its own stop ids and its own length, and what is kept of each row for that."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

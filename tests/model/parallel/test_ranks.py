@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,13 @@ import torch
 import paged.model.parallel.ranks
 from paged import Engine, EngineConfig, SamplingParams
 from paged.errors import InvalidConfig, PagedWarning, RanksDiffer, RanksFailed, UnevenSplit
+from paged.model.loading import config_of
 from paged.model.parallel.messages import Join, Run
 from paged.model.parallel.ranks import Ranks, load_split
+from paged.model.parallel.split import check_split
 from paged.model.threads import usable_cores
+
+from ...shown import assert_refused, shown_in  # noqa: TID252
 
 pytestmark = pytest.mark.skipif(usable_cores() < 2, reason="two ranks want two cores")
 ROOMY = {"num_blocks": 200, "block_size": 4, "prefix_caching": False, "max_tokens_per_step": 256}
@@ -127,16 +132,6 @@ def test_layers_of_several_kinds_are_split_too_steps_may_be_taken_ahead_and_a_ra
     wait_until_gone(rank)
 
 
-def test_what_is_read_of_a_prompt_is_of_the_whole_model(folder, roomy):
-    prompt = [5, 6, 7, 5, 6, 7, 5, 6, 7, 5, 6]
-    asked = SamplingParams(max_tokens=12, ignore_eos=True, prompt_logprobs=2, logprobs=2)
-    ours, whole = (completion_of(each, prompt, asked) for each in (roomy, Engine(folder, **ROOMY)))
-    assert ours.token_ids == whole.token_ids
-    for own, theirs in zip(ours.prompt_logprobs[1:], whole.prompt_logprobs[1:], strict=True):
-        assert own.keys() == theirs.keys()
-        assert all(abs(own[each].logprob - theirs[each].logprob) < 1e-3 for each in own)
-
-
 def completion_of(engine, prompt, params):
     engine.add_request(prompt, params, id="a")
     live = engine.live_request("a")
@@ -217,12 +212,14 @@ def test_an_interrupt_of_a_load_is_not_held_back_and_ends_all_ranks(folder, monk
     wait_until_gone(*processes)
 
 
-def test_an_engine_that_cannot_be_made_leaves_no_process_while_its_error_is_kept(folder):
-    before = rank_processes()
+def test_an_engine_that_cannot_be_made_leaves_no_process_while_its_error_is_kept(folder, monkeypatch):
+    processes, join = [], Ranks._join
+    monkeypatch.setattr(Ranks, "_join", lambda self, digest: processes.extend(self.process_ids) or join(self, digest))
     with pytest.raises(InvalidConfig, match="for each rank") as kept:
         Engine(folder, tensor_parallel_size=2, num_blocks=10**9)
+    (rank,) = processes
+    wait_until_gone(rank)
     assert kept.value
-    assert rank_processes() <= before
 
 
 def test_ranks_load_no_scheduler_and_end_with_a_process_that_is_killed():
@@ -242,59 +239,40 @@ def test_ranks_load_no_scheduler_and_end_with_a_process_that_is_killed():
     wait_until_gone(rank)
 
 
-def test_a_rank_that_read_other_weights_is_named_and_more_ranks_than_cores_are_said(folder, monkeypatch):
-    monkeypatch.setattr(paged.model.parallel.ranks, "usable_cores", lambda: 1)
+DIFFERS = {
+    "versions": (lambda: {"paged": "0.0.1"}, "rank 1 has other versions: .* rank 0 has"),
     # What rank 0 reads differs from what rank 1 says that it has.
-    monkeypatch.setattr(Ranks, "_join", lambda self, digest, join=Ranks._join: join(self, digest + "0"))
-    with (
-        pytest.raises(RanksDiffer, match="rank 1 read other weights: digest"),
-        pytest.warns(PagedWarning, match="tensor_parallel_size=2 on 1 core"),
-    ):
+    "Ranks._join": (
+        lambda self, digest, join=Ranks._join: join(self, digest + "0"),
+        "rank 1 read other weights: digest",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERS)
+def test_a_rank_that_differs_is_named_and_more_ranks_than_cores_are_said(folder, monkeypatch, name):
+    other, what = DIFFERS[name]
+    monkeypatch.setattr("paged.model.parallel.ranks.usable_cores", lambda: 1)
+    monkeypatch.setattr(f"paged.model.parallel.ranks.{name}", other)
+    said = pytest.warns(PagedWarning, match="tensor_parallel_size=2 on 1 core")
+    with pytest.raises(RanksDiffer, match=what), said:
         load_split(folder, 2, dtype="auto", device="cpu")
 
 
-def test_a_rank_of_another_version_is_named(folder, monkeypatch):
-    monkeypatch.setattr(paged.model.parallel.ranks, "versions", lambda: {"paged": "0.0.1"})
-    with pytest.raises(RanksDiffer, match="rank 1 has other versions: .* rank 0 has"):
-        load_split(folder, 2, dtype="auto", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        (
-            {"quantization": "int8"},
-            'tensor_parallel_size=2 splits weights that are floats; quantization="int8" goes with 1',
-        ),
-        ({"costs": "measured"}, 'costs="measured" times one process'),
-    ],
-)
-def test_what_does_not_go_with_ranks_is_refused_before_anything_is_loaded(options, what):
-    with pytest.raises(InvalidConfig, match=what):
-        EngineConfig.of("no folder", tensor_parallel_size=2, **options)
-
-
-def test_no_process_is_started_for_a_degree_that_does_not_divide(folder, monkeypatch):
+@pytest.mark.parametrize(("call", "shown"), shown_in("model/parallel/refused_splits.txt", ">>>"))
+def test_what_cannot_be_split_is_refused_before_any_rank_is_started(checkpoint, loaded, monkeypatch, call, shown):
     monkeypatch.setattr(Ranks, "__init__", lambda *_: pytest.fail("ranks were started"))
-    with pytest.raises(UnevenSplit), suppress(PagedWarning):
-        Engine(folder, tensor_parallel_size=3)
 
+    def checked(architecture, degree=2, **stored):
+        config = config_of(checkpoint(architecture))
+        config.quantization_config = stored or None
+        check_split(config, degree, "folder")
 
-def test_a_loaded_model_is_not_split(loaded):
-    with pytest.raises(InvalidConfig, match="is loaded already; name its folder"):
-        Engine(loaded("llama"), tensor_parallel_size=2)
-
-
-def rank_processes():
-    """Processes of ranks that this process has started."""
-    found = set()
-    for each in Path("/proc").glob("[0-9]*"):
-        # A process may end in between.
-        with suppress(OSError):
-            parent = int((each / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == os.getpid() and b"paged.model.parallel.rank" in (each / "cmdline").read_bytes():
-                found.add(each.name)
-    return found
+    with suppress(PagedWarning):
+        names = {"Engine": Engine, "asked": partial(EngineConfig.of, "no folder", tensor_parallel_size=2)}
+        error = assert_refused(call, shown, {**names, "checked": checked, "checkpoint": checkpoint, "loaded": loaded})
+    if isinstance(error, UnevenSplit):
+        assert (error.degree, error.heads, error.kv_heads, error.degrees) == (3, 4, 2, [2, 4])
 
 
 def wait_until_gone(process):
