@@ -11,11 +11,13 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from paged.attention import StepTokens
+from paged.block_manager import Moves
 from paged.model.runner import runner_for
 from paged.testing.pressure import Answers, differences
 from paged.testing.pressure_run import PressureRun, run_alone
@@ -83,11 +85,47 @@ def last_layer_left_behind(run, copy, sources, destinations):
         part.copy_(kept)
 
 
+def moves_after_the_forward_pass(run):
+    def logits(batch):
+        step = run.inputs.of(batch)
+        run.worker.begin(msgspec.structs.replace(step, moves=Moves()))
+        found = run.worker.logits(run.worker.ready(step))
+        run.worker.runner.copy(step.moves)
+        return found
+
+    run.logits = logits
+
+
 def next_door(step):
     """The last token of each step goes to its neighbour's slot."""
     slots = step.tokens.slot_mapping.copy()
     slots[-1:] = np.abs(slots[-1:] - 1)
     return {"slot_mapping": slots}
+
+
+def reads_the_tables_of_the_step_before(run):
+    run.stale = np.zeros((0, 0), np.int32)
+
+    def changes(step):
+        kept = run.worker._tables[0]
+        tables = np.zeros_like(kept)
+        rows, columns = run.stale.shape
+        tables[:rows, :columns] = run.stale
+        run.stale = kept.copy()
+        return {"block_tables": tables[step.input.rows, : step.tokens.block_tables.shape[1]]}
+
+    altered(changes)(run)
+
+
+def one_position_early(step):
+    """Words after the first output stand where the word before them stands."""
+    counts = step.input.num_tokens
+    return {"positions": np.maximum(step.tokens.positions - np.repeat(counts == 1, counts), 0)}
+
+
+def last_token_of_a_chunk_not_written(run, write, layer, slots, keys, values, **options):
+    last = max(1, len(slots) - 1)
+    write(layer, slots[:last], keys[:last], values[:last], **options)
 
 
 class Untold(StepTokens):
@@ -129,6 +167,17 @@ def frees_a_block_that_is_in_use(run):
     run._poison_free = free_early
 
 
+def forgets_what_is_cached(run):
+    """Blocks that nobody holds, but whose content is known, are written over as if they were free."""
+    tidy = run._poison_free
+
+    def forget():
+        tidy()
+        run.pool.poison(torch.from_numpy((run.manager.device.states == 1).nonzero()[0]))
+
+    run._poison_free = forget
+
+
 def finds_one_block_too_many(run):
     """A prefix hit takes one more block of what is cached than is alike."""
     index = run.manager._memory.index
@@ -144,17 +193,36 @@ def sums_in_whatever_order(run):
 
 # What the shadow says, where it sees the fault: which slot it was.
 SLOT = "should hold position"
+FROM_HOST = "pool", "host_to_device"
 FAULTS = {
     "loses what goes to the host": (instead("pool", "device_to_host", lambda *_: None), SLOT),
-    "leaves the last layer behind": (instead("pool", "host_to_device", last_layer_left_behind), ""),
+    "loses what comes from the host": (instead(*FROM_HOST, lambda *_: None), SLOT),
+    "brings blocks back in the wrong order": (
+        instead(*FROM_HOST, lambda run, copy, blocks, to: copy(blocks, to.flip(0))),
+        SLOT,
+    ),
+    "leaves the last layer behind": (instead(*FROM_HOST, last_layer_left_behind), ""),
+    "moves after the forward pass": (moves_after_the_forward_pass, SLOT),
     "writes next door": (altered(next_door), SLOT),
+    "reads the tables of the step before": (reads_the_tables_of_the_step_before, ""),
     "believes contexts shorter": (
         altered(lambda step: {"seq_lens": np.maximum(step.tokens.seq_lens - 1, step.input.num_tokens)}),
         "",
     ),
+    "decodes one position early": (altered(one_position_early), ""),
+    "samples after the token before": (
+        instead(
+            "worker.runner",
+            "forward",
+            lambda run, forward, step, ids, is_sampled, n: forward(step, ids, np.roll(is_sampled, -1), n),
+        ),
+        "",
+    ),
+    "does not write the last token of a chunk": (instead("pool", "write_kv", last_token_of_a_chunk_not_written), SLOT),
     "cuts without telling": (instead("worker.runner", "forward", cut_without_telling), ""),
     "pads with freed blocks": (pads_with_freed_blocks, ""),
     "frees a block that is in use": (frees_a_block_that_is_in_use, ""),
+    "forgets what is cached": (forgets_what_is_cached, ""),
     "finds one block too many": (finds_one_block_too_many, SLOT),
     "sums in whatever order": (sums_in_whatever_order, ""),
 }
