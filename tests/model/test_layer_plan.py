@@ -56,8 +56,8 @@ def test_groups_that_keep_all_tokens_have_names_of_their_own_by_the_tokens_of_an
 
 def test_a_window_keeps_whole_entries_of_several_tokens():
     window = Layers(kind="window", count=1, entry=(10,), stride=4, reach=8)
-    # Token 9 sees tokens 2 to 9: entries 0, 1 and 2.
-    assert [window.kept_bytes(length) for length in (1, 8, 9, 11)] == [10, 20, 30, 20]
+    # Token 9 sees tokens 2 to 9: entries 0 and 1; entry 2 has no last token yet.
+    assert [window.kept_bytes(length) for length in (1, 8, 9, 11)] == [0, 20, 20, 10]
 
 
 @pytest.mark.parametrize(
