@@ -92,12 +92,12 @@ def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], kv_dtype: str)
             f'speculate="draft": layers of several kinds, as {model.path} has, do not share blocks with another model.'
         )
     plan = plan_of(model, block_size=config.memory.block_size, kv_dtype=kv_dtype)
-    wanted = math.lcm(plan.block_size, *(each.stride for each in model.layers))
-    if wanted != plan.block_size:
+    whole = math.lcm(*(each.stride for each in model.layers))
+    if plan.block_size % whole:
         strides = sorted({each.stride for each in model.layers if each.compressed})
         raise InvalidConfig(
             f"block_size is {plan.block_size}; {model.path} keeps an entry of every {' and of every '.join(map(str, strides))} tokens, and a block has to be "
-            f"a whole number of them. Take block_size={wanted}."
+            f"a whole number of them. Take block_size={-(-plan.block_size // whole) * whole}."
         )
     return plan
 

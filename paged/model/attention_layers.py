@@ -75,4 +75,4 @@ def are_alike(layers: Sequence[AttentionLayer]) -> bool:
     """Whether all layers keep K and V of one shape, stored alike, each its own, and nothing else: then they can lie side by side in blocks of all
     layers."""
     shapes = {(each.heads, each.key_size, each.value_size, each.in_floats) for each in layers}
-    return len(shapes) == 1 and all(each.source is None and not each.index_size for each in layers)
+    return len(shapes) == 1 and all(each.source is None and not each.index_size and not each.is_one for each in layers)

@@ -89,7 +89,7 @@ class ForwardPass(Protocol):
 
     def keep(self, layer: int, first: int, keys: Tensor, values: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
         """Keep K and V of one share, [tokens, heads, size] each. Returns those of its sequence up to there, [n, heads, size], for a module that attends by
-        itself; zeros where no token of the share sees them in its window."""
+        itself; with a window from the first on that a token of the share sees."""
         ...
 
     def keep_compressed(self, layer: int, first: int, name: str, begin: int, new: Tensor) -> Tensor:

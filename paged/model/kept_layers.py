@@ -56,11 +56,15 @@ class Compressed(NamedTuple):
     sizes: tuple[int, ...]
     overlaps: bool
 
-    def parts(self, element: int) -> tuple[Part, ...]:
-        """The state beside them: two projections of the tokens without an entry, and those of the last entry's tokens that overlap, each for every size."""
-        tails = [(self.stride - 1, size * (1 + self.overlaps)) for size in self.sizes]
-        last = [(self.stride, size) for size in self.sizes if self.overlaps]
-        return tuple(Part(units=2 * tokens, unit_bytes=size * element) for tokens, size in tails + last)
+    def parts(self, element: int, wide: int) -> tuple[Part, ...]:
+        """The state beside them: two projections of the tokens without an entry, and those of the last entry's tokens that overlap, the second of which is
+        `wide`, since a bias was added; each for every size."""
+        found = [
+            Part(units=2 * (self.stride - 1), unit_bytes=each * (1 + self.overlaps) * element) for each in self.sizes
+        ]
+        for each in self.sizes if self.overlaps else ():
+            found += [Part(units=self.stride, unit_bytes=each * size) for size in (element, wide)]
+        return tuple(found)
 
 
 class _Kind(NamedTuple):
@@ -147,7 +151,7 @@ def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
         for name in KEPT_BY[layer_type]:
             if compressed is not None and name != "window":
                 entry = tuple(each * sizes.element for each in compressed.sizes) * (name == "compressed")
-                parts = compressed.parts(sizes.element) * (name == "state")
+                parts = compressed.parts(sizes.element, sizes.state or _STATE_SIZES["float32"]) * (name == "state")
                 found.append(("state" if parts else "full", entry, 0, parts, 1 if parts else compressed.stride))
             elif name == "state":
                 if kind.parts is None:

@@ -415,7 +415,6 @@ class _Trial:
             value_size=values.shape[2],
             attended=attended,
             source=None if source == layer else source,
-            index_size=self._index_sizes.get(layer, 0),
             choosers=0 if chosen is None else len(chosen),
         )
         return values_of_all.repeat_interleave(num_heads // attended[0], 1)
@@ -443,7 +442,6 @@ class _Trial:
             key_size=size,
             value_size=value_size,
             attended=(heads, size, value_size),
-            index_size=self._index_sizes.get(layer, 0),
             by_itself=True,
             is_one=(keys.data_ptr(), keys.shape, keys.stride()) == (values.data_ptr(), values.shape, values.stride()),
         )
@@ -461,7 +459,10 @@ class _Trial:
         """In the order of the model."""
         compressed = {layer: tuple(sizes.items()) for layer, sizes in self._compressed.items()}
         return tuple(
-            self._layers[layer]._replace(compressed=compressed.get(layer, ())) for layer in sorted(self._layers)
+            self._layers[layer]._replace(
+                compressed=compressed.get(layer, ()), index_size=self._index_sizes.get(layer, 0)
+            )
+            for layer in sorted(self._layers)
         )
 
 

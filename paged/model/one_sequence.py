@@ -2,7 +2,7 @@
 
     indexers              choose which tokens each one attends to, by index keys of all before it: DeepSeek-V3.2's (arXiv:2512.02556) and those made after it
     attention by itself   ignores transformers' attention interface, or wants of it what no backend does (Falcon, BLOOM, DiffLlama)
-    embeddings of n-grams  keep the last tokens, and columns of a convolution over what they make of them (Qwen4-exp)
+    embeddings of n-grams keep the last tokens, and columns of a convolution over what they make of them (Qwen4-exp)
 
 What the cache returns is read from our pages; what a module gives it goes there. A state within such a module is that of the one sequence.
 """
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from paged.model.hook import BY_ITSELF, ForwardPass, Mask, names_in, now_under_way, under_way
-from paged.model.states.within import WITHIN, Tails
+from paged.model.states.within import WITHIN, Compressor, Tails
 
 # An attribute of ours of attention modules that want the rotary embeddings of all positions: what makes these.
 _ROTARY = "paged_rotary"
@@ -46,8 +46,8 @@ def attend_by_itself(module: nn.Module) -> None:
             setattr(each, BY_ITSELF, True)
             for part in each.modules():
                 forward: Any = part.forward
-                if getattr(forward, "func", None) is _chosen:
-                    # Within a module that takes one sequence it is as transformers has it, and wants the embeddings of all positions of the sequence.
+                if getattr(forward, "func", None) is _chosen and rotary is not None:
+                    # Within a module that takes one sequence it is as transformers has it: Qwen4-exp's wants the embeddings of all positions of the sequence.
                     part.forward = forward.args[0]
                     # As a function: a module would become part of this one.
                     setattr(each, _ROTARY, partial(rotary))
@@ -91,7 +91,11 @@ class _Cache:
         """[1, heads, tokens, size] → [1, heads, n, size]."""
         packed = [each[0].transpose(0, 1) for each in (keys, values)]
         kept = self._forward_pass.keep(layer, self._first, packed[0], packed[1], self._window)
-        return kept[0].transpose(0, 1)[None], kept[1].transpose(0, 1)[None]
+        found = [each.transpose(0, 1)[None] for each in kept]
+        if not _sees_its_window(self._within):
+            # It may compute with distances, and wants a column for each token.
+            found = [torch.nn.functional.pad(each, (0, 0, self._length - each.shape[2], 0)) for each in found]
+        return found[0], found[1]
 
     def update_index(self, keys: Tensor) -> Tensor:
         """[1, 1, tokens, size] → [1, 1, n, size]."""
@@ -161,14 +165,21 @@ def _shares(given: dict[str, Any], module: Any = None) -> Iterator[tuple[slice, 
         positions, its = forward_pass.positions[first:stop, None], slice(first, stop)
         length = int(positions[-1]) + 1
         others = torch.arange(length, device=positions.device)
-        is_seen = others <= positions
+        is_seen, within = others <= positions, getattr(module, WITHIN, None)
         if window is not None:
             is_seen &= others > positions - window
-        cache = _Cache(forward_pass, first, length, int(positions[0]), window, getattr(module, WITHIN, None))
+            if _sees_its_window(within):
+                is_seen = is_seen[:, max(0, int(positions[0]) - window + 1) :]
+        cache = _Cache(forward_pass, first, length, int(positions[0]), window, within)
         its_own: dict[str, Any] = {name: cache for name in _CACHES if name in given}
         if (rotary := getattr(module, _ROTARY, None)) is not None:
             its_own["position_embeddings"] = rotary(given["hidden_states"], others[None])
         yield its, is_seen, {name: cut(value, its) for name, value in given.items()} | its_own
+
+
+def _sees_its_window(within: Any) -> bool:
+    """Whether a module with this state takes K and V of its window alone, as of transformers' own cache."""
+    return isinstance(within, Compressor)
 
 
 def _chosen(forward: Callable[..., Tensor], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Tensor:

@@ -149,17 +149,15 @@ class _Pass:
         return of_keys, of_keys if own.values is own.keys else self._kept(own.group, own.values, first, values, window)
 
     def _kept(self, group: int, entries: AnyEntries, first: int, new: Tensor, window: int | None) -> Tensor:
-        """Write entries of tokens of one sequence, [tokens, heads, size], from token `first` on. Returns those of the sequence up to there, zeros where
-        they may be gone."""
+        """Write entries of tokens of one sequence, [tokens, heads, size], from token `first` on. Returns those of the sequence up to there, without those
+        that may be gone."""
         pool = self._runner.pool
         step, slots, _, is_whole = self._of_group(group)
         stop = first + len(new)
         pool.write(entries, slots[first:stop], new, is_whole=is_whole)
         sequence = int(np.searchsorted(step.query_start_loc, first, "right")) - 1
         gone = 0 if window is None else max(0, int(step.positions[first]) - window + 1)
-        there = step.slots_of(sequence, int(step.positions[stop - 1]) + 1, entries.part)[gone:]
-        found = pool.read(entries, there)
-        return found if not gone else torch.cat([found.new_zeros(gone, *found.shape[1:]), found])
+        return pool.read(entries, step.slots_of(sequence, int(step.positions[stop - 1]) + 1, entries.part)[gone:])
 
     def keep_compressed(self, layer: int, first: int, name: str, begin: int, new: Tensor) -> Tensor:
         pool, step = self._runner.pool, self._step

@@ -228,7 +228,7 @@ def test_a_window_of_a_layer_that_attends_by_itself_frees_its_front(loaded):
 
 
 def test_a_block_is_a_whole_number_of_compressed_entries(loaded):
-    with pytest.raises(InvalidConfig, match=r"block_size is 6; .* an entry of every 2 and of every 4 .* block_size=12"):
+    with pytest.raises(InvalidConfig, match=r"block_size is 6; .* an entry of every 2 and of every 4 .* block_size=8"):
         Engine(loaded("deepseek_v4"), block_size=6, num_blocks=50)
 
 

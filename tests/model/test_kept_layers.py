@@ -66,7 +66,7 @@ def _bytes_of(layer, family) -> int:
             # V may be K.
             if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 and not any(tensor is each for each in seen):
                 seen.append(tensor)
-                is_wide = name == "recurrent_states" and family in FLOAT32_STATES
+                is_wide = (name == "recurrent_states" and family in FLOAT32_STATES) or name == "overlap_gate"
                 total += (4 if is_wide else 2) * (
                     tensor[..., 1:] if name == "conv_states" and family != "zaya" else tensor
                 ).numel()

@@ -26,21 +26,23 @@ class States:
 
     def read(self, unit, piece):
         its = self._compressor.pieces[piece]
-        return self._read.get(piece, torch.full((1, *its.shape), torch.nan)).clone()
+        return self._read.get(piece, torch.full((1, *its.shape), torch.nan, dtype=its.dtype)).clone()
 
     def write(self, unit, piece, state):
-        self._write[piece] = state.clone()
+        self._write[piece] = state.to(self._compressor.pieces[piece].dtype, copy=True)
 
     def pass_on(self):
         self._read, self._write = self._write, {}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cuts", [[1] * 14, [4, 4, 6], [3, 5, 2, 4], [8, 1, 5], [14]], ids=str)
-def test_a_compressor_gives_what_transformers_own_cache_gives_however_tokens_are_cut(cuts):
+def test_a_compressor_gives_what_transformers_own_cache_gives_however_tokens_are_cut(cuts, dtype):
     rates = {"compressed_sparse_attention": STRIDE, "heavily_compressed_attention": 8}
     theirs = DeepseekV4CSACache(DeepseekV4Config(num_hidden_layers=2, compress_rates=rates))
-    ours, offset = Compressor(0, "layers.0", 0, STRIDE, overlaps=True), 0
-    states, tokens = States(ours), torch.arange(2 * 14 * 2 * SIZE, dtype=torch.float32).view(2, 1, 14, 2 * SIZE)
+    ours, offset = Compressor(0, "layers.0", 0, STRIDE, torch.float32), 0
+    states, tokens = States(ours), torch.arange(2 * 14 * 2 * SIZE, dtype=dtype).view(2, 1, 14, 2 * SIZE)
+    bias = torch.full((STRIDE, 2 * SIZE), 1 / 3)
     with under_way(SimpleNamespace(states=states)):
         for count in cuts:
             given = tokens[:, :, offset : offset + count]
@@ -51,7 +53,7 @@ def test_a_compressor_gives_what_transformers_own_cache_gives_however_tokens_are
                 assert torch.equal(found[1], gate)
                 if kv.shape[1]:
                     theirs.update_compressor_states(name, kv[:, ::STRIDE])
-                    whole = [each.view(1, -1, STRIDE, 2 * SIZE) for each in (kv, gate)]
+                    whole = [kv.view(1, -1, STRIDE, 2 * SIZE), gate.view(1, -1, STRIDE, 2 * SIZE) + bias]
                     before = theirs.update_overlap_state(name, *whole, SIZE)
                     last = ours.last(name, tuple(each[:, -1, :, :SIZE] for each in whole), offset)
                     assert [each is None for each in last] == [each is None for each in before]

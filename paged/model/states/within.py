@@ -31,12 +31,13 @@ WITHIN = "paged_within"
 
 
 class Compressor:
-    """What one layer keeps of tokens without an entry, a state as any (KeepsState). `stride`: tokens of an entry."""
+    """What one layer keeps of tokens without an entry, a state as any (KeepsState). `stride`: tokens of an entry; `gates`: the dtype of what overlaps of
+    the second projection, to which a bias is added; None: nothing overlaps."""
 
-    def __init__(self, unit: int, path: str, layer: int, stride: int, *, overlaps: bool) -> None:
+    def __init__(self, unit: int, path: str, layer: int, stride: int, gates: torch.dtype | None) -> None:
         self.unit, self.path, self.layer, self.stride = unit, path, layer, stride
         self.pieces: tuple[Piece, ...] = ()
-        self._overlaps = overlaps
+        self._gates = gates
         # By name of the entries, the number of their first piece.
         self._first: dict[str, int] = {}
 
@@ -53,7 +54,7 @@ class Compressor:
             held[:, : every.shape[1] - whole, 0] = every[:, whole:]
             states.write(self.unit, piece, held)
             found.append(every[:, :whole])
-        if self._overlaps:
+        if self._gates is not None:
             for piece in (first + 2, first + 3):
                 # They may be written elsewhere than they are read.
                 states.write(self.unit, piece, states.read(self.unit, piece))
@@ -70,8 +71,10 @@ class Compressor:
     def _note(self, name: str, projected: Tensor) -> None:
         self._first[name] = len(self.pieces)
         size, dtype = projected.shape[-1], projected.dtype
-        lengths = [(self.stride - 1, size)] * 2 + [(self.stride, size // 2)] * (2 * self._overlaps)
-        self.pieces += tuple(Piece(name, (tokens, 1, wide), dtype) for tokens, wide in lengths)
+        self.pieces += (Piece(name, (self.stride - 1, 1, size), dtype),) * 2
+        if self._gates is not None:
+            dtypes = dtype, torch.promote_types(dtype, self._gates)
+            self.pieces += tuple(Piece(name, (self.stride, 1, size // 2), each) for each in dtypes)
 
 
 class Tails:
@@ -132,7 +135,8 @@ def _compressor(unit: int, path: str, layer: int, parts: list[nn.Module]) -> Com
     strides = sorted({int(getattr(part, "compress_rate", 0)) for part in parts})
     if len(strides) > 1 or strides[0] < 2:
         raise UnsupportedModel(
-            f"{path}: its entries stand for {' and '.join(map(str, strides))} tokens; they have to for one number, of 2 or more."
+            f"{path} keeps an entry of every {' and of every '.join(map(str, strides))} tokens; it has to be one number, of at least 2."
         )
-    overlaps = any("update_overlap_state" in names_in(part) for part in parts)
-    return Compressor(unit, path, layer, strides[0], overlaps=overlaps)
+    biases = [getattr(part, "position_bias", None) for part in parts if "update_overlap_state" in names_in(part)]
+    gates = next((torch.float32 if each is None else each.dtype for each in biases), None)
+    return Compressor(unit, path, layer, strides[0], gates)
