@@ -3,6 +3,7 @@
 Every figure comes from `paged.study.hardware`.
 """
 
+import math
 from typing import Annotated
 
 import msgspec
@@ -181,6 +182,9 @@ def _show_pages(kept: Kept, plan: LayerPlan, longest: int = _LENGTHS[-1]) -> Non
         of_block = _of_group(plan.groups[0], plan)
         figures(f"pages of {kept.name}", [("pages", f"{page} each over all devices: {of_block}"), *doubt])
         return
+    sizes = {group.block_tokens for group in plan.groups if group.block_tokens}
+    if len(sizes) > 1:
+        doubt.append(("an engine", f"has blocks of one size for all groups: see --block-size {math.lcm(*sizes)}"))
     rows = [
         ("page", f"{page} over all devices"),
         *((group.name, _of_group(group, plan)) for group in plan.groups),

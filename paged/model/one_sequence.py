@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from paged.model.hook import BY_ITSELF, ForwardPass, Mask, names_in, now_under_way, under_way
 from paged.model.states.within import WITHIN, Compressor, Tails
 
-# An attribute of ours of attention modules that want the rotary embeddings of all positions: what makes these.
-_ROTARY = "paged_rotary"
+# Attributes of ours of attention modules: what makes the rotary embeddings of all positions, where one wants them; and whether it takes K and V of its
+# window alone, as of transformers' own cache. Others compute with distances, and want a column for each token.
+_ROTARY, _WINDOW_ALONE = "paged_rotary", "paged_window_alone"
 # How modules name what they get of a cache.
 _CACHES = ("past_key_values", "layer_past")
 
@@ -37,6 +38,7 @@ def follow_indexers(module: nn.Module) -> None:
 
 def attend_by_itself(module: nn.Module) -> None:
     """Make attention modules that use transformers' cache attend by themselves, to K and V that the forward pass under way keeps."""
+    compresses = any(isinstance(getattr(each, WITHIN, None), Compressor) for each in module.modules())
     rotary: Any = next((each for path, each in module.named_modules() if path.endswith("rotary_emb")), None)
     for each in module.modules():
         if "update" not in names_in(each):
@@ -44,6 +46,7 @@ def attend_by_itself(module: nn.Module) -> None:
         signature = inspect.signature(each.forward)
         if "hidden_states" in signature.parameters and not signature.parameters.keys().isdisjoint(_CACHES):
             setattr(each, BY_ITSELF, True)
+            setattr(each, _WINDOW_ALONE, compresses)
             for part in each.modules():
                 forward: Any = part.forward
                 if getattr(forward, "func", None) is _chosen and rotary is not None:
@@ -63,7 +66,7 @@ def follow_tails(module: nn.Module) -> None:
 
 class _Cache:
     """transformers' cache, or with `layer` that of one layer, as a module sees it that is called for one share of a pass. `within`: the state of that
-    module, a Compressor or Tails."""
+    module, a Compressor or Tails; `is_window_alone`: it wants no column for what its window does not see."""
 
     def __init__(
         self,
@@ -72,11 +75,12 @@ class _Cache:
         length: int,
         offset: int,
         window: int | None,
-        within: Any = None,
+        within: Any,
+        is_window_alone: bool,
         layer: int = -1,
     ) -> None:
         self._forward_pass, self._first, self._length, self._layer = forward_pass, first, length, layer
-        self._offset, self._window, self._within = offset, window, within
+        self._offset, self._window, self._within, self._is_window_alone = offset, window, within, is_window_alone
 
     @property
     def layers(self) -> _Cache:
@@ -92,8 +96,7 @@ class _Cache:
         packed = [each[0].transpose(0, 1) for each in (keys, values)]
         kept = self._forward_pass.keep(layer, self._first, packed[0], packed[1], self._window)
         found = [each.transpose(0, 1)[None] for each in kept]
-        if not _sees_its_window(self._within):
-            # It may compute with distances, and wants a column for each token.
+        if not self._is_window_alone:
             found = [torch.nn.functional.pad(each, (0, 0, self._length - each.shape[2], 0)) for each in found]
         return found[0], found[1]
 
@@ -165,21 +168,17 @@ def _shares(given: dict[str, Any], module: Any = None) -> Iterator[tuple[slice, 
         positions, its = forward_pass.positions[first:stop, None], slice(first, stop)
         length = int(positions[-1]) + 1
         others = torch.arange(length, device=positions.device)
-        is_seen, within = others <= positions, getattr(module, WITHIN, None)
+        is_seen, is_alone = others <= positions, getattr(module, _WINDOW_ALONE, False)
         if window is not None:
             is_seen &= others > positions - window
-            if _sees_its_window(within):
+            if is_alone:
                 is_seen = is_seen[:, max(0, int(positions[0]) - window + 1) :]
-        cache = _Cache(forward_pass, first, length, int(positions[0]), window, within)
+        within = getattr(module, WITHIN, None)
+        cache = _Cache(forward_pass, first, length, int(positions[0]), window, within, is_alone)
         its_own: dict[str, Any] = {name: cache for name in _CACHES if name in given}
         if (rotary := getattr(module, _ROTARY, None)) is not None:
             its_own["position_embeddings"] = rotary(given["hidden_states"], others[None])
         yield its, is_seen, {name: cut(value, its) for name, value in given.items()} | its_own
-
-
-def _sees_its_window(within: Any) -> bool:
-    """Whether a module with this state takes K and V of its window alone, as of transformers' own cache."""
-    return isinstance(within, Compressor)
 
 
 def _chosen(forward: Callable[..., Tensor], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Tensor:
