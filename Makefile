@@ -91,7 +91,7 @@ pressure: $(STAMP) ## answers of models in WORLDS random worlds (1,000; ten minu
 	@PAGED_EXAMPLES=$(WORLDS) $(BIN)/python -m pytest tests/model/test_pressure_changes_nothing.py \
 		tests/model/test_late_batches_change_nothing.py $(PYTEST)
 
-architectures: $(STAMP) ## try a small model of every family of decoders in transformers against its generate, short of memory, too (twenty minutes on two cores)
+architectures: $(STAMP) ## try a small model of every family of decoders in transformers against its generate, short of memory, too (ten to twenty minutes on two cores)
 	@PYTHONPATH=. $(BIN)/python -m conformance.architectures --out benchmarks/results/architectures
 	@PAGED_ALL_FAMILIES=1 $(BIN)/python -m pytest tests/model/test_groups.py
 
