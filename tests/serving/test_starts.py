@@ -139,8 +139,8 @@ def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of
         tasks = [ask(0)]
         server.wait_until(lambda: figure(got(server, "/metrics").body, "vllm:num_requests_running") == 1)
         tasks += [ask(number) for number in range(1, 12)]
-        # All eight seats are taken, and their first tokens have come.
-        server.wait_until(lambda: sum(bool(each.times) for each in heard) == 7)
+        # All eight seats are taken, and first tokens have come; on a fast machine some have ended by then, and others have their seats.
+        server.wait_until(lambda: sum(bool(each.times) for each in heard) >= 7)
         os.kill(server.engine, signal.SIGKILL)
         died = tasks[0].result()
         assert (died.status, died.error["code"]) == (503, "engine_died")
