@@ -80,6 +80,11 @@ def status_of(server, path):
         return None
 
 
+def loads_of(server):
+    """Requests that the server has and has not answered."""
+    return got(server, "/load").body["server_load"]
+
+
 def level_of(server, error):
     """Of the first line about a request that ended with this error; it is written after the answer, by a thread."""
     server.wait_until(lambda: any(line.get("error") == error for line in server.lines))
@@ -136,11 +141,15 @@ def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of
             body = LONG | {"prompt": f"{number}", "stream": number > 0}
             return threads.submit(asked, server, body, heard=heard[number])
 
+        # While the engine stands still all come, the first one before the others: then eight begin together, however fast it is.
+        os.kill(server.engine, signal.SIGSTOP)
         tasks = [ask(0)]
-        server.wait_until(lambda: figure(got(server, "/metrics").body, "vllm:num_requests_running") == 1)
+        server.wait_until(lambda: loads_of(server) == 1)
         tasks += [ask(number) for number in range(1, 12)]
-        # All eight seats are taken, and first tokens have come; on a fast machine some have ended by then, and others have their seats.
-        server.wait_until(lambda: sum(bool(each.times) for each in heard) >= 7)
+        server.wait_until(lambda: loads_of(server) == 12)
+        os.kill(server.engine, signal.SIGCONT)
+        # All eight seats are taken, and their first tokens have come.
+        server.wait_until(lambda: sum(bool(each.times) for each in heard) == 7)
         os.kill(server.engine, signal.SIGKILL)
         died = tasks[0].result()
         assert (died.status, died.error["code"]) == (503, "engine_died")
