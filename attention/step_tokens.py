@@ -56,6 +56,10 @@ class StepTokens:
         """n."""
         return len(self.seq_lens)
 
+    def sequence_of(self, token: int) -> int:
+        """The sequence whose token of this step, by its place, this is."""
+        return int(np.searchsorted(self.query_start_loc, token, "right")) - 1
+
     def slots_of(self, i: int, length: int, part: int = 0) -> Ints:
         """int64 [length]: slots of sequence i's first tokens by its block table, on this page of each block."""
         columns = np.arange(-(-length // self.block_size))[None]
@@ -119,7 +123,7 @@ class StepTokens:
 
     def part(self, first: int, stop: int, num_padded: int = 0) -> StepTokens:
         """Tokens `first` to `stop` - 1 alone, which come after those before them."""
-        begin = int(np.searchsorted(self.query_start_loc, first, "right")) - 1
+        begin = self.sequence_of(first)
         end = int(np.searchsorted(self.query_start_loc, stop, "left"))
         starts = np.clip(self.query_start_loc[begin : end + 1], first, stop) - first
         # The last sequence may go on behind the part.

@@ -134,7 +134,7 @@ class _Pass:
     def of_share(self, first: int, stop: int) -> _Pass:
         its = copy(self)
         if its.states is not None:
-            row = int(np.searchsorted(self._step.query_start_loc, first, "right")) - 1
+            row = self._step.sequence_of(first)
             its.states = its.states.of_row(row, stop - first, has_begun=first > self._step.query_start_loc[row])
         return its
 
@@ -155,7 +155,7 @@ class _Pass:
         step, slots, _, is_whole = self._of_group(group)
         stop = first + len(new)
         pool.write(entries, slots[first:stop], new, is_whole=is_whole)
-        sequence = int(np.searchsorted(step.query_start_loc, first, "right")) - 1
+        sequence = step.sequence_of(first)
         gone = 0 if window is None else max(0, int(step.positions[first]) - window + 1)
         return pool.read(entries, step.slots_of(sequence, int(step.positions[stop - 1]) + 1, entries.part)[gone:])
 
@@ -167,9 +167,8 @@ class _Pass:
         (group, of_names), stop = compressed, begin + len(new)
         entries, tables = of_names[name], step.tables[group]
         assert tables is not None, "it is a group of blocks"
-        sequence = int(np.searchsorted(step.query_start_loc, first, "right")) - 1
-        numbers, size = np.arange(stop), entries.block_size
-        slots = tables[sequence, numbers // size, entries.part].astype(np.int64) * size + numbers % size
+        sequence, size = step.sequence_of(first), entries.block_size
+        slots = replace(step, block_tables=tables, block_size=size).slots_of(sequence, stop, entries.part)
         if step.written_from is not None:
             # Those before are there already, perhaps in blocks of others.
             there = step.written_from[group, sequence].item() // (pool.block_size // size)
