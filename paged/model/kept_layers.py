@@ -149,10 +149,12 @@ def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
                 raise InvalidConfig(f"layer_types: {config.model_type} is known without layers of {layer_type}")
             compressed = kind.compressed(of_layer, layer_type)
         for name in KEPT_BY[layer_type]:
-            if compressed is not None and name != "window":
-                entry = tuple(each * sizes.element for each in compressed.sizes) * (name == "compressed")
-                parts = compressed.parts(sizes.element, sizes.state or _STATE_SIZES["float32"]) * (name == "state")
-                found.append(("state" if parts else "full", entry, 0, parts, 1 if parts else compressed.stride))
+            if compressed and name == "compressed":
+                entry = tuple(each * sizes.element for each in compressed.sizes)
+                found.append(("full", entry, 0, (), compressed.stride))
+            elif compressed and name == "state":
+                parts = compressed.parts(sizes.element, sizes.state or _STATE_SIZES["float32"])
+                found.append((name, (), 0, parts, 1))
             elif name == "state":
                 if kind.parts is None:
                     raise InvalidConfig(f"layer_types: {config.model_type} is known without layers that keep a state")

@@ -180,8 +180,7 @@ def as_loaded(
     follow_layers(module)
     # Some change weights, which cannot be done once they are packed.
     state_layers: tuple[KeepsState, ...] = follow_states(module)
-    within = states_within(module, len(state_layers))
-    state_layers += within
+    state_layers += states_within(module, len(state_layers))
     if codes is not None:
         codes.replace(module)
     if where.type == "cpu":
@@ -194,13 +193,12 @@ def as_loaded(
     follow_tails(module)
     follow_positions(module)
     trial = _first_trial(module, state_layers, name, where)
-    strides = {each.layer: each.stride for each in within if isinstance(each, Compressor)}
     text = module.config.get_text_config()
     return LoadedModel(
         path=name,
         module=module,
         tokenizer=tokenizer,
-        layers=tuple(each._replace(stride=strides.get(each.layer, 1)) for each in trial.layers),
+        layers=trial.layers,
         has_soft_cap=trial.has_soft_cap,
         has_sinks=trial.has_sinks,
         vocabulary_size=int(text.vocab_size),
@@ -382,6 +380,7 @@ class _Trial:
         self._keys: dict[int, tuple[int, Tensor]] = {}
         self._index_sizes: dict[int, int] = {}
         self._compressed: dict[int, dict[str, int]] = {}
+        self._strides = {each.layer: each.stride for each in state_layers if isinstance(each, Compressor)}
 
     def attend(
         self,
@@ -457,10 +456,11 @@ class _Trial:
     @property
     def layers(self) -> tuple[AttentionLayer, ...]:
         """In the order of the model."""
-        compressed = {layer: tuple(sizes.items()) for layer, sizes in self._compressed.items()}
         return tuple(
             self._layers[layer]._replace(
-                compressed=compressed.get(layer, ()), index_size=self._index_sizes.get(layer, 0)
+                compressed=tuple(self._compressed.get(layer, {}).items()),
+                stride=self._strides.get(layer, 1),
+                index_size=self._index_sizes.get(layer, 0),
             )
             for layer in sorted(self._layers)
         )

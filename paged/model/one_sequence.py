@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,90 +64,91 @@ def follow_tails(module: nn.Module) -> None:
             each.forward = partial(_attended, each, each.forward, inspect.signature(each.forward))
 
 
+@dataclass(frozen=True, slots=True)
 class _Cache:
-    """transformers' cache, or with `layer` that of one layer, as a module sees it that is called for one share of a pass. `within`: the state of that
-    module, a Compressor or Tails; `is_window_alone`: it wants no column for what its window does not see."""
+    """transformers' cache as a module sees it that is called for one share of a pass.
 
-    def __init__(
-        self,
-        forward_pass: ForwardPass,
-        first: int,
-        length: int,
-        offset: int,
-        window: int | None,
-        within: Any,
-        is_window_alone: bool,
-        layer: int = -1,
-    ) -> None:
-        self._forward_pass, self._first, self._length, self._layer = forward_pass, first, length, layer
-        self._offset, self._window, self._within, self._is_window_alone = offset, window, within, is_window_alone
+    first            place of the share's first token in the pass
+    length           tokens of the sequence, those of the share included
+    offset           position of the share's first token
+    within           the state of the module: a Compressor or Tails
+    is_window_alone  the module wants no column for what its window does not see
+    layer            of one layer alone, as `layers[layer]` has it
+    """
+
+    forward_pass: ForwardPass
+    first: int
+    length: int
+    offset: int
+    window: int | None
+    within: Any
+    is_window_alone: bool
+    layer: int = -1
 
     @property
     def layers(self) -> _Cache:
         return self
 
     def __getitem__(self, layer: int) -> _Cache:
-        found = copy(self)
-        found._layer = layer
-        return found
+        return replace(self, layer=layer)
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *others: Any) -> tuple[Tensor, Tensor]:
         """[1, heads, tokens, size] → [1, heads, n, size]."""
         packed = [each[0].transpose(0, 1) for each in (keys, values)]
-        kept = self._forward_pass.keep(layer, self._first, packed[0], packed[1], self._window)
+        kept = self.forward_pass.keep(layer, self.first, packed[0], packed[1], self.window)
         found = [each.transpose(0, 1)[None] for each in kept]
-        if not self._is_window_alone:
-            found = [torch.nn.functional.pad(each, (0, 0, self._length - each.shape[2], 0)) for each in found]
+        if not self.is_window_alone:
+            found = [torch.nn.functional.pad(each, (0, 0, self.length - each.shape[2], 0)) for each in found]
         return found[0], found[1]
 
     def update_index(self, keys: Tensor) -> Tensor:
         """[1, 1, tokens, size] → [1, 1, n, size]."""
-        return self.update_indexer(keys[0], self._layer)[None]
+        return self.update_indexer(keys[0], self.layer)[None]
 
     def update_indexer(self, keys: Tensor, layer: int) -> Tensor:
         """[1, tokens, size] → [1, n, size]."""
-        return self._forward_pass.index(layer, self._first, keys[0])[None]
+        return self.forward_pass.index(layer, self.first, keys[0])[None]
 
     def store_compression_weights(self, name: str, kv: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, int]:
         """[1, tokens, size] each → of tokens that make whole entries, and the position of the first."""
-        kv, gate = self._within.take(name, (kv, gate), self._offset)
-        return kv, gate, self._offset - self._offset % self._within.stride
+        kv, gate = self.within.take(name, (kv, gate), self.offset)
+        return kv, gate, self.offset - self.offset % self.within.stride
 
     def update_overlap_state(
         self, name: str, kv: Tensor, gate: Tensor, size: int
     ) -> tuple[Tensor | None, Tensor | None]:
         """[1, entries, tokens, sizes] each → [1, tokens, size] each, of the entry before them."""
-        found: tuple[Tensor | None, Tensor | None] = self._within.last(
-            name, (kv[:, -1, :, :size], gate[:, -1, :, :size]), self._offset
+        found: tuple[Tensor | None, Tensor | None] = self.within.last(
+            name, (kv[:, -1, :, :size], gate[:, -1, :, :size]), self.offset
         )
         return found
 
     def update_compressor_states(self, name: str, entries: Tensor) -> Tensor:
         """[1, entries, size] → [1, n, size]."""
-        begin = self._offset // self._within.stride
-        return self._forward_pass.keep_compressed(self._layer, self._first, name, begin, entries[0])[None]
+        begin = self.offset // self.within.stride
+        return self.forward_pass.keep_compressed(self.layer, self.first, name, begin, entries[0])[None]
 
     def get_conv_state(self, layer: int, state_idx: int = 0) -> Tensor | None:
         """[1, ..., columns]; None before the first token."""
-        found: Tensor | None = self._within.held(state_idx, self._offset)
+        found: Tensor | None = self.within.held(state_idx, self.offset)
         return found
 
     def update_conv_state(self, new: Tensor, layer: int, state_idx: int = 0, conv_kernel_size: int = 0) -> Tensor:
         """[1, ..., tokens] → those, and the columns before them."""
-        found: Tensor = self._within.take(state_idx, new, conv_kernel_size, self._offset)
+        found: Tensor = self.within.take(state_idx, new, conv_kernel_size, self.offset)
         return found
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Tokens of the sequence, those of the share included."""
-        return self._length
+        return self.length
 
     def get_mask_sizes(self, length: int, layer: int) -> tuple[int, int]:
         """How many tokens there will be behind those of the share, and the position of the first."""
-        return self._length, 0
+        return self.length, 0
 
     def get_query_offset(self, layer: int) -> int:
         """The position of the share's first token."""
-        return self._offset
+        return self.offset
 
 
 def _shares(given: dict[str, Any], module: Any = None) -> Iterator[tuple[slice, Tensor, dict[str, Any]]]:
@@ -174,7 +175,15 @@ def _shares(given: dict[str, Any], module: Any = None) -> Iterator[tuple[slice, 
             if is_alone:
                 is_seen = is_seen[:, max(0, int(positions[0]) - window + 1) :]
         within = getattr(module, WITHIN, None)
-        cache = _Cache(forward_pass, first, length, int(positions[0]), window, within, is_alone)
+        cache = _Cache(
+            forward_pass,
+            first,
+            length,
+            offset=int(positions[0]),
+            window=window,
+            within=within,
+            is_window_alone=is_alone,
+        )
         its_own: dict[str, Any] = {name: cache for name in _CACHES if name in given}
         if (rotary := getattr(module, _ROTARY, None)) is not None:
             its_own["position_embeddings"] = rotary(given["hidden_states"], others[None])

@@ -54,9 +54,9 @@ class Compressor:
             held[:, : every.shape[1] - whole, 0] = every[:, whole:]
             states.write(self.unit, piece, held)
             found.append(every[:, :whole])
-        if self._gates is not None:
+        if self._gates is not None and not found[0].shape[1]:
+            # There is no `last` then, and they may be written elsewhere than they are read.
             for piece in (first + 2, first + 3):
-                # They may be written elsewhere than they are read.
                 states.write(self.unit, piece, states.read(self.unit, piece))
         return found[0], found[1]
 
