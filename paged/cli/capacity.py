@@ -183,12 +183,12 @@ def _show_pages(kept: Kept, plan: LayerPlan, longest: int = _LENGTHS[-1]) -> Non
         figures(f"pages of {kept.name}", [("pages", f"{page} each over all devices: {of_block}"), *doubt])
         return
     sizes = {group.block_tokens for group in plan.groups if group.block_tokens}
-    if len(sizes) > 1:
-        doubt.append(("an engine", f"has blocks of one size for all groups: see --block-size {math.lcm(*sizes)}"))
+    of_engine = f"has blocks of one size for all groups: see --block-size {math.lcm(*sizes)}"
     rows = [
         ("page", f"{page} over all devices"),
         *((group.name, _of_group(group, plan)) for group in plan.groups),
         *doubt,
+        *([("an engine", of_engine)] if len(sizes) > 1 else []),
         *((f"a sequence of {length:,}", _of_sequence(plan, length)) for length in _LENGTHS if length <= longest),
     ]
     figures(f"pages of {kept.name}", rows)

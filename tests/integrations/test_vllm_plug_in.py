@@ -295,7 +295,7 @@ def test_guesses_are_placed_counted_and_cut_where_the_answer_ends():
     output = core.schedule()
     made = core.update_from_output(output, answer(output, {"a": [8, 4, 1]}))
     assert made[0].outputs[0].new_token_ids == [8] and made[0].outputs[0].finish_reason.name == "STOP"
-    # Those that nobody judged are not counted.
+    # Draft tokens without a verdict are not counted.
     core.add_request(request("b", [1, 2], most=9))
     step(core)
     core.update_draft_token_ids(SimpleNamespace(req_ids=["b"], draft_token_ids=[[6, 7, 8]]))
