@@ -70,7 +70,7 @@ def chat(
         if answer.error is not None:
             say(f"no answer: {answer.error}")
             raise typer.Exit(FAILED)
-        printed(_shared(answer, config.memory.block_size))
+        printed(_shared(answer, llm.engine.manager.block_size))
         messages.append({"role": "assistant", "content": answer.text})
 
 

@@ -31,7 +31,7 @@ from paged.engine.disk_tier import DiskTier
 from paged.engine.door import checked_text, checked_time, checked_tokens
 from paged.engine.executor import LocalExecutor
 from paged.engine.live_request import LiveRequest, LiveSequence
-from paged.engine.memory import memory_for
+from paged.engine.memory import block_size_of, memory_for
 from paged.engine.results import EngineOutput, EngineStats
 from paged.engine.steps import FailedBatch, OnLogits, Steps
 from paged.engine.undelivered import Undelivered
@@ -49,7 +49,8 @@ from paged.model.checkpoint import named_or_shipped
 from paged.model.costs import measured_costs
 from paged.model.drafts import check_length, draft_for
 from paged.model.dtypes import warn_if_slow
-from paged.model.loading import LoadedModel, load_model
+from paged.model.kept_layers import strides_of
+from paged.model.loading import LoadedModel, config_of, load_model
 from paged.model.parallel.messages import Make
 from paged.model.parallel.ranks import Ranks, load_split
 from paged.model.parallel.worker import TensorParallelWorker
@@ -737,6 +738,9 @@ def _loaded(config: EngineConfig) -> tuple[LoadedModel, Ranks | None]:
     if isinstance(given, LoadedModel):
         _check_loaded_so(config, given)
         return given, None
+    if config.memory.block_size is not None:
+        # Before weights are read.
+        block_size_of(config, strides_of(config_of(Path(given))), given)
     if its.tensor_parallel_size > 1:
         return load_split(Path(given), its.tensor_parallel_size, dtype=its.dtype, device=its.device)
     return load_model(
@@ -767,7 +771,7 @@ def _runner(config: EngineConfig, model: LoadedModel, pool: LayeredPool, ranks: 
     asked = Make(
         num_blocks=pool.num_blocks,
         host_blocks=pool.num_host_blocks,
-        block_size=kept.block_size if is_planned else pool.block_size,
+        block_size=pool.block_size,
         is_planned=is_planned,
         kv_cache_dtype=kept.kv_cache_dtype,
         kv_cache_dtype_skip_layers=kept.kv_cache_dtype_skip_layers,

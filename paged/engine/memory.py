@@ -7,7 +7,7 @@ sizes; then `num_blocks` counts pages.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from paged.attention import LayeredPool
 from paged.base.budget import as_bytes, blocks_within
@@ -21,6 +21,7 @@ from paged.model.loading import LoadedModel
 from paged.model.native.fused import fused_decoder
 from paged.model.parallel.ranks import Ranks
 
+DEFAULT_BLOCK_SIZE = 16
 DEFAULT_KV_BYTES = 256 * 2**20
 """For what layers keep, when neither blocks nor bytes are named."""
 
@@ -37,8 +38,8 @@ def memory_for(
     dtype of a model that keeps no K and V."""
     for model in models:
         check_kv_dtype(model, kv_dtype)
-    plan = _plan_of(config, models, kv_dtype)
-    size = config.memory.block_size if plan is None else plan.block_size
+    size = block_size_of(config, [each.stride for each in models[0].layers], models[0].path)
+    plan = _plan_of(config, models, size, kv_dtype)
     if plan is None:
         groups: tuple[LayerGroup, ...] = (LayerGroup("full"),)
         block_bytes = bytes_per_block(models, size, kv_dtype)
@@ -77,7 +78,22 @@ def memory_for(
     return manager, pools
 
 
-def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], kv_dtype: str) -> LayerPlan | None:
+def block_size_of(config: EngineConfig, strides: Iterable[int], name: object) -> int:
+    """Tokens a block, for a model of this name that keeps an entry of every so many tokens; one of single tokens has a stride of 1. Raises InvalidConfig
+    for a block size that is no whole number of entries."""
+    several = sorted(set(strides) - {1})
+    size, whole = config.memory.block_size, math.lcm(*several)
+    if size is None:
+        return math.lcm(DEFAULT_BLOCK_SIZE, whole)
+    if size % whole:
+        raise InvalidConfig(
+            f"block_size is {size}; {name} keeps an entry of every {' and of every '.join(map(str, several))} tokens, and a block has to be "
+            f"a whole number of them. Take block_size={-(-size // whole) * whole}."
+        )
+    return size
+
+
+def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], block_size: int, kv_dtype: str) -> LayerPlan | None:
     """The plan of a model's layers of several kinds; None if all keep all tokens, or can be held as if they did: windows are held whole beside a model that
     drafts, where content is kept on a disk, and beside full layers in a model that is computed in one call, which wants all layers side by side."""
     model, *others = models
@@ -91,15 +107,7 @@ def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], kv_dtype: str)
         raise InvalidConfig(
             f'speculate="draft": layers of several kinds, as {model.path} has, do not share blocks with another model.'
         )
-    plan = plan_of(model, block_size=config.memory.block_size, kv_dtype=kv_dtype)
-    whole = math.lcm(*(each.stride for each in model.layers))
-    if plan.block_size % whole:
-        strides = sorted({each.stride for each in model.layers if each.compressed})
-        raise InvalidConfig(
-            f"block_size is {plan.block_size}; {model.path} keeps an entry of every {' and of every '.join(map(str, strides))} tokens, and a block has to be "
-            f"a whole number of them. Take block_size={-(-plan.block_size // whole) * whole}."
-        )
-    return plan
+    return plan_of(model, block_size=block_size, kv_dtype=kv_dtype)
 
 
 def _lies_side_by_side(model: LoadedModel, plan: LayerPlan) -> bool:

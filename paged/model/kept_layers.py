@@ -128,6 +128,13 @@ def kept_layers(config: Any, sizes: Sizes | None = None) -> list[Layers]:
     return [Layers(count=count, **dict(zip(fields, key, strict=True))) for key, count in counts.items()]
 
 
+def strides_of(config: Any) -> list[int]:
+    """Tokens of an entry of each layer, of a kind of model that is known to keep entries of several; else [1]."""
+    config = config.get_text_config()
+    kind = _KINDS.get(getattr(config, "model_type", ""))
+    return [1] if kind is None or kind.compressed is None else [each.stride for each in kept_layers(config)]
+
+
 def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
     """Return kind, entry, reach, parts and stride of all that each layer keeps."""
     cache = import_with_extra("transformers.cache_utils", _NEEDED_BY)

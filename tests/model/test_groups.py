@@ -12,6 +12,8 @@ import torch
 
 from paged import Engine
 from paged.attention import StepTokens
+from paged.engine.config import EngineConfig
+from paged.engine.memory import DEFAULT_BLOCK_SIZE, block_size_of
 from paged.errors import InvalidConfig, UnsupportedModel
 from paged.model.capacity import bytes_per_block, layered_pool_for, plan_of, pool_for
 from paged.model.hook import Mask, _mask, under_way
@@ -227,9 +229,17 @@ def test_a_window_of_a_layer_that_attends_by_itself_frees_its_front(loaded):
     assert [(each.kind, each.reach) for each in groups] == [("window", 7), ("full", 0), ("state", 0)]
 
 
-def test_a_block_is_a_whole_number_of_compressed_entries(loaded):
-    with pytest.raises(InvalidConfig, match=r"block_size is 6; .* an entry of every 2 and of every 4 .* block_size=8"):
-        Engine(loaded("deepseek_v4"), block_size=6, num_blocks=50)
+def test_a_block_is_a_whole_number_of_compressed_entries(loaded, tmp_path):
+    model, refused = loaded("deepseek_v4"), r"block_size is 6; .* an entry of every 2 and of every 4 .* block_size=8"
+    with pytest.raises(InvalidConfig, match=refused):
+        Engine(model, block_size=6, num_blocks=50)
+    # Before weights are read: these cannot be.
+    model.module.config.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(InvalidConfig, match=refused):
+        Engine(tmp_path, block_size=6)
+    assert block_size_of(EngineConfig.of(tmp_path), [1, 4, 128], tmp_path) == 128
+    assert block_size_of(EngineConfig.of(tmp_path), [1, 1], tmp_path) == DEFAULT_BLOCK_SIZE
 
 
 @pytest.mark.parametrize(("architecture", "page_bytes"), [("deepseek_v3", 256), ("glm_moe_dsa", 512)])

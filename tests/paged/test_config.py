@@ -18,7 +18,7 @@ SETTINGS = fields_of(EngineConfig)
 NAN = float("nan")
 DEFAULTS = {
     "model": None, "backend": "auto", "batch_invariant": None, "dtype": "auto", "quantization": None, "quantize_head": False, "device": "cpu", "enforce_eager": False, "max_model_len": None,
-    "num_blocks": None, "kv_cache_bytes": None, "block_size": 16, "host_blocks": 0, "prefix_caching": True, "host_caching": False, "tensor_parallel_size": 1,
+    "num_blocks": None, "kv_cache_bytes": None, "block_size": None, "host_blocks": 0, "prefix_caching": True, "host_caching": False, "tensor_parallel_size": 1,
     "max_pinned": 0, "max_pinned_per_tenant": None, "max_cached_per_tenant": None, "remember_evicted": 0,
     "disk_cache": None, "disk_cache_gb": None, "kv_cache_dtype": "auto", "kv_cache_dtype_skip_layers": (),
     "policy": "paged", "tenant_weights": None, "max_tokens_per_step": None, "max_sequences": 32, "max_chunk": None, "costs": None,
