@@ -43,10 +43,11 @@ CONV_PIECES = 4
 
 
 class Sizes(NamedTuple):
-    """Bytes of an element: of K, V and the tail of a convolution; and of a recurrent state, None: as the configuration says."""
+    """Bytes of an element: of K, V and the tail of a convolution; of a recurrent state, None: as the configuration says; and of a token id."""
 
     element: int = _SIZE
     state: int | None = None
+    token_id: int = 8
 
 
 class Compressed(NamedTuple):
@@ -74,6 +75,7 @@ class _Kind(NamedTuple):
     state_size   bytes of an element of a recurrent state where the configuration does not say
     layer_type   of all layers, where transformers knows no cache of the kind
     compressed   what a layer of a type keeps of several tokens, given its type
+    numbered     more parts of one layer's state, given its number from 0
     """
 
     entry: Callable[[Any, str], tuple[int, ...]]
@@ -81,6 +83,7 @@ class _Kind(NamedTuple):
     state_size: int = 2
     layer_type: str | None = None
     compressed: Callable[[Any, str], Compressed] | None = None
+    numbered: Callable[[Any, int, Sizes], tuple[Part, ...]] | None = None
 
 
 def config_of(document: dict[str, Any]) -> Any:
@@ -145,7 +148,8 @@ def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
     size = _state_size(kind, config) if sizes.state is None else sizes.state
     # Some choose what the layer before them chose.
     indexers = getattr(config, "indexer_types", None) or ["full"] * len(types)
-    for layer_type, more, of_layer, indexer in zip(types, options, config.per_layer_config, indexers, strict=True):
+    layers = zip(types, options, config.per_layer_config, indexers, strict=True)
+    for number, (layer_type, more, of_layer, indexer) in enumerate(layers):
         if layer_type not in KEPT_BY:
             raise InvalidConfig(
                 f"layer_types: what {layer_type} keeps is not known; known are {', '.join(sorted(KEPT_BY))}"
@@ -165,11 +169,12 @@ def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
             elif name == "state":
                 if kind.parts is None:
                     raise InvalidConfig(f"layer_types: {config.model_type} is known without layers that keep a state")
-                found.append((name, (), 0, kind.parts(of_layer, size, sizes.element), 1))
+                numbered = kind.numbered(of_layer, number, sizes) if kind.numbered else ()
+                found.append((name, (), 0, kind.parts(of_layer, size, sizes.element) + numbered, 1))
             else:
                 entry = kind.entry(of_layer, name)
                 if layer_type in _CHOOSING and indexer != "shared":
-                    entry += (_count(of_layer, "index_head_dim") * _SIZE,)
+                    entry += _index_key(of_layer)
                 entry = tuple(piece // _SIZE * sizes.element for piece in entry)
                 reach = _count(of_layer, "sliding_window") if compressed else more.get("sliding_window", 0)
                 found.append((name, entry, reach, (), 1))
@@ -226,6 +231,13 @@ def _latent(config: Any, name: str) -> tuple[int, ...]:
     return ((_count(config, "kv_lora_rank") + _count(config, "qk_rope_head_dim")) * _SIZE,)
 
 
+def _index_key(config: Any) -> tuple[int, ...]:
+    """None where Qwen4-exp's configuration has no indexer."""
+    if getattr(config, "indexer_head_dim", 0) is None:
+        return ()
+    return (_count(config, "indexer_head_dim" if hasattr(config, "indexer_head_dim") else "index_head_dim") * _SIZE,)
+
+
 def _one_head(config: Any, name: str) -> tuple[int, ...]:
     """DeepSeek-V4's: K of one head, which is its V, too."""
     return (_count(config, "head_dim") * _SIZE,)
@@ -269,6 +281,15 @@ def _delta(config: Any, size: int, element: int) -> tuple[Part, ...]:
         Part(units=heads, unit_bytes=key * value * size),
         *_conv(channels, _count(config, "linear_conv_kernel_dim"), element),
     )
+
+
+def _ngrams(config: Any, number: int, sizes: Sizes) -> tuple[Part, ...]:
+    """Qwen4-exp's embeddings of n-grams: the last token ids, and columns of a dilated convolution."""
+    if number + 1 not in config.ple_layer_ids:
+        return ()
+    channels, ngram = _count(config, "hidden_size") * _count(config, "hc_count"), _count(config, "ngram_size")
+    columns = (_count(config, "ple_conv_kernel_size") - 1) * ngram
+    return (*_conv(channels, columns + 1, sizes.element), Part(units=1, unit_bytes=(ngram - 1) * sizes.token_id))
 
 
 def _kimi_delta(config: Any, size: int, element: int) -> tuple[Part, ...]:
@@ -385,6 +406,7 @@ _KINDS: dict[str, _Kind] = {
     "mimo_v2_flash": _Kind(_mimo),
     **dict.fromkeys(_LATENTS.split(), _Kind(_latent)),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _Kind(_kv, _delta)),
+    "qwen4_exp_text": _Kind(_kv, _delta, numbered=_ngrams),
     "olmo_hybrid": _Kind(_kv, _delta, state_size=4),
     **dict.fromkeys(("bailing_hybrid", "kimi_linear"), _Kind(_latent, _kimi_delta, state_size=4)),
     "minimax": _Kind(_kv, _lightning, state_size=4),

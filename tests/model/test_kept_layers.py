@@ -59,17 +59,19 @@ FLOAT32_STATES = ("bailing_hybrid", "jamba", "kimi_linear", "minimax", "nemotron
 
 
 def _bytes_of(layer, family) -> int:
-    """What a layer of a cache would hold in bf16, recurrent states as serving keeps them. Of a convolution it keeps one token more than is read, but Zaya's."""
+    """What a layer of a cache would hold in bf16, recurrent states as serving keeps them. Of a convolution it keeps one token more than is read, but Zaya's and Qwen4-exp's embeddings'."""
     total, seen = 0, list[torch.Tensor]()
     for name, value in layer.items():
+        if name == "indexer_position_ids":
+            continue  # They are known without it.
         for tensor in value.values() if isinstance(value, dict) else [value]:
             # V may be K.
             if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 and not any(tensor is each for each in seen):
                 seen.append(tensor)
                 is_wide = (name == "recurrent_states" and family in FLOAT32_STATES) or name == "overlap_gate"
-                total += (4 if is_wide else 2) * (
-                    tensor[..., 1:] if name == "conv_states" and family != "zaya" else tensor
-                ).numel()
+                reads_all = name != "conv_states" or family == "zaya" or (len(seen) > 1 and family == "qwen4_exp_text")
+                size = 8 if tensor.dtype == torch.int64 else 4 if is_wide else 2
+                total += size * (tensor if reads_all else tensor[..., 1:]).numel()
     return total
 
 

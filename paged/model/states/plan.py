@@ -62,7 +62,7 @@ def check_plan(layers: Sequence[KeepsState], config: Any, name: Path) -> None:
     Raises as `kept_layers` does.
     """
     planned = Counter[int]()
-    for each in kept_layers(config, Sizes(element=1, state=1)):
+    for each in kept_layers(config, Sizes(element=1, state=1, token_id=1)):
         for part in each.parts:
             planned[part.unit_bytes] += part.units * each.count
     found = _counted(piece for layer in layers for piece in layer.pieces)

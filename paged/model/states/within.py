@@ -94,7 +94,8 @@ class Tails:
         token behind zeros where they are fewer."""
         if number not in self._numbers:
             self._numbers[number] = len(self.pieces)
-            self.pieces += (Piece(f"conv {number}", (*new.shape[1:-1], columns), new.dtype),)
+            name = "conv" if new.ndim > 2 else "ids"
+            self.pieces += (Piece(f"{name} {number}", (*new.shape[1:-1], columns), new.dtype),)
         before = self.held(number, offset)
         if before is not None:
             new = torch.cat([before, new], -1)
