@@ -166,13 +166,16 @@ class ReplicaIndex:
 
     def depths(self, keys: Keys) -> dict[str, int]:
         """How many leading blocks of a prompt each replica has, on its device or its host; those that have none are left out. Of a replica that
-        tells restart points it is the deepest of them, not the deepest block.
+        tells restart points it is the deepest of them whose block it has, not the deepest block.
 
-        Exact where replicas have few depths. Where they have many, those that are not the deepest may be too low by a 64th of the prompt.
+        Exact for restart points, and where replicas have few depths. Where they have many, those that are not the deepest may be too low by a 64th of
+        the prompt.
         """
-        found = self._found(keys)
-        if self._restarting:
-            found = self._until_restart(keys, found)
+        [some] = self._having(keys[:1].tolist()) or [0]
+        some &= self._live
+        found = self._found(keys, by_block) if (by_block := some & ~self._restarting) else []
+        if restarting := some & self._restarting:
+            found += self._deepest(RESTART, keys, self._hinted(keys), restarting)
         return self._by_name(found)
 
     def deepest(self, keys: Keys) -> dict[str, int]:
@@ -180,13 +183,10 @@ class ReplicaIndex:
         masks = self._masks[DEVICE]
         if masks.keys().isdisjoint(keys.tolist()):
             return {}
-        return self._by_name(_deepest(masks, keys, np.arange(len(keys)), [(len(keys), self._live)]))
+        return self._by_name(self._deepest(DEVICE, keys, np.arange(len(keys)), self._live))
 
-    def _found(self, keys: Keys) -> list[tuple[int, int]]:
-        """Depths, and a mask of those that have each."""
-        [some] = self._having(keys[:1].tolist()) or [0]
-        if not (some := some & self._live):
-            return []
+    def _found(self, keys: Keys, some: int) -> list[tuple[int, int]]:
+        """Depths, and a mask of those that have each, of `some`, which have the first block."""
         # Looked up at once; then in the middle of each gap, the deepest first. A gap: `some` have the block at `low`, and not the one at `high`.
         step = -(-len(keys) // min(some.bit_count() + 1, _MOST_AT_ONCE))
         found, gaps, low = [], [], 0
@@ -220,14 +220,30 @@ class ReplicaIndex:
         masks = list(map(device.get, keys, repeat(0)))
         return list(map(or_, masks, map(host.get, keys, repeat(0)))) if host else masks
 
-    def _until_restart(self, keys: Keys, found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The same, with the deepest restart points instead of the depths of replicas that tell them."""
-        own = self._restarting
-        ends = sorted([(depth, mask & own) for depth, mask in found if mask & own])
+    def _deepest(self, place: int, keys: Keys, at: NDArray[np.int64], left: int) -> list[tuple[int, int]]:
+        """Depths, and a mask of those that have each: the deepest blocks of those `at` that these replicas have in a place; a restart point counts
+        with its block."""
+        masks, found = self._masks[place], list[tuple[int, int]]()
+        for stop in range(len(at), 0, -_AT_ONCE):
+            places = at[max(0, stop - _AT_ONCE) : stop][::-1]
+            its = keys[places].tolist()
+            having = list(map(masks.get, its, repeat(0)))
+            for index, key, mask in zip(places.tolist(), its, having, strict=True) if any(having) else ():
+                some = mask & left
+                if some and place == RESTART:
+                    some &= self._having([key])[0]
+                if some:
+                    found.append((index + 1, some))
+                    left ^= some
+            if not left:
+                break
+        return found
+
+    def _hinted(self, keys: Keys) -> NDArray[np.int64]:
+        """The blocks that may be restart points."""
         (first, second), (low, high) = self._hints, _HINT_MASKS
-        [hinted] = (first.take((keys[: ends[-1][0] if ends else 0] & low).view(np.int64)) != 0).nonzero()
-        hinted = hinted[second.take((keys[hinted] >> _HINT_BITS[0] & high).view(np.int64)) != 0]
-        return [(depth, mask & ~own) for depth, mask in found] + _deepest(self._masks[RESTART], keys, hinted, ends)
+        [hinted] = first.take((keys & low).view(np.int64)).nonzero()
+        return hinted[second.take((keys[hinted] >> _HINT_BITS[0] & high).view(np.int64)) != 0]
 
     def _hint(self, key: int, change: int) -> None:
         (first, second), (low, high) = self._hints, _HINT_MASKS
@@ -287,22 +303,3 @@ class ReplicaIndex:
 
 def _integers(keys: Iterable[int] | Keys) -> Iterable[int]:
     return keys.tolist() if isinstance(keys, np.ndarray) else keys
-
-
-def _deepest(
-    masks: dict[int, int], keys: Keys, at: NDArray[np.int64], ends: list[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """Depths, and who has each: the deepest blocks of those `at` that replicas have before their `ends`, which are depths and masks, deepest last."""
-    found, left = [], 0
-    for stop in range(len(at), 0, -_AT_ONCE):
-        places = at[max(0, stop - _AT_ONCE) : stop][::-1]
-        having = list(map(masks.get, keys[places].tolist(), repeat(0)))
-        for place, mask in zip(places.tolist(), having, strict=True) if any(having) else ():
-            while ends and ends[-1][0] > place:
-                left |= ends.pop()[1]
-            if some := mask & left:
-                found.append((place + 1, some))
-                left ^= some
-        if not (left or ends):
-            break
-    return found
