@@ -27,7 +27,7 @@ import torch
 from paged import POLICIES, Engine, SamplingParams
 from paged.errors import InvalidConfig, NeverFits, UnsupportedModel
 from paged.model.load_check import BOUND, difference, generated
-from paged.model.loading import LoadedModel, load_model
+from paged.model.loading import LoadedModel, config_of, load_model, reference_attention
 from paged.model.shrinking import VOCABULARY, shrunk
 from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import Answers, answers_in_turn, answers_of, differences
@@ -171,11 +171,11 @@ def _requests() -> list[EngineRequest]:
 
 
 def _generated(folder: Path, device: str) -> Answers:
-    """What transformers writes after each prompt, greedily, with its own attention written out."""
+    """What transformers writes after each prompt, greedily, with its own attention (`reference_attention`)."""
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
-    module = load(folder, attn_implementation="eager").to(device).eval()
+    module = load(folder, attn_implementation=reference_attention(config_of(folder))).to(device).eval()
     module.generation_config.eos_token_id = None
     answers = Answers()
     for request in _requests():
@@ -194,7 +194,8 @@ def _apart(folder: Path, theirs: Answers, device: torch.device) -> float:
     from transformers import AutoModelForCausalLM
 
     load: Any = AutoModelForCausalLM.from_pretrained
-    module, apart = load(folder, attn_implementation="eager").to(device).eval(), 0.0
+    module = load(folder, attn_implementation=reference_attention(config_of(folder))).to(device).eval()
+    apart = 0.0
     for request in _requests():
         ids = torch.tensor([[*request.prompt, *theirs.tokens[request.id, 0]]], device=device)
         with torch.inference_mode():

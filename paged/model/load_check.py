@@ -27,7 +27,7 @@ from paged.attention.native.build import cache_folder, processor
 from paged.base.words import short_cause
 from paged.errors import BuildFailed, UnsupportedModel
 from paged.model.capacity import trial_memory, trial_step
-from paged.model.loading import LoadedModel, as_loaded, attention_of, refusing
+from paged.model.loading import LoadedModel, as_loaded, attention_of, reference_attention, refusing
 from paged.model.runner import Runner, runner_for
 from paged.model.shrinking import LONGEST, Shrunk, shrunk
 from paged.model.threads import THREADS
@@ -189,7 +189,8 @@ def _of_same_weights(small: Shrunk) -> tuple[Any, Any]:
         raise MemoryError(f"with its own widths {len(small.layers)} layers have {counted:,} parameters")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        theirs, ours = _built(small.config, "eager"), _built(small.config, attention_of(small.config))
+        attention = reference_attention(small.config), attention_of(small.config)
+        theirs, ours = _built(small.config, attention[0]), _built(small.config, attention[1])
         for weights in theirs.parameters():
             if weights.dim() >= 2:
                 weights.data.normal_(0, _SCALE)

@@ -284,13 +284,26 @@ def _check_architecture(config: Any, folder: Path) -> None:
 
 def attention_of(config: Any) -> str:
     """The attention that a model of this configuration is built with: ours, unless its architecture ignores transformers' interface for it."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    # The lookup imports the architecture's module. Some classes use the interface and do not say so, as do most models with states; a trial run tells.
-    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    uses_it = hasattr(sys.modules[architecture.__module__], "ALL_ATTENTION_FUNCTIONS")
+    # Some classes use the interface and do not say so, as do most models with states; a trial run tells.
+    architecture, uses_it = _architecture(config)
     says_so = getattr(architecture, "_supports_attention_backend", False)
     return ATTENTION if uses_it or says_so or getattr(architecture, "_is_stateful", False) else "eager"
+
+
+def reference_attention(config: Any) -> str:
+    """The attention of transformers' own that ours is compared with: the one that is written out, or its default where a module has both by itself, as Falcon
+    does, which adds its biases by distance twice where they are written out."""
+    architecture, uses_it = _architecture(config)
+    return "sdpa" if getattr(architecture, "_supports_sdpa", False) and not uses_it else "eager"
+
+
+def _architecture(config: Any) -> tuple[Any, bool]:
+    """The class of a configuration's decoder, and whether its module has transformers' interface for attention."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    # The lookup imports the module.
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return architecture, hasattr(sys.modules[architecture.__module__], "ALL_ATTENTION_FUNCTIONS")
 
 
 def _described(config: Any) -> Any:

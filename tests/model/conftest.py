@@ -23,7 +23,7 @@ else:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from paged import Engine
-    from paged.model.loading import LoadedModel, load_model, silenced
+    from paged.model.loading import LoadedModel, config_of, load_model, reference_attention, silenced
     from paged.testing.engine_world import EngineRequest, EngineWorld
     from paged.testing.pressure import Answers, answers_in_turn, answers_of, differences
 
@@ -113,8 +113,9 @@ def generate() -> Callable[..., list[list[int]]]:
     """generate(folder, prompts, most): what transformers writes after each prompt, greedily, so many tokens."""
 
     def texts(folder: Path, prompts: list[list[int]], most: list[int]) -> list[list[int]]:
-        # Its own attention written out: under some versions Gemma 2 chooses another one by itself, which knows no soft cap.
-        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+        # Under some versions Gemma 2 chooses another attention by itself, which knows no soft cap.
+        attention = reference_attention(config_of(folder))
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention).eval()
         model.generation_config.eos_token_id = None
         greedy, found = {"do_sample": False}, []
         for prompt, max_tokens in zip(prompts, most, strict=True):

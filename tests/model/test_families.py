@@ -24,7 +24,7 @@ FAMILIES, REFUSED = json.loads(Path(__file__).with_name("families.json").read_te
 def folder_of(saved):
     """folder_of(architecture, changes): a checkpoint of that configuration made small, with random weights."""
     return lambda architecture, changes: saved(
-        shrunk(AutoConfig.for_model(architecture, **changes)).config, 0.15, seed=1
+        shrunk(AutoConfig.for_model(architecture.split()[0], **changes)).config, 0.15, seed=1
     )
 
 
