@@ -102,3 +102,30 @@ def test_blocks_that_several_hold_count_once(make_scheduler, request_of, step):
     assert sum(blocks for _, blocks in answer.holders) == scheduler.manager.device.num_used == 13
     # What the request holds itself is not kept from it.
     assert dict(scheduler.explain("a").holders) == {"group": 3, "b": 1}
+
+
+FIRST, SECOND, SHORT = range(8), range(20, 36), range(3)
+NEVER = "; what follows was never computed here in full blocks, or left before what is remembered."
+
+
+@pytest.mark.parametrize(
+    ("memory", "prompt", "salt", "says"),
+    [
+        ((5, 0), FIRST, "x", "4 of 8 tokens are cached on the device; the next 1 block left the device in step 2 (time 7), which admitted b."),
+        ((6, 0), FIRST, "x", "8 of 8 tokens are cached on the device."),
+        ((6, 0), range(12), "x", f"8 of 12 tokens are cached on the device{NEVER}"),
+        ((6, 0), FIRST, None, f"0 of 8 tokens are cached on the device{NEVER} Another salt, adapter or extra_key has its first block."),
+        ((6, 0), range(9, 17), None, f"0 of 8 tokens are cached on the device{NEVER}"),
+        ((6, 0), SHORT, "x", "0 of 3 tokens are cached on the device; a block has more tokens than these."),
+        ((5, 4), range(12), "x", f"4 of 12 tokens are cached on the device, and 4 more on the host{NEVER}"),
+    ],
+)  # fmt: skip
+def test_a_prefix_says_what_is_cached_of_it_and_why_no_more_is(make_scheduler, request_of, memory, prompt, salt, says):
+    num_blocks, host_blocks = memory
+    scheduler = make_scheduler(
+        num_blocks, host_blocks=host_blocks, host_caching=host_blocks > 0, remember_evicted=8, max_tokens_per_step=64
+    )
+    for time, request in ((3, request_of("a", FIRST, 1, salt="x")), (7, request_of("b", SECOND, 1))):
+        scheduler.add(request, now=time)
+        scheduler.update(scheduler.schedule(now=time), [1], now=time)
+    assert str(scheduler.explain_prefix(list(prompt), salt=salt)) == says
