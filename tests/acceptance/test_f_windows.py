@@ -1,5 +1,7 @@
 """Sliding windows and chunks: what lies before them goes back by computed tokens, and the table keeps its length."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -108,3 +110,21 @@ def test_a_cancel_gives_nothing_of_a_window_back_that_its_row_still_reads(make_s
         scheduler.cancel(scheduler.schedule())
         assert scheduler.manager.group_pages(0, row).tolist() == before
     assert given_back(scheduler.manager, row) == 2
+
+
+@pytest.mark.parametrize("window", [5, 8, 13])
+@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize(("chunk", "own"), [(4, 1), (8, 5)])
+def test_a_prompt_that_another_one_computes_is_computed_once(
+    make_scheduler, request_of, step, window, late, chunk, own
+):
+    groups = [LayerGroup("full"), LayerGroup("window", window)]
+    scheduler = make_scheduler(200, groups=groups, max_tokens_per_step=64, max_chunk=chunk)
+    scheduler.add(request_of("leads", [*range(60), 100], 1))
+    computed = Counter()
+    for number in range(20):
+        if number == late:
+            scheduler.add(request_of("shares", [*range(60), 200], 1))
+        computed.update(step(scheduler).tokens)
+    # The last token, and what the other one computes in the same step: there is no full block of it before.
+    assert computed == {"leads": 61, "shares": own}
