@@ -119,6 +119,7 @@ def test_a_batch_that_cannot_note_all_its_blocks_can_be_placed_when_there_is_mem
     assert (manager.device.num_used, manager.check()) == (0, [])
     manager.allocate([row], [100])
     changes = manager._memory.growth.take_changes()
+    assert not any(column.flags.writeable for column in changes)
     assert changes.blocks.tolist() == manager.table(row).tolist()
 
 

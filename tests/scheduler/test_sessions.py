@@ -121,6 +121,18 @@ def test_sessions_are_listed_those_whose_turns_ended_last_first(desk):
         desk.scheduler.sessions(-1)
 
 
+def test_the_pace_of_a_session_is_what_it_has_shown(desk):
+    desk, now = desk(40), 0.0
+    for gap, token, turns in ((2.0, 1, 3 * FEWEST), (40.0, 2, FEWEST + 2)):
+        for _ in range(turns):
+            desk.serve([token] * 4, f"of {gap}", now)
+            now += gap
+    for gap, token in ((2.0, 1), (40.0, 2)):
+        desk.serve([token] * 4, f"of {gap}", now)
+    # Of all gaps most are short.
+    assert [desk.scheduler.session(f"of {gap}").expected_at - now for gap in (2.0, 40.0)] == [2.0, 40.0]
+
+
 def test_gaps_are_guessed_from_those_of_their_kind_that_were_longer():
     gaps, kind = Gaps(), ("tool", 0, 3)
     assert (gaps.left(kind, 0.0), gaps.left(kind, 100.0)) == (GUESS, 100.0)
