@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.block_manager import BlockManager
+from paged.block_manager import BlockManager, LayerGroup
 from paged.scheduler import POLICIES, Request, Scheduler
 from paged.scheduler.foresight import ROWS, STRIDE, WINDOW, OutputLengths, peak
 
@@ -63,9 +63,21 @@ def test_who_would_fit_now_waits_where_it_would_not_later():
     assert scheduler.stats().preemptions == 0
 
 
-def test_with_true_lengths_nobody_is_preempted_and_the_greedy_one_preempts():
+@pytest.mark.parametrize(
+    ("num_blocks", "groups"),
+    [
+        (30, [LayerGroup("full")]),
+        (30, [LayerGroup("full"), LayerGroup("window", 8)]),
+        (16, [LayerGroup("window", 12)]),
+        (40, [LayerGroup("full"), LayerGroup("state", pages=2)]),
+        (50, [LayerGroup("chunk", 8), LayerGroup("full", pages=2)]),
+    ],
+    ids=lambda value: "+".join(each.kind for each in value) if isinstance(value, list) else None,
+)
+def test_with_true_lengths_nobody_is_preempted_and_the_greedy_one_preempts(num_blocks, groups):
     def preemptions(policy):
-        scheduler = scheduler_on(30, policy, max_tokens_per_step=64)
+        manager = BlockManager(num_blocks, 4, prefix_caching=False, groups=groups)
+        scheduler = Scheduler(manager, policy=policy, max_tokens_per_step=64)
         for number in range(40):
             output = 5 + 13 * number % 40
             scheduler.add(request(str(number), 1 + 7 * number % 20, output, output))
