@@ -233,9 +233,12 @@ def test_what_only_the_host_has_is_brought_to_free_blocks_of_the_device(desk):
     desk.serve([1] * 4, "s")
     desk.serve([2] * 4, writes_cache=False)
     assert (desk.on_device([1] * 4), desk.on_host([1] * 4)) == (2, 2)
+    assert not desk.scheduler.has_unfinished
     assert said(desk.hint("prefetch", session="s")) == ("accepted", 4)
+    assert desk.scheduler.has_unfinished
     moves = desk.step().moves
     assert len(moves.host_to_device) == 2 and desk.on_device([1] * 4) == 4
+    assert not desk.scheduler.has_unfinished
     # It goes before what comes before it.
     desk.serve([3] * 4)
     assert (desk.on_device([1] * 4), desk.on_host([1] * 4)) == (2, 2)
