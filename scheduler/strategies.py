@@ -3,7 +3,7 @@ choose each here, once per scheduler, and nothing else reads these words. `Polic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from paged.block_manager import Memory
@@ -20,6 +20,7 @@ from .queues import Key, Queue
 from .request import Request
 from .reservations import Drawn, Reservation, expected, most
 
+MakeQueue = Callable[[OutputLengths, Memory], Queue]
 _VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
 _SWAPS: dict[str, Swaps] = {
     "recompute": lambda *_: False,
@@ -29,10 +30,11 @@ _SWAPS: dict[str, Swaps] = {
 
 
 class Order:
-    """The order in which requests are served: as they arrive, or the smaller `Request.priority` first."""
+    """The order in which requests are served: as they arrive, or the smaller `Request.priority` first, and within a
+    priority as the queue that `make_queue` returns has them."""
 
-    def __init__(self, *, by_priority: bool = False) -> None:
-        self._by_priority = by_priority
+    def __init__(self, *, by_priority: bool = False, make_queue: MakeQueue = lambda *_: Queue()) -> None:
+        self._by_priority, self._make_queue = by_priority, make_queue
 
     def key_of(self, request: Request, arrival: float, number: int) -> Key:
         """Return the key of the `number`-th request, which came at `arrival`; smaller is sooner."""
@@ -40,29 +42,7 @@ class Order:
 
     def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
         """Return an empty queue for waiting requests, given the `lengths` of ended outputs, and the `memory` to ask."""
-        return Queue()
-
-
-class Fair(Order):
-    """Within a priority, the tenant first that was given least for its weight."""
-
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        super().__init__(by_priority=True)
-        self._weights = weights
-
-    def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
-        return FairQueue(self._weights, lengths)
-
-
-class CachedFirst(Order):
-    """Within a priority, the request first that finds most of its tokens cached; it came at most `lead` seconds later."""
-
-    def __init__(self, lead: float) -> None:
-        super().__init__(by_priority=True)
-        self._lead = lead
-
-    def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
-        return CachedQueue(memory, self._lead)
+        return self._make_queue(lengths, memory)
 
 
 class Strategies(NamedTuple):
@@ -75,8 +55,12 @@ class Strategies(NamedTuple):
 
 def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, float]) -> Strategies:
     """Return the strategies of a policy, for a pool of so many blocks. Raises InvalidConfig."""
-    orders = {"fcfs": Order(), "priority": Order(by_priority=True), "fair": Fair(tenant_weights)}
-    orders["cached"] = CachedFirst(policy.max_lead or 0.0)
+    orders = {
+        "fcfs": Order(),
+        "priority": Order(by_priority=True),
+        "fair": Order(by_priority=True, make_queue=lambda lengths, _: FairQueue(tenant_weights, lengths)),
+        "cached": Order(by_priority=True, make_queue=lambda _, memory: CachedQueue(memory, policy.max_lead or 0.0)),
+    }
     drawn = Drawn(expected if policy.reservation == "expected" else most, is_counted=policy.layout == "counted")
     usual = Strategies(
         Reservation() if policy.reservation == "prompt" else drawn,
