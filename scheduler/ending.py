@@ -119,7 +119,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
     state.stats.count_batches(int(len(ticket.rows) > 0), len(batch.token_ids), len(tokens))
     # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
-    may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
+    may_be_steady = is_even and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
     for place in done.tolist():
         row, code = rows.item(place), codes.item(place)

@@ -97,7 +97,7 @@ class Outstanding:
         """Return (rows, launched, launched + 1) if each goes on from the latest batch, which has this very array."""
         last, columns = self.batches[-1], self._columns
         ticket = last.ticket
-        if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone:
+        if ticket.rows is not rows or not ticket.all_sample or ticket.gone:
             return None
         # The number of right drafts decides where rows with drafts go on.
         if columns.not_sampling or ticket.draft_counts is not None:

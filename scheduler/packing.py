@@ -32,8 +32,7 @@ class Packer:
         composed, positions = self._commit(step)
         flight, changes = composed.flight, composed.changes
         rows, ends = flight.rows, flight.ends
-        covers_running = state.running.keep(rows)
-        if not covers_running:
+        if not state.running.keep(rows):
             state.columns.advance_unevenly()
         token_ids, positions, slots, begins = self._tokens(step, composed, positions)
         batches, places = self._sources(step, token_ids, begins)
@@ -57,9 +56,7 @@ class Packer:
             samples, num_samples = _samples(step, rows, state.columns.not_sampling)
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         out = None if composed.is_empty else flight
-        ticket = Ticket(
-            self._owner, rows, known, samples, num_samples, covers_running, out, drafts, step.draft_tokens, {}, {}
-        )
+        ticket = Ticket(self._owner, rows, known, samples, num_samples, out, drafts, step.draft_tokens, {}, {})
         return Batch(
             number=composed.number,
             rows=rows.copy(),
