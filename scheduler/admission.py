@@ -104,7 +104,8 @@ def _may_enter(state: State, step: Step, request: RequestState, free: int | None
         has_room = books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
         # Sharing takes no blocks: a prompt whose first block is cached may fit all the same. One that passes draws first.
         is_sure = is_head if has_room else free <= 0
-        if is_sure or not manager.content.has_first(request.first_key):
+        first_key = manager.content.first_key(request.first_tokens, request.root)
+        if is_sure or not manager.content.has_first(first_key):
             return has_room and (foresight is None or foresight.fits(request))
     manager.growth.draw_promised()
     if not _has_seats(state, step, request) or not books.has_room(request):
@@ -135,9 +136,9 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     step.admitted.append(request.id)
     if request.is_plain and _are_ordinary(state, step):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
-        known = request.first_tokens
-        most = min(step.budget, state.limits.max_chunk)
-        row, found, count = manager.admit(known, request.root, request.first_key, most, keep_at=keep_at)
+        known, root, most = request.first_tokens, request.root, min(step.budget, state.limits.max_chunk)
+        first_key = manager.content.first_key(known, root)
+        row, found, count = manager.admit(known, root, first_key, most, keep_at=keep_at)
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()

@@ -166,7 +166,7 @@ class Scheduler(Uncopyable):
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.books.max_total_of(num_sequences))
         order = state.order.key_of(request, arrival, self._num_added)
-        new = state_of(request, prompt, root, order, longest, state.manager.content.first_key(prompt, root))
+        new = state_of(request, prompt, root, order, longest)
         self._num_added += 1
         if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
@@ -324,7 +324,6 @@ class Scheduler(Uncopyable):
             state.manager.extend_by(np.array([row]), array, np.array([num_more]))
         else:
             request.extend(sequence, array)
-            request.note_first_key(state.manager.content.first_key(request.first_tokens, request.root))
         state.running.take_steady()
         state.columns.advance_unevenly()
         state.queues.reopen()
