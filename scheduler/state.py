@@ -158,8 +158,7 @@ class State:
         """End the retentions and pins whose time has come."""
         if self.manager.content.retentions.next_end <= self.now:
             self.manager.content.retentions.expire(self.now)
-        if self.hints.next_end <= self.now:
-            self.hints.expire(self.now)
+        self.hints.expire(self.now)
 
     def note_admissions(self, number: int, admitted: list[str]) -> None:
         """Remember whom a step admitted, for `explain_prefix`."""
