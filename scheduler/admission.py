@@ -279,7 +279,7 @@ def force_progress(state: State, step: Step) -> None:
         # A request with its worst case reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
-        if state.outstanding.is_saving or any(other.status is Status.LOADING for other in queues.away):
+        if state.outstanding.held_blocks() or any(other.status is Status.LOADING for other in queues.away):
             # Their blocks come back when the caller has loaded, or saved.
             return
         if able[0].num_live > 1 and any(map(state.manager.index.is_behind, able[0].live_rows)):
@@ -297,7 +297,7 @@ def force_progress(state: State, step: Step) -> None:
         fits = _clear(state, step, request, books.to_enter)
         # A group whose prompt exceeds what it shares is admitted all the same, and ends when it outgrows the pool.
         is_alone = not queues.running.num and all(other.status is Status.SWAPPED for other in queues.away)
-        may_try = is_alone and not state.reservation.reserves and not state.outstanding.is_saving
+        may_try = is_alone and not state.reservation.reserves and not state.outstanding.held_blocks()
         if (fits or may_try) and not step.admitted:
             state.admission.begin_batch(state.limits, [request])
             admit(state, step, request)

@@ -96,7 +96,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
     ticket = batch.ticket
     if ticket.gone or ticket.recomputed:
         state.outstanding.count_waste(batch, state.stats)
-    state.outstanding.release_loading(batch.number)
+    state.outstanding.let_go(batch.number)
     if counts is None and ticket.draft_counts is not None:
         counts = ticket.samples.astype(np.int64)
     late = _sampled_elsewhere(ticket, tokens, counts) if ticket.gone else []
@@ -258,7 +258,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
         # What its states were before the batch is overwritten.
         drop_rows(state, request)
     state.carried.keep(batch, moved)
-    state.outstanding.release_loading(batch.number)
+    state.outstanding.let_go(batch.number)
 
 
 def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
@@ -308,18 +308,15 @@ def end_sequences(
     is_last = len(sequences) == request.num_live
     if is_last:
         state.queues.leave(request)
-        if request.num_loading:
-            state.outstanding.hold_loading(request)
+        if request.num_loading and any(batch.number == request.load_batch for batch in state.outstanding.batches):
+            state.outstanding.hold(request, request.load_batch)
     elif request.status is Status.RUNNING:
         state.running.leave([request.rows[sequence] for sequence in sequences])
     if request.request.saves:
-        state.outstanding.hold_saving(request)
-    own, way = request.request, None
-    leaves = own.session_id is not None or own.retention is not None or request.hints or state.quotas is not None
+        state.outstanding.hold(request, request.id)
     for sequence in sequences:
         num_output, is_turn = state.books.num_output(request, sequence), is_last and sequence == sequences[-1]
-        if leaves:
-            way = _retain(state, request, -1 if sentence else request.rows[sequence], num_output, is_turn=is_turn)
+        way = _retain(state, request, -1 if sentence else request.rows[sequence], num_output, is_turn=is_turn)
         if sentence is None:
             state.lengths.note(num_output)
             if state.foresight is not None:
@@ -331,7 +328,8 @@ def end_sequences(
             if is_turn:
                 state.hints.finish(request, way)
             if state.quotas is not None:
-                state.quotas.note(own.tenant, way, request.hit_tokens if request.request.num_sequences == 1 else 0)
+                hit_tokens = request.hit_tokens if request.request.num_sequences == 1 else 0
+                state.quotas.note(request.request.tenant, way, hit_tokens)
     if not is_last:
         return None
     state.books.lift_bound(request)
