@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,9 +14,17 @@ from paged.block_manager.flights import Flight
 
 from .request import FINISH_REASONS, Counted, RequestState, RequestUsage
 
+_Array = TypeVar("_Array", bound=NDArray[Any])
+
+
+def read_only(array: _Array) -> _Array:
+    """Return the array, which nobody can write from now on."""
+    array.setflags(write=False)
+    return array
+
+
 # `Batch.loads` where there are none.
-NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
-NO_LOADS.setflags(write=False)
+NO_LOADS: NDArray[np.int32] = read_only(np.empty((0, 3), np.int32))
 
 
 class Left(NamedTuple):
