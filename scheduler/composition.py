@@ -37,10 +37,6 @@ class Composition:
         """Return the places of rows with `todo` tokens to go, in the order in which they get the budget."""
         return np.arange(len(todo))
 
-    def most(self, num_launched: int) -> int:
-        """Return how many tokens one row may compute in one step after `num_launched`, whatever the limits."""
-        return UNLIMITED
-
     def reason(self, queues: Queues) -> str | None:
         """Return why requests wait though there is room for them; None if they do not."""
         return None
@@ -101,7 +97,8 @@ def place_chunk(
         return 0
     todo = state.outstanding.total_of(row) - launched
     holds = manager.tokens_within(row, state.books.allowance(request))
-    most = min(most, state.limits.max_chunk, state.composition.most(launched))
+    wanted = state.composition.wanted(manager, np.array([row]), np.array([todo])).item()
+    most = min(most, state.limits.max_chunk, wanted)
     count = min(todo, num_loaded + min(step.budget, most), holds - launched)
     if count <= num_loaded or step.seats <= 0:
         return 0
