@@ -167,12 +167,15 @@ class Foresight:
 
     def looks_now(self, num_placed: int, was_shut: bool) -> bool:
         """Whether to look who fits: no row is placed, a change came (later with many rows), or STRIDE steps passed."""
-        # A result from between two steps is stale.
-        self._moment = None
+        self.forget()
         steps, num_running = self._stats.steps, self._books.queues.running.num_rows
         if not num_placed or steps >= self.next_look:
             return True
         return not was_shut and steps >= self.next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
+
+    def forget(self) -> None:
+        """Forget what was counted of those in: they may know other tokens now."""
+        self._moment = None
 
     def note_none_fits(self) -> None:
         self.next_look = self._stats.steps + STRIDE
