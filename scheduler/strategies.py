@@ -11,17 +11,17 @@ from paged.errors import InvalidConfig
 
 from .admission import Admission
 from .cached_queue import CachedQueue
-from .composition import Composition, DecodesFirst
+from .composition import Composition
 from .fair_queue import FairQueue
 from .foresight import OutputLengths
 from .policies import Policy
-from .preemption import FewestBlocks, Swaps, Victims
+from .preemption import Swaps, Victims
 from .queues import Key, Queue
 from .request import Request
-from .reservations import Drawn, Reservation, expected, most
+from .reservations import Reservation, Totals, expected, most
 
 MakeQueue = Callable[[OutputLengths, Memory], Queue]
-_VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
+_TOTALS: dict[str, Totals | None] = {"prompt": None, "max": most, "expected": expected}
 _SWAPS: dict[str, Swaps] = {
     "recompute": lambda *_: False,
     "swap": lambda *_: True,
@@ -61,12 +61,12 @@ def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, 
         "fair": Order(by_priority=True, make_queue=lambda lengths, _: FairQueue(tenant_weights, lengths)),
         "cached": Order(by_priority=True, make_queue=lambda _, memory: CachedQueue(memory, policy.max_lead or 0.0)),
     }
-    drawn = Drawn(expected if policy.reservation == "expected" else most, is_counted=policy.layout == "counted")
+    fewest_first, takes_whole = policy.victim == "fewest_blocks", policy.take == "whole"
     usual = Strategies(
-        Reservation() if policy.reservation == "prompt" else drawn,
+        Reservation(_TOTALS[policy.reservation], is_counted=policy.layout == "counted"),
         Admission(policy),
-        DecodesFirst() if policy.composition == "decodes_first" else Composition(),
-        _VICTIMS[policy.victim](takes_whole=policy.take == "whole", swaps=_SWAPS[policy.preemption]),
+        Composition(decodes_first=policy.composition == "decodes_first"),
+        Victims(takes_whole=takes_whole, swaps=_SWAPS[policy.preemption], fewest_first=fewest_first),
         orders[policy.order],
     )
     if policy.strategies is None:
