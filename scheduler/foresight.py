@@ -124,7 +124,7 @@ class Foresight:
         self._base, self._excess = policy.quantile, 0.0
         # The first step that looks again for requests that fit.
         self.next_look = 0
-        self._moment: tuple[int, int, int, int, float] | None = None
+        self._moment: tuple[int, int, int] | None = None
         self._in: tuple[Counts, Counts, float, int] = NO_ROWS, NO_ROWS, 0.0, 0
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
@@ -239,8 +239,7 @@ class Foresight:
         """Return held and coming slots of admitted sequences, int64 [n + 1] each, the quantile of the guesses, and the
         guess for a sequence that has written nothing. The last place is for a newcomer."""
         books, columns, tables = self._books, self._books.columns, self._books.manager.rows
-        queues, quantile = books.queues, self.quantile
-        moment = books.manager.batch, queues.running.num, queues.away.num, len(books.bounded), quantile
+        moment = books.queues.running.num, books.queues.away.num, len(books.bounded)
         if moment != self._moment:
             # Any row holds the newcomer's place.
             rows = np.concatenate([books.rows_in(), _ANY_ROW])
