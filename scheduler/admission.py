@@ -104,8 +104,7 @@ def _may_enter(state: State, step: Step, request: RequestState, free: int | None
         has_room = books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
         # Sharing takes no blocks: a prompt whose first block is cached may fit all the same. One that passes draws first.
         is_sure = is_head if has_room else free <= 0
-        first_key = manager.content.first_key(request.first_tokens, request.root)
-        if is_sure or not manager.content.has_first(first_key):
+        if is_sure or not manager.content.has_first(manager.content.first_key(request.first_tokens, request.root)):
             return has_room and (foresight is None or foresight.fits(request))
     manager.growth.draw_promised()
     if not _has_seats(state, step, request) or not books.has_room(request):

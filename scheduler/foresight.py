@@ -141,9 +141,8 @@ class Foresight:
         """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
         policy, stats, (was_computed, was_wasted) = self._policy, self._stats, self._seen
         if (share := policy.stall_target) is not None:
-            least, most = policy.quantile_range
             change = RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
-            self._base = min(most, max(least, self._base + change))
+            self._base = self._within(self._base + change)
         computed, wasted = stats.computed_tokens, stats.recomputed_tokens
         if swapped := stats.swapped_in_blocks:
             wasted += 2 * (swapped * self._books.manager.block_size // self._full_pages)

@@ -171,6 +171,8 @@ class Outstanding:
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request of this id, or blocks are held for one that has ended."""
+        if not self.batches and not self.held:
+            return False
         gone = [left for batch in self.batches for left in batch.ticket.gone.values()]
         held = [other for blocks in self.held.values() for other, _ in blocks]
         return request_id in held or any(left.is_void and left.request.id == request_id for left in gone)

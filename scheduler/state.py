@@ -172,8 +172,7 @@ class State:
         self.columns.bind(row, request, sequence)
         self.outstanding.forget_awaited()
         if request.is_new:
-            if hit_tokens:
-                request.count("hit_tokens", hit_tokens)
+            request.count("hit_tokens", hit_tokens)
         elif request.high_water[sequence] > hit_tokens:
             self.columns.recover(row, hit_tokens)
 
