@@ -40,9 +40,8 @@ def violations_of(state: State) -> list[str]:
         if pool.kept != wanted:
             found.append(f"2: blocks {dict(wanted)} are pinned, or held for ended requests; memory keeps {pool.kept}.")
     found += _rows(state) + _in_flight(state) + state.waiting.violations(state.requests.values(), state.idle)
-    found += state.hints.violations(
-        [each.request.session_id for each in state.requests.values() if each.request.session_id]
-    )
+    sessions = [each.request.session_id for each in state.requests.values() if each.request.session_id]
+    found += state.hints.violations(sessions)
     return found + state.reservation.violations(state.books) + state.manager.check()
 
 

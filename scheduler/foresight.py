@@ -71,7 +71,6 @@ class OutputLengths:
         self._rising = array("q", sorted(-length for length in (cap, *self._ring, 0)))
 
     def note(self, length: int) -> None:
-        """Remember a length."""
         place, rising = self.num_noted % WINDOW, self._rising
         before, self._ring[place] = self._ring[place], length
         self._sum += length - (before if self.num_noted >= WINDOW else 0)

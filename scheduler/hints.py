@@ -242,7 +242,6 @@ class Hints:
         return num
 
     def expire(self, now: float) -> None:
-        """End the pins until this time."""
         for pin in [pin for pin in self.pins if pin.until <= now]:
             self._unpin(pin.target, pin.tenant)
 
