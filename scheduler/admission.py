@@ -135,9 +135,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     step.admitted.append(request.id)
     if request.is_plain and _are_ordinary(state, step):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
-        known, root, most = request.first_tokens, request.root, min(step.budget, state.limits.max_chunk)
-        first_key = manager.content.first_key(known, root)
-        row, found, count = manager.admit(known, root, first_key, most, keep_at=keep_at)
+        known, most = request.first_tokens, min(step.budget, state.limits.max_chunk)
+        row, found, count = manager.admit(known, request.root, most, keep_at=keep_at)
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()
