@@ -129,11 +129,12 @@ class Memory:
         return row
 
     def admit(
-        self, tokens: NDArray[np.int32], root: bytes, key: bytes, most: int, *, keep_at: Sequence[int] = ()
+        self, tokens: NDArray[np.int32], root: bytes, most: int, *, keep_at: Sequence[int] = ()
     ) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens; blocks must be available. `key`: their `first_key`.
-        Other calls, and reading tables, come after `draw_promised`. Returns (row, tokens found, tokens placed)."""
+        """`add_counted` and `place_one` of at most `most` tokens; blocks must be available. Other calls, and reading
+        tables, come after `draw_promised`. Returns (row, tokens found, tokens placed)."""
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
+        key = self.content.first_key(tokens, root)
         if self.prefix_caching and key not in index.runs and num_tokens >= size and most >= size:
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
             row = self._open(tokens, keep_at)

@@ -104,7 +104,7 @@ def _may_enter(state: State, step: Step, request: RequestState, free: int | None
         has_room = books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
         # Sharing takes no blocks: a prompt whose first block is cached may fit all the same. One that passes draws first.
         is_sure = is_head if has_room else free <= 0
-        if is_sure or not manager.content.has_first(request.first_key):
+        if is_sure or not manager.content.has_first(manager.content.first_key(request.first_tokens, request.root)):
             return has_room and (foresight is None or foresight.fits(request))
     manager.growth.draw_promised()
     if not _has_seats(state, step, request) or not books.has_room(request):
@@ -135,9 +135,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     step.admitted.append(request.id)
     if request.is_plain and _are_ordinary(state, step):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
-        known = request.first_tokens
-        most = min(step.budget, state.limits.max_chunk)
-        row, found, count = manager.admit(known, request.root, request.first_key, most, keep_at=keep_at)
+        known, most = request.first_tokens, min(step.budget, state.limits.max_chunk)
+        row, found, count = manager.admit(known, request.root, most, keep_at=keep_at)
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()
@@ -278,7 +277,7 @@ def force_progress(state: State, step: Step) -> None:
         # A request with its worst case reserved may stand behind one that lacks just those blocks.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
-        if state.outstanding.is_saving or any(other.status is Status.LOADING for other in queues.away):
+        if state.outstanding.held_blocks() or any(other.status is Status.LOADING for other in queues.away):
             # Their blocks come back when the caller has loaded, or saved.
             return
         if able[0].num_live > 1 and any(map(state.manager.index.is_behind, able[0].live_rows)):
@@ -296,7 +295,7 @@ def force_progress(state: State, step: Step) -> None:
         fits = _clear(state, step, request, books.to_enter)
         # A group whose prompt exceeds what it shares is admitted all the same, and ends when it outgrows the pool.
         is_alone = not queues.running.num and all(other.status is Status.SWAPPED for other in queues.away)
-        may_try = is_alone and not state.reservation.reserves and not state.outstanding.is_saving
+        may_try = is_alone and not state.reservation.reserves and not state.outstanding.held_blocks()
         if (fits or may_try) and not step.admitted:
             state.admission.begin_batch(state.limits, [request])
             admit(state, step, request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,9 +14,17 @@ from paged.block_manager.flights import Flight
 
 from .request import FINISH_REASONS, Counted, RequestState, RequestUsage
 
+_Array = TypeVar("_Array", bound=NDArray[Any])
+
+
+def read_only(array: _Array) -> _Array:
+    """Return the array, which nobody can write from now on."""
+    array.setflags(write=False)
+    return array
+
+
 # `Batch.loads` where there are none.
-NO_LOADS: NDArray[np.int32] = np.empty((0, 3), np.int32)
-NO_LOADS.setflags(write=False)
+NO_LOADS: NDArray[np.int32] = read_only(np.empty((0, 3), np.int32))
 
 
 class Left(NamedTuple):
@@ -29,16 +37,15 @@ class Left(NamedTuple):
 
 class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The scheduler's own record of a batch, which no engine can change. owner identifies the scheduler. rows int64 [n],
-    ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n] are the truth. covers_running:
-    these are all running rows, in order. flight: memory's record, None if empty. By place, gone has shares whose rows
-    were given back, recomputed tokens that a row had computed before; only `Outstanding` changes these."""
+    ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n] are the truth. flight: memory's
+    record, None if empty. By place, gone has shares whose rows were given back, recomputed tokens that a row had
+    computed before; only `Outstanding` changes these."""
 
     owner: object
     rows: NDArray[np.int64]
     ends: NDArray[np.int64]
     samples: NDArray[np.bool_]
     num_samples: int
-    covers_running: bool
     flight: Flight | None
     # Drafts behind the last token of each row, int64 [n], and their tokens, packed; None: there are none.
     draft_counts: NDArray[np.int64] | None

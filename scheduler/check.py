@@ -33,16 +33,15 @@ def violations_of(state: State) -> list[str]:
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
     held = {pool: Counter[int]() for pool in (state.manager.blocks, state.manager.device)}
-    held[state.manager.blocks].update(state.outstanding.held())
+    held[state.manager.blocks].update(state.outstanding.held_blocks())
     for place, blocks in state.hints.held():
         held[state.manager.index.pools[place]].update(blocks.tolist())
     for pool, wanted in held.items():
         if pool.kept != wanted:
             found.append(f"2: blocks {dict(wanted)} are pinned, or held for ended requests; memory keeps {pool.kept}.")
     found += _rows(state) + _in_flight(state) + state.waiting.violations(state.requests.values(), state.idle)
-    found += state.hints.violations(
-        [each.request.session_id for each in state.requests.values() if each.request.session_id]
-    )
+    sessions = [each.request.session_id for each in state.requests.values() if each.request.session_id]
+    found += state.hints.violations(sessions)
     return found + state.reservation.violations(state.books) + state.manager.check()
 
 

@@ -18,10 +18,14 @@ from .state import State, Step
 
 
 class Composition:
-    """Running requests in order, then newcomers. Other strategies are subclasses. `one_token_each`: from some position
-    on a row computes one token a step, even of its prompt; no drafts."""
+    """Running requests in order, then newcomers. Other strategies are subclasses. `decodes_first`: before all chunks of
+    prompts, as in Dynamic SplitFuse. `one_token_each`: from some position on a row computes one token a step, even of its
+    prompt; no drafts."""
 
-    one_token_each = False
+    decodes_first = one_token_each = False
+
+    def __init__(self, *, decodes_first: bool = False) -> None:
+        self.decodes_first = decodes_first
 
     def compose(self, state: State, step: Step) -> None:
         if state.running.num:
@@ -35,23 +39,14 @@ class Composition:
 
     def ranked(self, todo: Counts) -> Counts:
         """Return the places of rows with `todo` tokens to go, in the order in which they get the budget."""
-        return np.arange(len(todo))
-
-    def most(self, num_launched: int) -> int:
-        """Return how many tokens one row may compute in one step after `num_launched`, whatever the limits."""
-        return UNLIMITED
+        if not self.decodes_first:
+            return np.arange(len(todo))
+        is_decode = todo == 1
+        return np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])
 
     def reason(self, queues: Queues) -> str | None:
         """Return why requests wait though there is room for them; None if they do not."""
         return None
-
-
-class DecodesFirst(Composition):
-    """Decodes, then chunks of prompts, as Dynamic SplitFuse does."""
-
-    def ranked(self, todo: Counts) -> Counts:
-        is_decode = todo == 1
-        return np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])
 
 
 def compose_running(state: State, step: Step) -> None:
@@ -101,7 +96,8 @@ def place_chunk(
         return 0
     todo = state.outstanding.total_of(row) - launched
     holds = manager.tokens_within(row, state.books.allowance(request))
-    most = min(most, state.limits.max_chunk, state.composition.most(launched))
+    wanted = state.composition.wanted(manager, np.array([row]), np.array([todo])).item()
+    most = min(most, state.limits.max_chunk, wanted)
     count = min(todo, num_loaded + min(step.budget, most), holds - launched)
     if count <= num_loaded or step.seats <= 0:
         return 0

@@ -156,7 +156,7 @@ class Scheduler(Uncopyable):
         request, prompt, root = validated(request, limits.vocabulary_size)
         num_sequences = request.num_sequences
         is_undelivered = state.pending_outputs and any(output.id == request.id for output in state.pending_outputs)
-        is_held = request.id in state.outstanding.saving or state.outstanding.is_busy(request.id)
+        is_held = request.id in state.outstanding.held or state.outstanding.is_busy(request.id)
         if request.id in state.requests or is_undelivered or is_held:
             raise errors.DuplicateRequest(request.id)
         if num_sequences > limits.max_sequences:
@@ -166,7 +166,7 @@ class Scheduler(Uncopyable):
         num_tokens = len(prompt)
         longest = min(num_tokens + request.max_tokens, state.books.max_total_of(num_sequences))
         order = state.order.key_of(request, arrival, self._num_added)
-        new = state_of(request, prompt, root, order, longest, state.manager.content.first_key(prompt, root))
+        new = state_of(request, prompt, root, order, longest)
         self._num_added += 1
         if num_tokens >= state.books.max_total or num_sequences > 1:
             self._refuse_what_never_fits(new, num_tokens)
@@ -324,7 +324,6 @@ class Scheduler(Uncopyable):
             state.manager.extend_by(np.array([row]), array, np.array([num_more]))
         else:
             request.extend(sequence, array)
-            request.note_first_key(state.manager.content.first_key(request.first_tokens, request.root))
         state.running.take_steady()
         state.columns.advance_unevenly()
         state.queues.reopen()
@@ -439,18 +438,18 @@ class Scheduler(Uncopyable):
         """Release the blocks of a request with `saves` that has ended: they have been copied. Raises UnknownRequest, or
         InvalidRequest (it lives, or nothing is held for it)."""
         outstanding = self._state.outstanding
-        if request_id not in outstanding.saving:
+        if not isinstance(request_id, str) or request_id not in outstanding.held:
             lives = self._known(request_id) is not None
             raise wrong(request_id, "it has not ended." if lives else "nothing is held: it saves nothing, or is saved.")
-        outstanding.release_saving(request_id)
+        outstanding.let_go(request_id)
         self._state.queues.reopen()
 
     def saving_blocks(self, request_id: str) -> Counts:
         """Return a copy of the blocks that are held for an ended request until `saved`, int64 [n]. Raises UnknownRequest."""
-        saving = self._state.outstanding.saving
-        if request_id not in saving:
+        held = self._state.outstanding.held
+        if not isinstance(request_id, str) or request_id not in held:
             self._known(request_id)
-        return saving.get(request_id, NO_ROWS).copy()
+        return np.concatenate([NO_ROWS, *(blocks for _, blocks in held.get(request_id, ()))])
 
     def explain(self, request_id: str, *, with_holders: bool = True) -> Explanation:
         """Return why the request is not running: blocks needed and free, and, which costs most, who holds blocks and what

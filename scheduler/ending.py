@@ -20,7 +20,6 @@ from .request import ABORT, FINISH_REASONS, REJECTED, RequestState, RequestUsage
 from .rows import Counts, RowColumns, Rows
 from .state import State
 
-_INT64 = np.dtype(np.int64)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 
 
@@ -40,7 +39,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         if num != ticket.num_samples:
             raise _wrong(batch, f"{ticket.num_samples} rows sample; got {num} tokens.")
         return None
-    array = counts if type(counts) is np.ndarray and counts.dtype == _INT64 else int64_array(counts)
+    array = int64_array(counts)
     if array is None or array.shape != rows.shape:
         raise _wrong(batch, f"counts has to hold an integer for each of {len(rows)} rows, its tokens; got {counts!r}.")
     # The usual counts are recognised by their bytes: a reduction costs more.
@@ -63,8 +62,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         raise _wrong(batch, f"counts add up to {int(array.sum())}; got {num} tokens.")
     if ticket.draft_counts is not None:
         _must_be_drafts(batch, tokens, array)
-    # It may be the caller's.
-    return array.copy()
+    return array
 
 
 def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:
@@ -96,7 +94,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
     ticket = batch.ticket
     if ticket.gone or ticket.recomputed:
         state.outstanding.count_waste(batch, state.stats)
-    state.outstanding.release_loading(batch.number)
+    state.outstanding.let_go(batch.number)
     if counts is None and ticket.draft_counts is not None:
         counts = ticket.samples.astype(np.int64)
     late = _sampled_elsewhere(ticket, tokens, counts) if ticket.gone else []
@@ -119,7 +117,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
     state.stats.count_batches(int(len(ticket.rows) > 0), len(batch.token_ids), len(tokens))
     # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
-    may_be_steady = is_even and ticket.covers_running and rows is ticket.rows and not state.outstanding.batches
+    may_be_steady = is_even and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
     for place in done.tolist():
         row, code = rows.item(place), codes.item(place)
@@ -258,7 +256,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
         # What its states were before the batch is overwritten.
         drop_rows(state, request)
     state.carried.keep(batch, moved)
-    state.outstanding.release_loading(batch.number)
+    state.outstanding.let_go(batch.number)
 
 
 def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
@@ -308,18 +306,15 @@ def end_sequences(
     is_last = len(sequences) == request.num_live
     if is_last:
         state.queues.leave(request)
-        if request.num_loading:
-            state.outstanding.hold_loading(request)
+        if request.num_loading and any(batch.number == request.load_batch for batch in state.outstanding.batches):
+            state.outstanding.hold(request, request.load_batch)
     elif request.status is Status.RUNNING:
         state.running.leave([request.rows[sequence] for sequence in sequences])
     if request.request.saves:
-        state.outstanding.hold_saving(request)
-    own, way = request.request, None
-    leaves = own.session_id is not None or own.retention is not None or request.hints or state.quotas is not None
+        state.outstanding.hold(request, request.id)
     for sequence in sequences:
         num_output, is_turn = state.books.num_output(request, sequence), is_last and sequence == sequences[-1]
-        if leaves:
-            way = _retain(state, request, -1 if sentence else request.rows[sequence], num_output, is_turn=is_turn)
+        way = _retain(state, request, -1 if sentence else request.rows[sequence], num_output, is_turn=is_turn)
         if sentence is None:
             state.lengths.note(num_output)
             if state.foresight is not None:
@@ -331,7 +326,8 @@ def end_sequences(
             if is_turn:
                 state.hints.finish(request, way)
             if state.quotas is not None:
-                state.quotas.note(own.tenant, way, request.hit_tokens if request.request.num_sequences == 1 else 0)
+                hit_tokens = request.hit_tokens if request.request.num_sequences == 1 else 0
+                state.quotas.note(request.request.tenant, way, hit_tokens)
     if not is_last:
         return None
     state.books.lift_bound(request)

@@ -71,7 +71,6 @@ class OutputLengths:
         self._rising = array("q", sorted(-length for length in (cap, *self._ring, 0)))
 
     def note(self, length: int) -> None:
-        """Remember a length."""
         place, rising = self.num_noted % WINDOW, self._rising
         before, self._ring[place] = self._ring[place], length
         self._sum += length - (before if self.num_noted >= WINDOW else 0)
@@ -124,7 +123,7 @@ class Foresight:
         self._base, self._excess = policy.quantile, 0.0
         # The first step that looks again for requests that fit.
         self.next_look = 0
-        self._moment: tuple[int, int, int, int, float] | None = None
+        self._moment: tuple[int, int, int] | None = None
         self._in: tuple[Counts, Counts, float, int] = NO_ROWS, NO_ROWS, 0.0, 0
         self._seen = (0, 0)
         self._computed = self._wasted = 0.0
@@ -141,9 +140,8 @@ class Foresight:
         """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
         policy, stats, (was_computed, was_wasted) = self._policy, self._stats, self._seen
         if (share := policy.stall_target) is not None:
-            least, most = policy.quantile_range
             change = RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
-            self._base = min(most, max(least, self._base + change))
+            self._base = self._within(self._base + change)
         computed, wasted = stats.computed_tokens, stats.recomputed_tokens
         if swapped := stats.swapped_in_blocks:
             wasted += 2 * (swapped * self._books.manager.block_size // self._full_pages)
@@ -167,12 +165,15 @@ class Foresight:
 
     def looks_now(self, num_placed: int, was_shut: bool) -> bool:
         """Whether to look who fits: no row is placed, a change came (later with many rows), or STRIDE steps passed."""
-        # A result from between two steps is stale.
-        self._moment = None
+        self.forget()
         steps, num_running = self._stats.steps, self._books.queues.running.num_rows
         if not num_placed or steps >= self.next_look:
             return True
         return not was_shut and steps >= self.next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
+
+    def forget(self) -> None:
+        """Forget what was counted of those in: they may know other tokens now."""
+        self._moment = None
 
     def note_none_fits(self) -> None:
         self.next_look = self._stats.steps + STRIDE
@@ -236,8 +237,7 @@ class Foresight:
         """Return held and coming slots of admitted sequences, int64 [n + 1] each, the quantile of the guesses, and the
         guess for a sequence that has written nothing. The last place is for a newcomer."""
         books, columns, tables = self._books, self._books.columns, self._books.manager.rows
-        queues, quantile = books.queues, self.quantile
-        moment = books.manager.batch, queues.running.num, queues.away.num, len(books.bounded), quantile
+        moment = books.queues.running.num, books.queues.away.num, len(books.bounded)
         if moment != self._moment:
             # Any row holds the newcomer's place.
             rows = np.concatenate([books.rows_in(), _ANY_ROW])

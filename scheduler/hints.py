@@ -91,8 +91,6 @@ class Hints:
         self.sessions = Sessions(manager, clock)
         self.pins: list[Pin] = []
         self._retained: OrderedDict[tuple[str, object], Retained] = OrderedDict()
-        # The first time at which a pin ends.
-        self.next_end = math.inf
         # Ways that the next step brings to the device, as far as there is room, and whether with the end of a row.
         self.to_fetch: list[tuple[list[Node], bool]] = []
 
@@ -199,7 +197,6 @@ class Hints:
         pin = Pin(hint.target, hint.tenant, self._until(hint), num, pages, self._content.pin(parts))
         self._unpin(hint.target, hint.tenant)
         self.pins.append(pin)
-        self.next_end = min(self.next_end, pin.until)
         return self._done(num, wanted, "pinned")
 
     def _unpin(self, target: tuple[str, object], *tenants: str | None) -> HintOutcome:
@@ -245,10 +242,8 @@ class Hints:
         return num
 
     def expire(self, now: float) -> None:
-        """End the pins until this time."""
         for pin in [pin for pin in self.pins if pin.until <= now]:
             self._unpin(pin.target, pin.tenant)
-        self.next_end = min((pin.until for pin in self.pins), default=math.inf)
 
     def num_pinned(self, session_id: str | None = None) -> int:
         """Return the blocks, pages of layers of several kinds, that hints have pinned, or those that name this session."""

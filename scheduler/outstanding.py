@@ -19,7 +19,7 @@ from paged.errors import BatchError
 
 from .batch import NO_LOADS, Batch, Left, SchedulerStats
 from .request import RequestState
-from .rows import NO_ROWS, Counts, RowColumns, Rows
+from .rows import Counts, RowColumns, Rows
 
 # The number of a group of copies that belongs to no batch.
 _FORKS = 0
@@ -58,10 +58,9 @@ class Outstanding:
         # Of the current step: what rows wait for; with `resumes_known`, rows whose blocks changed since the last batch.
         self._awaited: Awaited | None = None
         self._changed: set[int] = set()
-        # Blocks into which a batch loads for an aborted request: (batch, id of the request, blocks).
-        self._loading: list[tuple[int, str, Counts]] = []
-        # Blocks of ended requests that are being copied, by id: held until `saved`.
-        self.saving: dict[str, Counts] = {}
+        # Blocks of ended requests, each with the id of its request: by the batch that loads into them, until it ends; and
+        # by the id of the request that saves them, until it has.
+        self.held: dict[int | str, list[tuple[str, Counts]]] = {}
 
     def begin_step(self) -> None:
         """Begin a step, before any table grows."""
@@ -97,7 +96,7 @@ class Outstanding:
         """Return (rows, launched, launched + 1) if each goes on from the latest batch, which has this very array."""
         last, columns = self.batches[-1], self._columns
         ticket = last.ticket
-        if ticket.rows is not rows or not (ticket.covers_running and ticket.all_sample) or ticket.gone:
+        if ticket.rows is not rows or not ticket.all_sample or ticket.gone:
             return None
         # The number of right drafts decides where rows with drafts go on.
         if columns.not_sampling or ticket.draft_counts is not None:
@@ -171,12 +170,12 @@ class Outstanding:
         return bool(((num > 0) & (self._manager.rows.num_tokens[rows] + num < self._columns.max_total[rows])).any())
 
     def is_busy(self, request_id: str) -> bool:
-        """Whether a batch has a void share of a request of this id, or loads into its blocks."""
-        if not self.batches and not self._loading:
+        """Whether a batch has a void share of a request of this id, or blocks are held for one that has ended."""
+        if not self.batches and not self.held:
             return False
         gone = [left for batch in self.batches for left in batch.ticket.gone.values()]
-        loads = any(request_id == other for _, other, _ in self._loading)
-        return loads or any(left.is_void and left.request.id == request_id for left in gone)
+        held = [other for blocks in self.held.values() for other, _ in blocks]
+        return request_id in held or any(left.is_void and left.request.id == request_id for left in gone)
 
     def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
         """Keep the shares of a sequence that gives its row back, or void them if it has ended."""
@@ -208,40 +207,22 @@ class Outstanding:
                 request.count("recomputed_tokens", num)
                 stats.count("recomputed_tokens", num)
 
-    def hold_loading(self, request: RequestState) -> None:
-        """Hold the blocks of a request that ends while it loads, until the batch that lists the loads ends."""
-        if all(batch.number != request.load_batch for batch in self.batches):
-            return
+    def hold(self, request: RequestState, until: int | str) -> None:
+        """Hold the device blocks of a request that ends: until this batch ends, or its id is saved."""
+        held = self.held.setdefault(until, [])
         for row in request.live_rows:
             blocks = self._manager.rows.table(row).astype(np.int64)
             self._manager.device.keep(blocks)
-            self._loading.append((request.load_batch, request.id, blocks))
+            held.append((request.id, blocks))
 
-    def release_loading(self, number: int) -> None:
-        """Release the blocks into which batch `number`, which has ended, loaded."""
-        for held in [held for held in self._loading if held[0] == number] if self._loading else ():
-            self._loading.remove(held)
-            self._manager.device.let_go(held[2])
+    def let_go(self, until: int | str) -> None:
+        """Release the blocks that were held until now."""
+        for _, blocks in self.held.pop(until, ()):
+            self._manager.device.let_go(blocks)
 
-    def hold_saving(self, request: RequestState) -> None:
-        """Hold the device blocks of a request that saves, which ends, until `release_saving`."""
-        row = request.rows[0]
-        blocks = NO_ROWS if row < 0 else self._manager.rows.table(row).astype(np.int64)
-        self._manager.device.keep(blocks)
-        self.saving[request.id] = blocks
-
-    @property
-    def is_saving(self) -> bool:
-        """Whether blocks come back when the caller has saved."""
-        return any(map(len, self.saving.values()))
-
-    def held(self) -> list[int]:
+    def held_blocks(self) -> list[int]:
         """Return the blocks that are held for ended requests, each as often as it is."""
-        each = *self.saving.values(), *(held[2] for held in self._loading)
-        return [block for blocks in each for block in blocks.tolist()]
-
-    def release_saving(self, request_id: str) -> None:
-        self._manager.device.let_go(self.saving.pop(request_id))
+        return [block for held in self.held.values() for _, blocks in held for block in blocks.tolist()]
 
     def _samples_for(self, request: RequestState) -> bool:
         return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))

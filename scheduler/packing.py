@@ -10,7 +10,7 @@ from paged.base.growing import GrowingView, ones, rising, rising_from
 from paged.block_manager import Composed, Moves
 from paged.block_manager.moves import NO_MOVES, joined
 
-from .batch import NO_LOADS, Batch, Ticket
+from .batch import NO_LOADS, Batch, Ticket, read_only
 from .rows import NO_ROWS, Counts, Rows
 from .state import State, Step
 
@@ -32,8 +32,7 @@ class Packer:
         composed, positions = self._commit(step)
         flight, changes = composed.flight, composed.changes
         rows, ends = flight.rows, flight.ends
-        covers_running = state.running.keep(rows)
-        if not covers_running:
+        if not state.running.keep(rows):
             state.columns.advance_unevenly()
         token_ids, positions, slots, begins = self._tokens(step, composed, positions)
         batches, places = self._sources(step, token_ids, begins)
@@ -46,20 +45,16 @@ class Packer:
             if step.loads:
                 # What the batch loads of a row it does not compute.
                 counts[len(step.decodes) :] = [chunk[2] for chunk in step.chunks]
-            counts.setflags(write=False)
-            np.cumsum(counts, out=start_loc[1:])
+            np.cumsum(read_only(counts), out=start_loc[1:])
         if step.draft_counts is not None:
             num_drafts = drafts = np.zeros(num, np.int64)
             num_drafts[: len(step.decodes)] = step.draft_counts
-            num_drafts.setflags(write=False)
-            known = ends - num_drafts
+            known = ends - read_only(num_drafts)
         if step.chunks or state.columns.not_sampling:
             samples, num_samples = _samples(step, rows, state.columns.not_sampling)
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         out = None if composed.is_empty else flight
-        ticket = Ticket(
-            self._owner, rows, known, samples, num_samples, covers_running, out, drafts, step.draft_tokens, {}, {}
-        )
+        ticket = Ticket(self._owner, rows, known, samples, num_samples, out, drafts, step.draft_tokens, {}, {})
         return Batch(
             number=composed.number,
             rows=rows.copy(),
@@ -106,10 +101,7 @@ class Packer:
         """Remember which sequence each row serves, and the arrays of a batch where each row decodes."""
         columns, num, self._rows = self._state.columns, len(rows), rows
         self._usual = ones(num), rising(num + 1), _ALL_ZERO.first(num), _ALL_TRUE.first(num)
-        self._ids = columns.id[rows]
-        self._sequences = columns.sequence[rows]
-        for names in (self._ids, self._sequences):
-            names.setflags(write=False)
+        self._ids, self._sequences = read_only(columns.id[rows]), read_only(columns.sequence[rows])
 
     def _tokens(
         self, step: Step, composed: Composed, positions: Counts
@@ -152,9 +144,7 @@ class Packer:
         begins = rising(len(step.decodes)) if begins is None else begins
         if after >= 0 and num == len(begins):
             token_ids.fill(-1)
-            batches = np.full(num, after, np.int64)
-            batches.setflags(write=False)
-            return batches, rising(num)
+            return read_only(np.full(num, after, np.int64)), rising(num)
         batches, places = np.full(num, -1, np.int64), np.full(num, -1, np.int64)
         if after >= 0:
             token_ids[begins], batches[begins], places[begins] = -1, after, rising(len(begins))
@@ -175,17 +165,15 @@ class Packer:
                 batches[here], places[here] = np.array(sources[max(first - known, 0) : first + count - known]).T
             start += count
         # They are read again when the batch before this one ends.
-        batches.setflags(write=False)
-        places.setflags(write=False)
-        return batches, places
+        return read_only(batches), read_only(places)
 
 
 def _copies_of(step: Step) -> tuple[Tokens, Moves]:
     """Return the step's loads and moves, read-only because a cancel carries them over as they are."""
-    loads, moves = np.array(step.loads, np.int32).reshape(-1, 3), joined(step.moves)
-    for carried in (loads, moves.device_to_host, moves.host_to_device, moves.device_to_device):
-        carried.setflags(write=False)
-    return loads, moves
+    moves = joined(step.moves)
+    for pairs in (moves.device_to_host, moves.host_to_device, moves.device_to_device):
+        pairs.setflags(write=False)
+    return read_only(np.array(step.loads, np.int32).reshape(-1, 3)), moves
 
 
 def _samples(step: Step, rows: Rows, not_sampling: set[int]) -> tuple[NDArray[np.bool_], int]:
@@ -193,5 +181,4 @@ def _samples(step: Step, rows: Rows, not_sampling: set[int]) -> tuple[NDArray[np
     partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
     samples = ~np.isin(rows, list(not_sampling)) if not_sampling else np.ones(len(rows), np.bool_)
     samples[partial] = False
-    samples.setflags(write=False)
-    return samples, int(np.count_nonzero(samples))
+    return read_only(samples), int(np.count_nonzero(samples))

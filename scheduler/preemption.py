@@ -21,14 +21,17 @@ Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
 
 class Victims:
     """The latest in order first. Other strategies are subclasses. `takes_whole`: a victim loses all blocks, not only
-    missing ones off its tail. `swaps`: what becomes of them."""
+    missing ones off its tail. `swaps`: what becomes of them. `fewest_first`: the holder of the fewest blocks first."""
 
-    def __init__(self, *, takes_whole: bool, swaps: Swaps) -> None:
-        self.takes_whole, self.swaps = takes_whole, swaps
+    def __init__(self, *, takes_whole: bool, swaps: Swaps, fewest_first: bool = False) -> None:
+        self.takes_whole, self.swaps, self._fewest_first = takes_whole, swaps, fewest_first
 
     def ranked(self, books: Books, running: list[RequestState]) -> list[RequestState]:
         """Return running requests, given latest first, in the order in which they give blocks up."""
-        return running
+        if not self._fewest_first:
+            return running
+        num_blocks = books.manager.rows.num_blocks
+        return sorted(running, key=lambda request: int(num_blocks[request.live_rows].sum()))
 
     def candidates(self, books: Books, may_give: Callable[[RequestState], bool]) -> Iterator[RequestState]:
         """Iterate victims that are not placed and `may_give`: paused, followers, then running ones as `ranked`."""
@@ -41,14 +44,6 @@ class Victims:
             # Most often the first suffice.
             if not any(map(is_placed, victim.live_rows)) and may_give(victim):
                 yield victim
-
-
-class FewestBlocks(Victims):
-    """The holder of the fewest blocks first, and of equals the latest."""
-
-    def ranked(self, books: Books, running: list[RequestState]) -> list[RequestState]:
-        num_blocks = books.manager.rows.num_blocks
-        return sorted(running, key=lambda request: int(num_blocks[request.live_rows].sum()))
 
 
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, may_swap: bool = True) -> None:

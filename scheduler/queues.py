@@ -120,7 +120,6 @@ class Queues:
             self.waiting.add(request)
 
     def leave(self, request: RequestState) -> None:
-        """Take the request out of its queue."""
         if request.status is Status.RUNNING:
             self.running.remove(request)
         elif request.status is not Status.WAITING:

@@ -196,7 +196,6 @@ class RequestState(Counted, eq=False, gc=False):
     high_water: list[int]  # tokens that were computed once: below it, computing is recomputing
     appended: list[int]  # tokens that the caller appended
     has_sampled: list[bool]  # all known tokens are computed and sampled: computed again, they do not sample
-    first_key: bytes  # `Content.first_key` of the prompt, or of all its tokens while it is plain
     is_plain: bool  # new, one sequence, and loads nothing: most are
     status: Status = Status.WAITING
     num_output: int = 0  # output tokens of the sequences that have ended
@@ -276,10 +275,6 @@ class RequestState(Counted, eq=False, gc=False):
         self.rows[number : number + 1] = [row]
         return number
 
-    def note_first_key(self, first_key: bytes) -> None:
-        """Note the key of its first block, in which it has more tokens now."""
-        self.first_key = first_key
-
     def admitted(self) -> None:
         self.is_plain = self.is_new = False
 
@@ -326,9 +321,9 @@ class RequestState(Counted, eq=False, gc=False):
 
 
 def state_of(
-    request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int, key: bytes = b""
+    request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int
 ) -> RequestState:
-    """Return the state of a new request, whose sequences have at most `max_total` tokens each. `key`: its `first_key`."""
+    """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
     num, eos, stops, loads = request.num_sequences, request.eos_token_id, request.stop_token_ids, request.num_computed
     stops = tuple(stops) if eos is None else (*stops, eos)
     is_plain = num == 1 and not loads and request.reads_cache and request.writes_cache
@@ -336,5 +331,5 @@ def state_of(
     loading, rows, most = None if loads else 0, [-1] * num, [max_total] * num
     high, appended, sampled, length = [0] * num, [0] * num, [False] * num, len(prompt)
     return RequestState(
-        request, root, order, stops, length, known, rows, num, loading, most, high, appended, sampled, key, is_plain
+        request, root, order, stops, length, known, rows, num, loading, most, high, appended, sampled, is_plain
     )

@@ -24,22 +24,27 @@ ROWS = 16
 
 
 class Reservation:
-    """Blocks on demand: a sequence enters with blocks for its known tokens. Other strategies are subclasses.
-    `reserves`: blocks are kept for more; `is_counted`: by count, and drawn when tokens need them."""
+    """Blocks on demand, or with `total_of` for what a sequence may become: it `reserves` them when it enters, drawn at
+    once, or `is_counted` and drawn when tokens need them. Other strategies are subclasses."""
 
     reserves = is_counted = False
 
+    def __init__(self, total_of: Totals | None = None, *, is_counted: bool = False) -> None:
+        if total_of is not None:
+            self.reserves, self.is_counted, self._total_of = True, is_counted, total_of
+
     def capacity(self, manager: Memory, num_sequences: int) -> int:
         """Return the tokens that each sequence of a group can have in an empty pool, as far as known before."""
-        return manager.layout.tokens_in(manager.capacity)
+        # No sequence shares what it reserves.
+        return manager.layout.tokens_in(manager.capacity // (num_sequences if self.reserves else 1))
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
         """Return the tokens, prompt and outputs, for which a sequence needs blocks when it enters."""
-        return books.num_known(request, sequence)
+        return self._total_of(books, request, sequence) if self.reserves else books.num_known(request, sequence)
 
     def blocks_shared(self, books: Books, num_sequences: int, prompt_len: int) -> int:
         """Return the blocks that a group saves by sharing its prompt."""
-        if num_sequences == 1 or not books.manager.prefix_caching:
+        if self.reserves or num_sequences == 1 or not books.manager.prefix_caching:
             return 0
         return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size) * books.manager.layout.full_pages
 
@@ -49,10 +54,16 @@ class Reservation:
 
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
         """Keep what a sequence that has just got its row needs; there is room."""
+        row = request.rows[sequence]
+        if self.is_counted:
+            books.columns.reserved[row] = self.total_of(books, request, sequence)
+        elif self.reserves:
+            books.manager.reserve_rows(np.array([row]), np.array([self.blocks_drawn(books, request, sequence)]))
 
     def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
         """Return the blocks that a sequence with a row holds from its first step on, whatever it computes."""
-        return 0
+        draws = self.reserves and not self.is_counted
+        return books.blocks_for(self.total_of(books, request, sequence)) if draws else 0
 
     def give_back(self, row: int) -> None:
         """Give up what is kept for a row that is about to be closed."""
@@ -64,35 +75,6 @@ class Reservation:
     def violations(self, books: Books) -> list[str]:
         """Return what is wrong in the strategy's own books."""
         return []
-
-
-class Drawn(Reservation):
-    """Blocks for `total_of` tokens: drawn when a sequence enters, or `is_counted`."""
-
-    reserves = True
-
-    def __init__(self, total_of: Totals, *, is_counted: bool = False) -> None:
-        self._total_of, self.is_counted = total_of, is_counted
-
-    def capacity(self, manager: Memory, num_sequences: int) -> int:
-        """No sequence of a group shares what it reserves."""
-        return manager.layout.tokens_in(manager.capacity // num_sequences)
-
-    def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
-        return self._total_of(books, request, sequence)
-
-    def blocks_shared(self, books: Books, num_sequences: int, prompt_len: int) -> int:
-        return 0
-
-    def take(self, books: Books, request: RequestState, sequence: int) -> None:
-        row, drawn = request.rows[sequence], self.blocks_drawn(books, request, sequence)
-        if self.is_counted:
-            books.columns.reserved[row] = self.total_of(books, request, sequence)
-        else:
-            books.manager.reserve_rows(np.array([row]), np.array([drawn]))
-
-    def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
-        return 0 if self.is_counted else books.blocks_for(self.total_of(books, request, sequence))
 
 
 def most(books: Books, request: RequestState, sequence: int) -> int:

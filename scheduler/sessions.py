@@ -100,6 +100,8 @@ class Session:
         self.num_blocks = 0
         self.retained: Retained | None = None
         self.until = 0.0
+        # Places where it has nothing that could go.
+        self.empty = set[int]()
 
     @property
     def kind(self) -> Kind:
@@ -114,9 +116,8 @@ class Sessions:
     def __init__(self, manager: Memory, clock: Callable[[], float]) -> None:
         self._content, self.now, self._gaps = manager.content, clock, Gaps()
         self.by_id: OrderedDict[str, Session] = OrderedDict()
-        # By place and level, what was put first; and by place, sessions that have nothing there that could go.
+        # By place and level, what was put first.
         self._first: dict[tuple[int, int], tuple[Blocks, Blocks]] = {}
-        self._empty: tuple[set[Session], set[Session]] = set(), set()
         self._content.on_raised(self._choose)
 
     def begin(self, session_id: str, now: float) -> None:
@@ -156,8 +157,7 @@ class Sessions:
         """Retain what the session's last turn left from now on, and what it had retained no longer."""
         before, retention, session.retained = session.retained, session.retention, None
         session.until = self.now() + (self._gaps.latest(session.kind) if retention.lasts is None else retention.lasts)
-        for empty in self._empty:
-            empty.discard(session)
+        session.empty.clear()
         if way := self._content.way_to(self._content.spans_of(session.way)):
             session.retained = self._content.retain_node(way[0], int(retention.priority), session.until)
         if before is not None:
@@ -172,8 +172,6 @@ class Sessions:
 
     def forget(self, session: Session) -> None:
         del self.by_id[session.id]
-        for empty in self._empty:
-            empty.discard(session)
 
     def _expected_in(self, session: Session, now: float) -> float:
         assert session.ended_at is not None, "a session between two turns"
@@ -208,16 +206,16 @@ class Sessions:
         num_blocks = max(num_blocks, len(self.by_id) >> 6)
         idle = [s for s in self.by_id.values() if s.way and not s.live and s.retention.priority == level]
         now = self.now()
-        waits = [(self._expected_in(session, now), session) for session in idle if session not in self._empty[place]]
+        waits = [(self._expected_in(session, now), session) for session in idle if place not in session.empty]
         chosen: list[Blocks] = []
         for _, session in sorted(waits, key=itemgetter(0), reverse=True):
             if len(blocks := self._content.loose_end(place, session.way, level)):
                 chosen.append(blocks)
                 num_blocks -= len(blocks)
                 # What leaves the device may come to the host.
-                self._empty[HOST].discard(session)
+                session.empty.discard(HOST)
             elif not self._content.is_any_there(place, session.way):
-                self._empty[place].add(session)
+                session.empty.add(place)
             if num_blocks <= 0:
                 break
         self._first[place, level] = self._content.put_first(place, chosen)

@@ -158,8 +158,7 @@ class State:
         """End the retentions and pins whose time has come."""
         if self.manager.content.retentions.next_end <= self.now:
             self.manager.content.retentions.expire(self.now)
-        if self.hints.next_end <= self.now:
-            self.hints.expire(self.now)
+        self.hints.expire(self.now)
 
     def note_admissions(self, number: int, admitted: list[str]) -> None:
         """Remember whom a step admitted, for `explain_prefix`."""
@@ -173,8 +172,7 @@ class State:
         self.columns.bind(row, request, sequence)
         self.outstanding.forget_awaited()
         if request.is_new:
-            if hit_tokens:
-                request.count("hit_tokens", hit_tokens)
+            request.count("hit_tokens", hit_tokens)
         elif request.high_water[sequence] > hit_tokens:
             self.columns.recover(row, hit_tokens)
 

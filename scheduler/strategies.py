@@ -3,7 +3,7 @@ choose each here, once per scheduler, and nothing else reads these words. `Polic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from paged.block_manager import Memory
@@ -11,16 +11,17 @@ from paged.errors import InvalidConfig
 
 from .admission import Admission
 from .cached_queue import CachedQueue
-from .composition import Composition, DecodesFirst
+from .composition import Composition
 from .fair_queue import FairQueue
 from .foresight import OutputLengths
 from .policies import Policy
-from .preemption import FewestBlocks, Swaps, Victims
+from .preemption import Swaps, Victims
 from .queues import Key, Queue
 from .request import Request
-from .reservations import Drawn, Reservation, expected, most
+from .reservations import Reservation, Totals, expected, most
 
-_VICTIMS = {"latest": Victims, "fewest_blocks": FewestBlocks}
+MakeQueue = Callable[[OutputLengths, Memory], Queue]
+_TOTALS: dict[str, Totals | None] = {"prompt": None, "max": most, "expected": expected}
 _SWAPS: dict[str, Swaps] = {
     "recompute": lambda *_: False,
     "swap": lambda *_: True,
@@ -29,10 +30,11 @@ _SWAPS: dict[str, Swaps] = {
 
 
 class Order:
-    """The order in which requests are served: as they arrive, or the smaller `Request.priority` first."""
+    """The order in which requests are served: as they arrive, or the smaller `Request.priority` first, and within a
+    priority as the queue that `make_queue` returns has them."""
 
-    def __init__(self, *, by_priority: bool = False) -> None:
-        self._by_priority = by_priority
+    def __init__(self, *, by_priority: bool = False, make_queue: MakeQueue = lambda *_: Queue()) -> None:
+        self._by_priority, self._make_queue = by_priority, make_queue
 
     def key_of(self, request: Request, arrival: float, number: int) -> Key:
         """Return the key of the `number`-th request, which came at `arrival`; smaller is sooner."""
@@ -40,29 +42,7 @@ class Order:
 
     def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
         """Return an empty queue for waiting requests, given the `lengths` of ended outputs, and the `memory` to ask."""
-        return Queue()
-
-
-class Fair(Order):
-    """Within a priority, the tenant first that was given least for its weight."""
-
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        super().__init__(by_priority=True)
-        self._weights = weights
-
-    def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
-        return FairQueue(self._weights, lengths)
-
-
-class CachedFirst(Order):
-    """Within a priority, the request first that finds most of its tokens cached; it came at most `lead` seconds later."""
-
-    def __init__(self, lead: float) -> None:
-        super().__init__(by_priority=True)
-        self._lead = lead
-
-    def queue(self, lengths: OutputLengths, memory: Memory) -> Queue:
-        return CachedQueue(memory, self._lead)
+        return self._make_queue(lengths, memory)
 
 
 class Strategies(NamedTuple):
@@ -75,14 +55,18 @@ class Strategies(NamedTuple):
 
 def strategies_of(policy: Policy, num_blocks: int, tenant_weights: Mapping[str, float]) -> Strategies:
     """Return the strategies of a policy, for a pool of so many blocks. Raises InvalidConfig."""
-    orders = {"fcfs": Order(), "priority": Order(by_priority=True), "fair": Fair(tenant_weights)}
-    orders["cached"] = CachedFirst(policy.max_lead or 0.0)
-    drawn = Drawn(expected if policy.reservation == "expected" else most, is_counted=policy.layout == "counted")
+    orders = {
+        "fcfs": Order(),
+        "priority": Order(by_priority=True),
+        "fair": Order(by_priority=True, make_queue=lambda lengths, _: FairQueue(tenant_weights, lengths)),
+        "cached": Order(by_priority=True, make_queue=lambda _, memory: CachedQueue(memory, policy.max_lead or 0.0)),
+    }
+    fewest_first, takes_whole = policy.victim == "fewest_blocks", policy.take == "whole"
     usual = Strategies(
-        Reservation() if policy.reservation == "prompt" else drawn,
+        Reservation(_TOTALS[policy.reservation], is_counted=policy.layout == "counted"),
         Admission(policy),
-        DecodesFirst() if policy.composition == "decodes_first" else Composition(),
-        _VICTIMS[policy.victim](takes_whole=policy.take == "whole", swaps=_SWAPS[policy.preemption]),
+        Composition(decodes_first=policy.composition == "decodes_first"),
+        Victims(takes_whole=takes_whole, swaps=_SWAPS[policy.preemption], fewest_first=fewest_first),
         orders[policy.order],
     )
     if policy.strategies is None:

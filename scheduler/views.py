@@ -243,6 +243,8 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
     kept, limit = books.watermark(), state.limits.max_sequences
     returning = next((other for other in queues.away if other.status is not Status.LOADING), None)
     num_ahead = sum(1 for _ in takewhile(lambda other: other is not request, queues.waiting))
+    if foresight is not None:
+        foresight.forget()
     if request.id in queues.idle:
         sentence = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
     elif state.outstanding.keeps_out(request):

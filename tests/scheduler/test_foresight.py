@@ -52,8 +52,10 @@ def test_who_would_fit_now_waits_where_it_would_not_later():
     scheduler.add(request("b", 8, 40, 40))
     assert step(scheduler).admitted == ("a",)
     reason = scheduler.explain("b").reason
-    assert "at their fullest moment" in reason and "room for 80" in reason
-    assert "112" not in reason
+    assert "at their fullest moment" in reason and "room for 80" in reason and "112" not in reason
+    batch, reason = scheduler.schedule(), scheduler.explain("b").reason
+    scheduler.update(batch, [7])
+    assert scheduler.explain("b").reason != reason
     while scheduler.status("b") == "waiting":
         step(scheduler)
     # 8 + 2 held on average, and what is left of both: b comes in before a has ended.
@@ -141,9 +143,8 @@ def test_a_head_that_did_not_fit_is_looked_at_again_after_some_steps_when_somebo
     scheduler.add(request("a", 8, 40, 40))
     scheduler.add(request("b", 8, 40, 40))
     step(scheduler)
-    foresight, looked = scheduler._state.foresight, []
-    fits = foresight.fits
-    foresight.fits = lambda wish: looked.append(scheduler.stats().steps) or fits(wish)
+    looked, fits = [], scheduler._state.foresight.fits
+    scheduler._state.foresight.fits = lambda wish: looked.append(wish.id) or fits(wish)
     for _ in range(STRIDE + 1):
         step(scheduler)
     assert len(looked) == 1

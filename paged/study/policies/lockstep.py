@@ -40,9 +40,6 @@ class Lockstep(Composition):
             return np.where(is_behind, np.minimum(todo, lacks), 0)
         return np.minimum(todo, 1)
 
-    def most(self, num_launched: int) -> int:
-        return max(self._first - num_launched, 1)
-
     def reason(self, queues: Queues) -> str | None:
         if not queues.running.num:
             return None

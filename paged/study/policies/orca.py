@@ -10,11 +10,11 @@ from paged.base.words import counted
 from paged.block_manager import Memory
 from paged.errors import NeverFits
 from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import Books, Drawn, Totals, expected
+from paged.scheduler.reservations import Books, Reservation, Totals, expected
 from paged.study.policies.regions import Regions
 
 
-class InRegions(Drawn):
+class InRegions(Reservation):
     """Blocks for `total_of` tokens are drawn when a sequence enters, and have to lie in one free region."""
 
     def __init__(self, total_of: Totals, num_blocks: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paged.scheduler.admission import Admission, admit, shut
 from paged.scheduler.policies import Policy
 from paged.scheduler.request import RequestState
-from paged.scheduler.reservations import Books, Drawn, most
+from paged.scheduler.reservations import Books, Reservation, most
 from paged.scheduler.state import Limits, State, Step
 from paged.study.policies.lockstep import Lockstep
 
@@ -59,7 +59,7 @@ class WholeBatches(Admission):
         return sum(state.books.to_enter(request) for request in requests)
 
 
-class Longest(Drawn):
+class Longest(Reservation):
     """Each row of a batch draws blocks for the longest prompt, or what stands for it in one that comes again, and the largest max_tokens; a
     batch of one request takes what that can use."""
 

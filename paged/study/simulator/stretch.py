@@ -14,7 +14,7 @@ from paged.base.arguments import UNLIMITED, is_integer, latest_time
 from paged.block_manager import Memory
 from paged.errors import InvalidRequest, WrongTokens
 from paged.scheduler.admission import Admission
-from paged.scheduler.composition import Composition, DecodesFirst
+from paged.scheduler.composition import Composition
 from paged.scheduler.core import Scheduler
 from paged.scheduler.request import Status
 from paged.scheduler.rows import Rows
@@ -23,7 +23,7 @@ from paged.study.policies.interleaving import Apart
 from paged.study.policies.lockstep import Lockstep
 from paged.study.policies.whole_batches import WholeBatches
 
-_COMPOSITIONS = {Composition, DecodesFirst, Apart, Lockstep}
+_COMPOSITIONS = {Composition, Apart, Lockstep}
 
 
 class SteadyBatch(NamedTuple):
