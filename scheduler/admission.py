@@ -160,7 +160,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.reservation.take(state.books, request, sequence)
         asks = request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0)
         is_loading = asks and _list_loads(state, step, request, row)
-        if not is_loading and request.num_live > 1 and step.budget > 0 and step.seats > 0:
+        if not is_loading and request.num_live > 1 and step.budget > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
     if request.is_new:
