@@ -67,6 +67,24 @@ def test_no_draft_lies_beyond_the_full_length(make_scheduler, request_of):
     assert (output.token_ids, output.finish_reason) == ([1, 2, 9], "length")
 
 
+def test_a_row_that_drafts_carry_past_others_ends_at_its_full_length(make_scheduler, request_of):
+    scheduler = make_scheduler(40, 4)
+    for name, most in (("a", 20), ("b", 12)):
+        scheduler.add(request_of(name, 4, most))
+    for _ in range(2):
+        scheduler.update(scheduler.schedule(), [7, 7])
+    outputs = []
+    for drafts in ({"b": [7, 7, 7]}, {"b": [7, 7, 7]}, None, None):
+        batch = scheduler.schedule(drafts=drafts)
+        counts = 1 + batch.num_drafts
+        outputs += scheduler.update(batch, [7] * int(counts.sum()), counts.tolist())
+    assert [output.id for output in outputs if output.finish_reason == "length"] == ["b"]
+    assert (sum(len(output.token_ids) for output in outputs if output.id == "b"), scheduler.status("a")) == (
+        10,
+        "running",
+    )
+
+
 def test_tokens_after_a_stop_among_the_accepted_ones_are_not_delivered(make_scheduler, request_of):
     scheduler = started(make_scheduler(20, 4), request_of, stop_token_ids=(2,))
     batch = scheduler.schedule(drafts={"a": [1, 2, 3]})
