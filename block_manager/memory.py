@@ -560,7 +560,7 @@ class Memory:
             self.sides.keep_all(row)
         if self.ends is not None:
             self.ends.keep(row)
-        first, blocks, num_nodes, run = self.index.release_path(row)
+        first, stop = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.clip(row, LEFT)
             # Another sequence may get the row within this batch.
@@ -573,10 +573,10 @@ class Memory:
         if self.layout.sides:
             self.growth.give_back_sides(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
-        if len(blocks):
-            self.blocks.release(blocks, run, num_nodes)
-        if first:
-            self.blocks.release(tables.blocks[0, row, : min(first, tables.num_blocks.item(row))])
+        blocks = tables.blocks[0, row, : tables.num_blocks.item(row)].astype(np.int64)
+        for part in (blocks[stop:], blocks[first:stop], blocks[:first]):
+            if len(part):
+                self.blocks.release(part)
         tables.close(row)
 
     def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
-from .pool import Pool, Retentions, Taken
+from .pool import Pool, Retentions
 from .runs import DEVICE, HOST, NO_BLOCKS, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
 from .tables import Tables
 
@@ -87,33 +87,15 @@ class PrefixIndex:
         path = self.paths[child] = self.paths[row].closed(self._pending_length)
         self._mark(child, path)
 
-    def release_path(self, row: int) -> tuple[int, Blocks, int, Run | None]:
-        """Drop the path of a row that ends; its open run stays as content. Returns (first, blocks, num, run): the row's
-        blocks before column `first` carry nodes; of `blocks`, those from there on, int64 [n], the first `num` are to be
-        released as nodes of `run`, which they do not carry yet, and the rest carries none."""
-        path, tables, size = self.paths[row], self._tables, self._block_size
-        run, start, computed = path.open, path.published, tables.num_computed.item(row)
-        num = computed // size - start
-        if run is not None and (
-            num <= 0 or path.guard >= 0 or run.retained or tables.content_end(row) // size != num + start
-        ):
-            self.close_run(row)
-            run, start = None, path.published
-        blocks = tables.blocks[0, row, start : tables.num_blocks.item(row)].astype(np.int64)
-        if run is None:
-            num = 0
-            self.num_looking_up -= path.writes
-        else:
-            self._keep(run, row, start, blocks[:num])
+    def release_path(self, row: int) -> tuple[int, int]:
+        """Drop the path of a row that ends; its open run stays as content. Returns columns: the row's own nodes lie from
+        the first one on, before the second; what was there before it precedes them, and what is no content follows."""
+        path = self.paths[row]
+        first = path.published
+        self.close_run(row)
+        self.num_looking_up -= path.writes
         del self.paths[row]
-        return start, blocks, num, run
-
-    def _keep(self, run: Run, row: int, start: int, blocks: Blocks) -> None:
-        """Close the run with the row's tokens from block `start` on and these blocks, int64 [n]."""
-        first, stop = start * self._block_size, (start + len(blocks)) * self._block_size
-        run.close(self._tables.tokens[row, first:stop].tobytes(), blocks)
-        if self.changed is not None:
-            self.changed.add(run)
+        return first, path.published
 
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
@@ -319,9 +301,11 @@ class PrefixIndex:
             return
         length = max(self._pending_length(run) if length is None else length, 0)
         self._note_pending(run, row, start, length)
-        blocks = self._tables.blocks[0, row, start : start + length].astype(np.int64)
-        self._keep(run, row, start, blocks)
+        blocks, tokens = self._span_blocks(DEVICE, run, 0, length), self.run_tokens(run, 0, length)
+        run.close(tokens, blocks)
         self.pools[DEVICE].carry(blocks, run)
+        if self.changed is not None:
+            self.changed.add(run)
         if run.retained:
             self.retentions.apply_to(run)
         path.close(length)
@@ -514,29 +498,26 @@ class PrefixIndex:
                 self.pools[place].forget_content(lost[lost >= 0])
                 run.drop(place, first, len(blocks) if stop is None else stop)
 
-    def _evict(self, place: int, taken: list[Taken], blocks: Blocks) -> None:
+    def _evict(self, place: int, taken: list[Blocks], blocks: Blocks) -> None:
         for its_place, parts, _ in self.by_place(place, taken, blocks):
             self.forget(its_place, self.nodes_in(its_place, parts))
 
-    def by_place(self, place: int, taken: list[Taken], blocks: Blocks) -> Iterator[tuple[int, list[Taken], Blocks]]:
+    def by_place(self, place: int, taken: list[Blocks], blocks: Blocks) -> Iterator[tuple[int, list[Blocks], Blocks]]:
         """The parts of what a pool evicts by place, and their blocks; `place`: where there is one alone. Each part lies in one.
         Those of the sides come first: what rests on nodes of the full group goes with them."""
         pool = self.pools[place]
         if pool.place is None:
             yield place, taken, blocks
             return
-        places = [pool.place.item(part.item(0)) for part, _ in taken]
+        places = [pool.place.item(part.item(0)) for part in taken]
         for place in sorted(set(places), reverse=True):
             parts = [part for part, its_place in zip(taken, places, strict=True) if its_place == place]
-            yield place, parts, np.concatenate([part for part, _ in parts])
+            yield place, parts, np.concatenate(parts)
 
-    def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
+    def nodes_in(self, place: int, taken: list[Blocks]) -> list[Span]:
         """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
         found: list[Span] = []
-        for blocks, nodes in taken:
-            if nodes is not None:
-                found.append(nodes)
-                continue
+        for blocks in taken:
             start = 0
             while start < len(blocks):
                 run: Run = self.pools[place].run.item(blocks.item(start))

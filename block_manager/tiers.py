@@ -16,7 +16,7 @@ import numpy as np
 
 from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
-from .pool import Pool, Taken
+from .pool import Pool
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, num_nodes, stretches
 from .side_content import Part, SideContent
@@ -52,7 +52,7 @@ class Offload:
     def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         self.is_worth_loading = is_worth_loading
 
-    def _evict(self, taken: list[Taken], sources: Blocks) -> None:
+    def _evict(self, taken: list[Blocks], sources: Blocks) -> None:
         """Evict nodes of closed runs from these device blocks. The host gets those that it lacks, while it has room."""
         index = self._index
         if self._in:
@@ -61,14 +61,14 @@ class Offload:
             if index.has_sides and not (stays := self._device.has_content(blocks)).all():
                 # Making room on the host for others took some.
                 blocks = blocks[stays]
-                parts = [(blocks, None)] if len(blocks) else []
+                parts = [blocks]
             leaving = index.nodes_in(place, parts)
             if self._growth.may_copy and place < NUM_PLACES:
                 self._keep_on_host(place, leaving, blocks)
             elif self._growth.may_copy and self._device.goes_next is not None:
                 # Not what was kept while pages were free, and what a conversation has left behind.
                 wanted = blocks[~self._device.goes_next[blocks]]
-                self._keep_on_host(place, index.nodes_in(place, [(wanted, None)]), wanted)
+                self._keep_on_host(place, index.nodes_in(place, [wanted]), wanted)
             index.forget(place, leaving)
 
     def _keep_on_host(self, place: int, leaving: list[Span], sources: Blocks) -> None:
