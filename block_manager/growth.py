@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,12 @@ class Growth:
 
     def __init__(self, tables: Tables, device: Pool, blocks: Pool, layout: Layout) -> None:
         self.tables, self.device, self.blocks, self.layout = tables, device, blocks, layout
-        # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`.
-        self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
+        # None until the first `take_changes`.
+        self._changed: list[TableChanges] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
-        # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
-        self._promised: list[tuple[Any, Any, int]] = []
+        # Rows and columns of blocks to be drawn at once, `num_promised` pages.
+        self._promised: list[tuple[Rows, NDArray[np.int64]]] = []
         self.num_promised = 0
         # Content of the full group that rows hold for promised columns: (row, first column, blocks).
         self._found: list[tuple[int, int, Blocks]] = []
@@ -59,7 +59,8 @@ class Growth:
             tables.num_blocks[row] = stop
             tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
         if self._changed is not None:
-            self._changed.append((row, column, blocks.astype(np.int32)))
+            rows, columns = np.full(len(blocks), row), np.arange(column, stop)
+            self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
 
     def promise(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64] | None = None) -> None:
         """Promise these rows, whose tables end before column `have`, their blocks up to column `wanted` (None: one
@@ -76,14 +77,14 @@ class Growth:
             # Before anything is promised: this may raise MemoryError.
             self.tables.ensure_columns(int(wanted.max()))
             rows, have = rows.repeat(counts), rising_from(have, counts)
-        self._promised.append((rows, have, total))
+        self._promised.append((rows, have))
         self.num_promised += pages
 
     def promise_one(self, row: int, have: int, wanted: int) -> None:
         """`promise` for one row. The tables have the columns, or get them when the blocks are drawn."""
         pages = (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
         self.device.require(self.num_promised + pages)
-        self._promised.append((row, have, wanted - have))
+        self._promised.append((np.full(wanted - have, row), np.arange(have, wanted)))
         self.num_promised += pages
 
     def hold_promised(self, row: int, column: int, blocks: Blocks) -> None:
@@ -144,10 +145,8 @@ class Growth:
         tables, layout = self.tables, self.layout
         if not self._promised:
             return
-        rows, columns, total = self._promised[0]
-        if len(self._promised) > 1 or isinstance(rows, int):
-            rows, columns = _places(self._promised)
-            total = len(rows)
+        rows, columns = self._promised[0] if len(self._promised) == 1 else map(np.concatenate, zip(*self._promised))
+        total = len(rows)
         if layout.sides:
             self.device.make_room(self.num_promised)
         num_found = sum([len(found) for _, _, found in self._found])
@@ -179,7 +178,7 @@ class Growth:
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
-            self._changed.append((rows, columns, entries))
+            self._changed.append(TableChanges(rows, columns, entries))
 
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""
@@ -325,11 +324,7 @@ class Growth:
         parts, self._changed = self._changed, []
         if not parts:
             return NO_CHANGES
-        rows, columns, blocks = parts[0]
-        if len(parts) > 1 or isinstance(rows, int):
-            rows, columns = _places([(rows, columns, len(blocks)) for rows, columns, blocks in parts])
-            blocks = np.concatenate([part[2] for part in parts])
-        changes = TableChanges(rows, columns, blocks)
+        changes = parts[0] if len(parts) == 1 else TableChanges(*map(np.concatenate, zip(*parts)))
         for column in changes:
             column.setflags(write=False)
         return changes
@@ -337,21 +332,9 @@ class Growth:
     @property
     def changed_rows(self) -> set[int]:
         """Rows whose tables changed since the last `take_changes`."""
-        parts = self._changed or ()
-        return {row for rows, *_ in parts for row in ([rows] if isinstance(rows, int) else rows.tolist())}
+        return {row for change in self._changed or () for row in change.rows.tolist()}
 
     def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Put back what was taken for a batch that does not run; the next `take_changes` returns it first."""
         if len(rows):
-            self._changed = [(rows, columns, blocks), *(self._changed or ())]
-
-
-def _places(parts: list[tuple[Any, Any, int]]) -> tuple[Rows, NDArray[np.int64]]:
-    """Rows and columns, int64 [n] each, of parts (rows, rising columns, count) or (row, first column, count)."""
-    total = sum([count for _, _, count in parts])
-    rows, columns, stop = np.empty(total, np.int64), np.empty(total, np.int64), 0
-    for row, column, count in parts:
-        first, stop = stop, stop + count
-        rows[first:stop] = row
-        columns[first:stop] = np.arange(column, column + count) if isinstance(row, int) else column
-    return rows, columns
+            self._changed = [TableChanges(rows, columns, blocks), *(self._changed or ())]
