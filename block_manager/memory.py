@@ -87,8 +87,6 @@ class Memory:
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
-        # An upper bound of the tokens that a row knows.
-        self._longest = 0
 
     def spare(self, num_blocks: int) -> None:
         """Count so many blocks as taken: content is pinned in them."""
@@ -121,11 +119,9 @@ class Memory:
         return row
 
     def _open(self, tokens: NDArray[np.int32], keep_at: Sequence[int]) -> int:
-        row, num_tokens = self.tables.open(tokens), len(tokens)
-        if num_tokens > self._longest:
-            self._longest = num_tokens
+        row = self.tables.open(tokens)
         if self.sides is not None:
-            self.sides.begin(row, num_tokens, keep_at)
+            self.sides.begin(row, len(tokens), keep_at)
         return row
 
     def admit(
@@ -178,14 +174,13 @@ class Memory:
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Append a token, int32 [n], to these distinct rows, which know `ends` tokens, int64 [n]. Returns `ends` + 1."""
-        tables = self.tables
-        self._longest += 1
-        if self._longest >= tables.tokens.shape[1]:
-            # The bound rises by one a call: rows are read only when it seems to reach the stride.
-            self._longest = int(tables.num_tokens.max()) + 1
-            tables.ensure_tokens(self._longest + 1)
-        totals = ends + 1
-        tables.tokens[rows, ends] = tokens
+        tables, totals = self.tables, ends + 1
+        try:
+            tables.tokens[rows, ends] = tokens
+        except IndexError:
+            # Cheaper than a look at every row each time: numpy checks all indices before it writes.
+            tables.ensure_tokens(int(totals.max()))
+            tables.tokens[rows, ends] = tokens
         tables.num_tokens[rows] = totals
         tables.last_token[rows] = tokens
         return totals
@@ -197,9 +192,7 @@ class Memory:
         totals = known + counts
         if not len(tokens):
             return totals
-        longest = max(self._longest, int(totals.max()))
-        tables.ensure_tokens(longest + 1)
-        self._longest = longest
+        tables.ensure_tokens(int(totals.max()))
         # One index for both dimensions costs half of two.
         tables.tokens.reshape(-1)[rising_from(rows * tables.tokens.shape[1] + known, counts)] = tokens
         tables.num_tokens[rows] = totals
