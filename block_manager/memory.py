@@ -74,12 +74,9 @@ class Memory:
         self.index = PrefixIndex(self.tables, self.flights, *places, host_gives_way=host_caching)
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.offload = Offload(self.index, self.growth) if host_caching else None
-        # What windows, chunks and states keep; None without any.
-        self.sides = SideContent(self.index, self.growth, row_ends) if layout.sides else None
+        self.sides = SideContent(self.index, self.growth, row_ends)
         # Whether rows hold what the full group has behind a hit that another group ended.
         self._takes_ahead = takes_ahead and layout.keeps and bool(layout.sides and layout.full_pages)
-        # Where rows ended within a block; None without states, or where no row begins there.
-        self.ends = None if self.sides is None else self.sides.ends
         self.tiers = Tiers(self.growth, self.index, self.host, self.offload, self.sides)
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = Sharing(self.flights, self.index, self.growth, self.tiers, self.sides)
@@ -120,7 +117,7 @@ class Memory:
 
     def _open(self, tokens: NDArray[np.int32], keep_at: Sequence[int]) -> int:
         row = self.tables.open(tokens)
-        if self.sides is not None:
+        if self.layout.sides:
             self.sides.begin(row, len(tokens), keep_at)
         return row
 
@@ -156,16 +153,16 @@ class Memory:
 
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share of the row that begins at token `start` should end, at most at `end`."""
-        return self.sides.next_end(row, start, end) if self.sides is not None and self.layout.states else end
+        return self.sides.next_end(row, start, end) if self.layout.states else end
 
     def _move_states(self, rows: Rows) -> None:
-        if self.sides is not None and len(rows := rows[self.growth.moving_states(rows)]):
+        if self.layout.states and len(rows := rows[self.growth.moving_states(rows)]):
             self.growth.draw_promised()
             self.sides.move_states(rows, self.tables.num_launched[rows], self.flights.composed)
 
     def keep_states(self) -> None:
         """Let rows of the composed batch that stand where states are wanted write others."""
-        if self.sides is not None and self.layout.states:
+        if self.layout.states:
             self.sides.keep_states(self.flights.composed)
 
     def take_moves(self) -> Moves:
@@ -215,8 +212,7 @@ class Memory:
             growth.promise(rows[short], have[short], wanted)
         if self._takes_ahead and not one_each:
             self.sharing.take_ahead(rows, starts, ends)
-        if self.layout.states:
-            self._move_states(rows)
+        self._move_states(rows)
         tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         if self.index.num_looking_up:
@@ -278,7 +274,7 @@ class Memory:
         launched, short = self.tables.num_launched[rows], needs.nonzero()[0]
         if len(short):
             self.growth.promise(rows[short], have[short], have[short] + needs[short])
-        if self.sides is not None and self.layout.states:
+        if self.layout.states:
             self.growth.draw_promised()
             moves = (ends > launched) & self.draws_states(rows)
             self.sides.move_states(rows[moves], launched[moves] - 1, self.flights.composed)
@@ -290,7 +286,7 @@ class Memory:
         nothing else. A row with states has to end where its share began: it gets those back that the share read."""
         tables = self.tables
         is_alone = tables.is_swapped[rows]
-        if self.sides is not None and self.layout.states:
+        if self.layout.states:
             is_wrong = ends < tables.num_launched[rows]
             stand = self.sides.take_back(flight, rows[is_wrong])
             # The others computed their first token.
@@ -394,7 +390,7 @@ class Memory:
 
     def group_stats(self) -> tuple[GroupStats, ...]:
         """Figures of each group, of layers of several kinds."""
-        if self.sides is None:
+        if not self.layout.sides:
             return ()
         lost, passed = [0, *self.sides.lost], self.sides.passed
         cached, on_host = (self.sides.cached_pages(tier) for tier in (DEVICE, HOST))
@@ -436,8 +432,7 @@ class Memory:
         launched = tables.content_end(row)
         num_blocks = -(-launched // self.block_size)
         child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
-        if self.sides is not None:
-            tables.want(child, tables.wanted[:, row].tolist())
+        tables.want(child, tables.wanted[:, row].tolist())
         self.index.fork_path(row, child)
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
@@ -498,13 +493,13 @@ class Memory:
         else:
             tables.num_computed[rows] = ends
         index.confirm(flight.number)
-        if flight.reads and self.sides is not None:
+        if flight.reads:
             self.sides.settle(flight)
         if index.num_looking_up:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
                     self.sharing.publish(flight.rows.item(place))
-        if self.sides is not None and self.layout.bounded:
+        if self.layout.bounded:
             # Last: what windows pass may carry nodes by now.
             self.sides.give_back_fronts(rows)
             if self.tiers.tails:
@@ -516,8 +511,7 @@ class Memory:
         that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
         lost_hits = self.sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
-        reading = np.array(list(flight.reads), np.int64)
-        stand = self.sides.take_back(flight, reading) if self.sides is not None else reading
+        stand = self.sides.take_back(flight, np.array(list(flight.reads), np.int64))
         for share in shares:
             self._fall_back(share.row, share.start, stands=share.row in stand)
         for share in shares:
@@ -549,10 +543,9 @@ class Memory:
 
     def release(self, row: int) -> None:
         tables = self.tables
-        if self.sides is not None:
+        if self.layout.sides:
             self.sides.keep_all(row)
-        if self.ends is not None:
-            self.ends.keep(row)
+            self.sides.ends.keep(row)
         first, stop = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.clip(row, LEFT)

@@ -174,7 +174,7 @@ class Tiers:
     """The host tails of swapped rows, which keep length and fronts, and swaps both ways. A state goes with block 0."""
 
     def __init__(
-        self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent | None
+        self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent
     ) -> None:
         self._growth, self._index, self.offload, self._sides = growth, index, offload, sides
         self._tables, self._layout = growth.tables, growth.layout
@@ -220,7 +220,7 @@ class Tiers:
             self.tails[row] = tails
         for row in rows.tolist():
             pairs = self._growth.read_at_sources(row, pairs)
-            if not keep and self._sides is not None:
+            if not keep:
                 self._sides.keep_all(row)
             first = tables.first[:, row].copy()
             # Lookahead blocks hold nothing to bring back.
@@ -290,8 +290,7 @@ class Tiers:
                     self.pools[HOST].release(tail[:num_passed])
                     tails[side.table] = tail[num_passed:]
                     tables.set_first(side.table, row, end)
-                    if self._sides is not None:
-                        self._sides.count_passed(side, num_passed)
+                    self._sides.count_passed(side, num_passed)
 
     def tail_is_node(self, row: int, column: int) -> bool:
         place = column - int(self._tables.num_blocks[row])
