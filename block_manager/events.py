@@ -149,12 +149,7 @@ class EventLog:
         if run.row >= 0 and kind == DEVICE:
             return [(0, length)] if length > 0 else []
         blocks = run.blocks[kind]
-        if not len(blocks) or length <= 0:
-            return []
-        if (there := run.num_there(kind, 0, length)) == min(length, len(blocks)):
-            # Most often there is no gap.
-            return [(0, there)]
-        return stretches(blocks[:length] >= 0)
+        return stretches(blocks[:length] >= 0) if len(blocks) and length > 0 else []
 
     def _events(self, run: Run, kind: int, parts: list[Stretch], *, are_stored: bool = True) -> list[Event]:
         """The event of these nodes of a run."""

@@ -479,13 +479,9 @@ class PrefixIndex:
 
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
-        if length := run.end:
-            self._shorten(run, length)
-        else:
+        if not (length := run.end):
             self._unlink(run)
-
-    def _shorten(self, run: Run, length: int) -> None:
-        if length < run.length:
+        elif length < run.length:
             # Unread events need its tokens.
             run.shorten(length, length * self.block_bytes if self.changed is None else len(run.tokens))
 
