@@ -137,9 +137,7 @@ class Pool:
             self.require(num_pages)
         num_free = self.num_free
         if num_pages > num_free and self._width is None:
-            free = self._take_free(num_free)
-            blocks = self._evicted(num_pages - num_free)
-            blocks = np.concatenate([free, blocks]) if num_free else blocks
+            blocks = np.concatenate([self._take_free(num_free), self._evicted(num_pages - num_free)])
         else:
             self.make_room(num_pages)
             blocks = self._take_free(num_pages)

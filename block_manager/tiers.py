@@ -37,8 +37,7 @@ class Offload:
         self._index, self._growth = index, growth
         # Of pages: the last place is one of a host that has them.
         self._device, self._host = growth.device, index.pools[-1]
-        # By table.
-        self._pages = [growth.layout.full_pages, *(side.pages for side in growth.layout.sides)]
+        self._pages = growth.layout.pages_of_place
         self._device.on_eviction(self._evict)
         # Whether it costs less to copy so many pages than to compute positions start to stop - 1.
         self.is_worth_loading: IsWorthLoading = lambda start, stop, pages: True
@@ -96,7 +95,7 @@ class Offload:
 
     def load(self, spans: list[Span], place: int = DEVICE) -> Blocks:
         """Draw a device block for each of these nodes, which only the host has, in order, int64 [n]; plan the copies."""
-        sources, pages = self._index.blocks_of(place + HOST, spans), self._pages[place // NUM_PLACES]
+        sources, pages = self._index.blocks_of(place + HOST, spans), self._pages[place]
         # First: the draw may evict content to the host.
         self._hold(place + HOST, sources)
         blocks, start = self._index.pools[place].draw(len(sources), pages), 0
@@ -120,7 +119,7 @@ class Offload:
             lacking.append((place, its))
             # What is cached is no longer available then.
             num = num_nodes(its) + int(np.count_nonzero(index.pools[place].state[blocks[blocks >= 0]] < 0))
-            wanted += num * self._pages[place // NUM_PLACES]
+            wanted += num * self._pages[place]
         if wanted > self._growth.num_unpromised:
             return []
         held = [(place, blocks[blocks >= 0]) for place, _, blocks in parts]
@@ -148,7 +147,7 @@ class Offload:
 
     def _copy_out(self, place: int, run: Run, first: int, stop: int, sources: Blocks) -> None:
         """Plan copies of nodes that the host lacks from these device blocks, the last node first, as far as there is room."""
-        pages = self._pages[place // NUM_PLACES]
+        pages = self._pages[place]
         if not (room := min(len(sources), self._host.num_available // pages)):
             return
         first = stop - room
