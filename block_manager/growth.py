@@ -14,7 +14,7 @@ from paged.base.growing import rising_from
 from .layout import Layout
 from .moves import Moves, pairs_of
 from .pool import Pool
-from .runs import Blocks
+from .runs import NO_BLOCKS, Blocks
 from .tables import Rows, Tables
 
 
@@ -26,8 +26,7 @@ class TableChanges(NamedTuple):
     blocks: NDArray[np.int32]
 
 
-_NO_ROWS: Rows = np.empty(0, np.int64)
-NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
+NO_CHANGES = TableChanges(NO_BLOCKS, NO_BLOCKS, np.empty(0, np.int32))
 
 
 class Growth:
@@ -93,31 +92,29 @@ class Growth:
         self.num_promised -= len(blocks) * self.layout.full_pages
         self._found.append((row, column, blocks))
 
-    def lacking(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has."""
-        have = self.tables.num_blocks[rows] if have is None else have
-        short: NDArray[np.int64] = np.maximum(-(-ends // self.tables.block_size) - have, 0)
-        if not self.layout.is_plain:
-            is_first = ((short > 0) & (have == 0)) | self.moving_states(rows)
-            short = short * self.layout.block_pages + is_first * np.int64(self.layout.state_pages)
-        return short
-
-    def owed(self, rows: Rows, totals: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """`lacking` for rows of `totals` tokens at last: of a window what it holds at once, and always a block."""
+    def lacking(
+        self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None, *, at_once: bool = True
+    ) -> NDArray[np.int64]:
+        """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has.
+        Not `at_once`: step by step, where a window gives back what it passes, and always draws a block."""
         tables, layout = self.tables, self.layout
-        wanted, have = -(-totals // tables.block_size), tables.num_blocks[rows] if have is None else have
-        more: NDArray[np.int64] = np.maximum(wanted - have, 0)
+        wanted, have = -(-ends // tables.block_size), tables.num_blocks[rows] if have is None else have
+        short: NDArray[np.int64] = np.maximum(wanted - have, 0)
         if layout.is_plain:
-            return more
-        pages: NDArray[np.int64] = more * layout.full_pages
-        for side in layout.bounded:
+            return short
+        pages: NDArray[np.int64] = short * (layout.block_pages if at_once else layout.full_pages)
+        for side in () if at_once else layout.bounded:
             # A front may lie on the host.
             lacks = np.minimum(wanted, side.most) - np.maximum(have - tables.first[side.table, rows], 0)
-            pages += np.maximum(lacks, np.minimum(more, 1)) * side.pages
+            pages += np.maximum(lacks, np.minimum(short, 1)) * side.pages
         # States that must not be overwritten are read once more, and then let go.
-        draws_states = ((have == 0) & (more > 0)) | self.moving_states(rows)
+        draws_states = ((have == 0) & (short > 0)) | self.moving_states(rows)
         pages += draws_states * np.int64(layout.state_pages)
         return pages
+
+    def owed(self, rows: Rows, totals: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """`lacking` for rows of `totals` tokens at last."""
+        return self.lacking(rows, totals, have, at_once=False)
 
     def moving_states(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each row's next share writes its states elsewhere, bool [n]: others hold them, or they are content."""
@@ -125,7 +122,7 @@ class Growth:
         moves: NDArray[np.bool_] = tables.moves_state[rows] & (tables.num_blocks[rows] > 0)
         for i in moves.nonzero()[0].tolist():
             blocks = [tables.blocks.item(side.table, rows[i], 0) for side in self.layout.states]
-            if not any(device.num_refs(block) > 1 or device.has_content(block) for block in blocks):
+            if not any(device.refs(block) > 1 or device.has_content(block) for block in blocks):
                 # Those who held them have gone.
                 tables.let_move(rows[i], False)
                 moves[i] = False
@@ -226,7 +223,7 @@ class Growth:
         """Mark the row if its last block is now partial and shared; it was full, or on the host."""
         tables = self.tables
         column, offset = divmod(tables.num_launched.item(row), tables.block_size)
-        if offset and column < tables.num_blocks[row] and self.blocks.num_refs(tables.blocks.item(0, row, column)) > 1:
+        if offset and column < tables.num_blocks[row] and self.blocks.refs(tables.blocks.item(0, row, column)) > 1:
             self.mark_tail(row, True)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
@@ -242,7 +239,7 @@ class Growth:
         for table, pages, copies in parts:
             pool = self._pool(table)
             for (row, column, block), copy in zip(copies, pool.draw(len(copies), pages or 1).tolist(), strict=True):
-                if pool.num_refs(block) > 1:
+                if pool.refs(block) > 1:
                     pool.release(np.array([block]))
                 else:
                     self.copied.append((table, block))
@@ -295,7 +292,7 @@ class Growth:
         for row in writers:
             column = int(self.tables.num_launched[row]) // self.tables.block_size
             block = int(self.tables.blocks[table, row, column])
-            left = holders.setdefault(block, pool.num_refs(block))
+            left = holders.setdefault(block, pool.refs(block))
             if left > 1 or pool.has_content(block):
                 holders[block] = left - 1
                 copies.append((row, column, block))

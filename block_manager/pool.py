@@ -104,12 +104,9 @@ class Pool:
         of that level first."""
         self._choose = choose
 
-    def refs(self, blocks: Blocks | NDArray[np.int32] | slice = slice(None)) -> NDArray[np.int32]:
-        """References to each of these blocks, int32 [n]; to all; a copy."""
+    def refs(self, blocks: Blocks | NDArray[np.int32] | slice | int = slice(None)) -> Any:
+        """References to each of these blocks, int32 or int32 [n]; to all; a copy."""
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
-
-    def num_refs(self, block: int) -> int:
-        return max(int(self.state[block]), 0) & _REFERENCES
 
     def has_content(self, blocks: Blocks | slice | int) -> Any:
         """bool, or bool [n]: whether each of these blocks, used or not, carries a node."""

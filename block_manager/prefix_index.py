@@ -619,7 +619,5 @@ class PrefixIndex:
         if data.startswith(mine, block * size):
             return count
         theirs = data[block * size : (block + count) * size]
-        if count == 1 or mine[:size] != theirs[:size]:
-            return 0
         differs = np.frombuffer(mine, np.int32) != np.frombuffer(theirs, np.int32)
         return int(differs.argmax()) // self._block_size

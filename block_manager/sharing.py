@@ -221,8 +221,7 @@ class Sharing:
 
     def forget_sharers(self, batch: int) -> None:
         """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
-        if self._sharers:
-            self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
+        self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
 
     def hand_down(self, batch: int) -> None:
         """Give the sharers of the latest batch, which is cancelled, to the one before it."""

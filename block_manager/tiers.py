@@ -325,7 +325,7 @@ class Tiers:
         for table, (pages, is_shared) in enumerate(self._kinds):
             entries = [entry for tables in of_rows for entry in tables[table]]
             there = [-1 if node is None else index.block(place, *node) for _, node in entries]
-            is_held = [block >= 0 and index.pools[place].num_refs(block) > 0 for block in there]
+            is_held = [block >= 0 and index.pools[place].refs(block) > 0 for block in there]
             wanted = {node or source for (source, node), held in zip(entries, is_held, strict=True) if not held}
             total += pages * (len(wanted) if is_shared else len(entries))
         return total
@@ -360,7 +360,5 @@ class Tiers:
 
 
 def _pairs(source: Pool, sources: Blocks, target: Pool, targets: Blocks, pages: int) -> Pairs:
-    if pages == 1:
-        return np.stack([sources, targets], axis=1).astype(np.int32)
     both = [pool.pages_of(blocks, pages).reshape(-1) for pool, blocks in ((source, sources), (target, targets))]
     return np.stack(both, axis=1)
