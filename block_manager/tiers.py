@@ -257,23 +257,21 @@ class Tiers:
                 # Content that this evicted to the host must not overwrite what these copies read.
                 self.offload.keep_until_taken(tails)
             else:
-                self._release(tails)
+                for table, tail in enumerate(tails):
+                    self.pool(HOST, table).release(tail)
         return Moves(host_to_device=pairs_of(pairs))
 
     def trim(self, row: int, keep: int) -> None:
         """Cut the swapped row to its first `keep` blocks, on the device and then on the host."""
         tables, tails, have = self._tables, self.tails[row], int(self._tables.num_blocks[row])
         stop = have + len(tails[0])
-        # A state stays with any block.
-        stays = [
-            max(keep - stop + len(tail), 0) if is_shared else min(keep, len(tail))
-            for (_, is_shared), tail in zip(self._kinds, tails, strict=True)
-        ]
-        self._release([tail[count:] for tail, count in zip(tails, stays, strict=True)])
-        self.tails[row] = [tail[:count] for tail, count in zip(tails, stays, strict=True)]
-        for table, column in enumerate(tables.first[:, row]):
-            tables.set_first(table, row, min(column, max(keep, have)))
-        if not stays[0]:
+        for table, ((_, is_shared), tail) in enumerate(zip(self._kinds, tails, strict=True)):
+            # A state stays with any block.
+            stays = max(keep - stop + len(tail), 0) if is_shared else min(keep, len(tail))
+            self.pool(HOST, table).release(tail[stays:])
+            tails[table] = tail[:stays]
+            tables.set_first(table, row, min(tables.first.item(table, row), max(keep, have)))
+        if keep <= have:
             del self.tails[row]
             tables.is_swapped[row] = False
 
@@ -295,10 +293,6 @@ class Tiers:
         place = column - int(self._tables.num_blocks[row])
         tail = self.tails[row][0]
         return 0 <= place < len(tail) and bool(self._index.pools[HOST].has_content(tail[place]))
-
-    def _release(self, tails: list[Blocks]) -> None:
-        for table, tail in enumerate(tails):
-            self.pool(HOST, table).release(tail)
 
     def _entries_on_device(self, row: int, keep: int) -> list[list[Entry]]:
         """By table, the row's device blocks from column `keep` on that hold launched tokens."""
