@@ -16,7 +16,7 @@ import numpy as np
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
 from .pool import Pool, Retentions
-from .runs import DEVICE, HOST, NO_BLOCKS, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
+from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
 from .tables import Tables
 
 
@@ -75,10 +75,10 @@ class PrefixIndex:
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"") -> Path:
         """Open a path for a row. `key`: of its first block, which is not cached and which the row computes: a run begins."""
-        path = self.paths[row] = Path(root, reads=reads, writes=writes) if reads or writes else NO_CONTENT
+        path = self.paths[row] = Path(root, reads=reads, writes=writes)
         if key:
             self.open_run(row, path, key)
-        elif writes:
+        else:
             self._mark(row, path)
         return path
 

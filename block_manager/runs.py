@@ -281,10 +281,6 @@ class Path:
         return found
 
 
-# The path of every row that neither reads nor writes: it never changes.
-NO_CONTENT = Path(b"", reads=False, writes=False)
-
-
 def upwards(run: Run | None, at: int) -> Iterator[tuple[Run, int]]:
     """Each run from a node up to the root, with the last of its nodes on this way."""
     while run is not None:
