@@ -353,40 +353,33 @@ class Memory:
     def pages_by_group(self, rows: Sequence[int]) -> list[int]:
         """Pages that these rows hold in each group, each counted once."""
         array, numbers = np.array(rows, np.int64), range(len(self.layout.groups))
-        return [self._pages_held(number, self._entries(number, array)[2], ()) for number in numbers]
+        return [self._held(number, array, ())[0] for number in numbers]
 
-    def _pages_held(self, group: int, blocks: NDArray[np.int32], beside: Sequence[tuple[int, int]]) -> int:
-        """Pages of these blocks of a group, and of those `beside` tables that are of it."""
-        is_held = np.zeros(self.num_blocks, np.bool_)
-        is_held[blocks] = True
-        is_held[[block for table, block in beside if table == self.layout.table_of[group]]] = True
-        return int(np.count_nonzero(is_held)) * self.layout.groups[group].pages
-
-    def _entries(self, group: int, rows: Rows) -> tuple[Rows, NDArray[np.int64], NDArray[np.int32]]:
-        """Row, column and block of all that these rows' tables have of a group, [n] each."""
-        tables, table = self.tables, self.layout.table_of[group]
+    def _held(self, number: int, rows: Rows, beside: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Pages that these rows hold in a group, and that those `beside` tables take, each counted once; and slots in
+        them with a computed token that the group has to keep, of states none."""
+        tables, size = self.tables, self.block_size
+        group, table = self.layout.groups[number], self.layout.table_of[number]
         firsts, stops = tables.first[table, rows], tables.num_blocks[rows]
         # A row on the host keeps its place in windows.
-        is_state = self.layout.groups[group].kind == "state"
-        counts = np.minimum(stops, 1) if is_state else np.maximum(stops - firsts, 0)
+        counts = np.minimum(stops, 1) if group.kind == "state" else np.maximum(stops - firsts, 0)
         rows, columns = rows.repeat(counts), rising_from(firsts, counts)
-        return rows, columns, tables.blocks[table, rows, columns]
-
-    def _num_filled(self, group: int, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> int:
-        """Slots of these entries, shared ones once, with a computed token that the group, no states, has to keep."""
-        computed, begins = self.tables.num_computed[rows], columns * self.block_size
-        begin = np.maximum(begins, self.layout.groups[group].front(computed))
-        filled = np.zeros(self.num_blocks, np.int64)
-        np.maximum.at(filled, blocks, np.minimum(computed, begins + self.block_size) - begin)
-        return int(filled.sum())
+        computed, begins = tables.num_computed[rows], columns * size
+        num_filled = np.minimum(computed, begins + size) - np.maximum(begins, group.front(computed))
+        # By block, -1 for one that is not held: of shared ones what the row has that computed most.
+        filled = np.full(self.num_blocks, -1)
+        filled[[block for at, block in beside if at == table]] = 0
+        np.maximum.at(filled, tables.blocks[table, rows, columns], np.maximum(num_filled, 0))
+        is_held = filled >= 0
+        return int(np.count_nonzero(is_held)) * group.pages, int(filled[is_held].sum())
 
     def fragmentation(self) -> float:
         """The share of slots in blocks that rows and copies hold that have no computed token; 0 unless all layers are plain."""
         if not self.layout.is_plain:
             return 0.0
-        entries = self._entries(0, self.tables.live_rows)
-        num_slots = self._pages_held(0, entries[2], self._beside_tables()) * self.block_size
-        return (num_slots - self._num_filled(0, *entries)) / num_slots if num_slots else 0.0
+        num_blocks, num_filled = self._held(0, self.tables.live_rows, self._beside_tables())
+        num_slots = num_blocks * self.block_size
+        return (num_slots - num_filled) / num_slots if num_slots else 0.0
 
     def group_stats(self) -> tuple[GroupStats, ...]:
         """Figures of each group, of layers of several kinds."""
@@ -396,10 +389,8 @@ class Memory:
         cached, on_host = (self.sides.cached_pages(tier) for tier in (DEVICE, HOST))
         beside, found = self._beside_tables(), list[GroupStats]()
         for number, (group, at) in enumerate(zip(self.layout.groups, self.layout.table_of, strict=True)):
-            entries = self._entries(number, self.tables.live_rows)
-            used = self._pages_held(number, entries[2], beside)
-            is_state = group.kind == "state"
-            kept = used if is_state else self._num_filled(number, *entries) * group.pages / self.block_size
+            used, num_filled = self._held(number, self.tables.live_rows, beside)
+            kept = used if group.kind == "state" else num_filled * group.pages / self.block_size
             found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept, on_host[at]))
         return tuple(found)
 
