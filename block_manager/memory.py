@@ -143,11 +143,6 @@ class Memory:
         if not self.layout.is_plain:
             # What a long chunk has in windows goes back only when it is computed.
             end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))
-        have, wanted = -(-computed // size), -(-end // size)
-        if wanted > have:
-            self.growth.promise_one(row, have, wanted)
-        if self._takes_ahead:
-            self.sharing.take_ahead(np.array([row]), np.array([computed]), np.array([end]))
         self._launch_one(row, computed, end)
         return row, computed, end - computed
 
@@ -233,14 +228,10 @@ class Memory:
             self.growth.draw_promised()
             return moves
         wanted = -(-(start + count) // self.block_size)
-        if wanted > have:
-            tables.ensure_columns(wanted)
-            self.growth.promise_one(row, have, wanted)
-        if self._takes_ahead:
-            self.sharing.take_ahead(np.array([row]), np.array([start]), np.array([start + count]))
+        tables.ensure_columns(wanted)
+        self._launch_one(row, start, start + count)
         if wanted > have:
             self.growth.draw_promised()
-        self._launch_one(row, start, start + count)
         return NO_MOVES
 
     def begin_batch(self, number: int) -> None:
@@ -250,6 +241,12 @@ class Memory:
         self.flights.begin(number)
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
+        """Put tokens `start` to `end` - 1 of a row in flight; promise it the blocks that it lacks."""
+        have, wanted = self.tables.num_blocks.item(row), -(-end // self.block_size)
+        if wanted > have:
+            self.growth.promise_one(row, have, wanted)
+        if self._takes_ahead:
+            self.sharing.take_ahead(np.array([row]), np.array([start]), np.array([end]))
         if self.layout.states:
             self._move_states(np.array([row]))
         self.tables.num_launched[row] = end
