@@ -395,8 +395,7 @@ class BlockManager(Uncopyable):
         """Every confirmed node in a tier: encoded namespace, then each block's token bytes. Raises InvalidConfig."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
-        has_any = self.prefix_caching and self._memory.layout.full_pages
-        return self._memory.index.contents(tier) if has_any else set()
+        return self._memory.index.contents(tier) if self._memory.layout.full_pages else set()
 
     def extend_hit(self, row: int) -> int:
         """Take what is found behind the row's blocks, if all are nodes: tokens. Raises UnknownRow or RowSwapped."""

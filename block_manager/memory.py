@@ -535,13 +535,12 @@ class Memory:
             self.sides.keep_all(row)
             self.sides.ends.keep(row)
         first, stop = self.index.release_path(row)
-        if self.flights.outstanding or self.flights.composed.is_used:
-            self.flights.clip(row, LEFT)
-            # Another sequence may get the row within this batch.
-            self.flights.composed.written_from.pop(row, None)
-            read = self.flights.composed.reads.pop(row, None)
-            for block in read.blocks if read is not None else ():
-                self.device.release(np.array([block]))
+        self.flights.clip(row, LEFT)
+        # Another sequence may get the row within this batch.
+        self.flights.composed.written_from.pop(row, None)
+        read = self.flights.composed.reads.pop(row, None)
+        for block in read.blocks if read is not None else ():
+            self.device.release(np.array([block]))
         if tables.is_swapped.item(row):
             self.tiers.trim(row, 0)
         if self.layout.sides:
