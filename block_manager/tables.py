@@ -206,16 +206,13 @@ class Tables:
     def _grow_rows(self) -> None:
         """Double the rows. All arrays are made before one is replaced, because the last may raise MemoryError."""
         old, new = self.num_rows, 2 * self.num_rows
-        large = {
-            "tokens": self._copied(self.tokens, self.num_tokens, (new, self.tokens.shape[1])),
-            "blocks": self._copied(self.blocks, self.num_blocks, (self._num_tables, new, self.blocks.shape[2])),
-        }
-        columns = {
-            name: getattr(self, name) for name in ("_numbers", "_marks", "last_token", "first", "wanted", "keeps_to")
-        }
-        columns = {name: np.concatenate([column, np.zeros_like(column)], -1) for name, column in columns.items()}
+        names = "_numbers", "_marks", "last_token", "first", "wanted", "keeps_to"
+        old_columns = {name: getattr(self, name) for name in names}
+        columns = {name: np.concatenate([each, np.zeros_like(each)], -1) for name, each in old_columns.items()}
+        columns["tokens"] = self._copied(self.tokens, self.num_tokens, (new, self.tokens.shape[1]))
+        columns["blocks"] = self._copied(self.blocks, self.num_blocks, (self._num_tables, new, self.blocks.shape[2]))
         # Not by `vars`, after which Python finds no attribute of this object fast.
-        for name, column in (columns | large).items():
+        for name, column in columns.items():
             setattr(self, name, column)
         self._name_columns()
         self.num_rows, self._free_rows = new, list(range(old, new))
