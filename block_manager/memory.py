@@ -172,7 +172,7 @@ class Memory:
         except IndexError:
             # Cheaper than a look at every row each time: numpy checks all indices before it writes.
             tables.ensure_tokens(int(totals.max()))
-            tables.tokens[rows, ends] = tokens
+            return self.extend(rows, tokens, ends)
         tables.num_tokens[rows] = totals
         tables.last_token[rows] = tokens
         return totals

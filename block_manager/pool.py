@@ -446,11 +446,8 @@ class Retentions:
         # ended before stays in the heap until half of it has.
         self._ends: list[tuple[float, int]] = []
         self._runs: dict[int, list[Run]] = {}
-
-    @property
-    def next_end(self) -> float:
-        """The first logical time at which a retention ends, if there is one."""
-        return self._ends[0][0] if self._ends else np.inf
+        # The first logical time at which a retention ends; every step reads it.
+        self.next_end = np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
         """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
@@ -465,7 +462,7 @@ class Retentions:
                 self._ends = [end for end in self._ends if end[1] in self._runs]
                 heapq.heapify(self._ends)
             heapq.heappush(self._ends, (until, number))
-            self._runs[number] = runs
+            self._runs[number], self.next_end = runs, self._ends[0][0]
         # Last run first: children become old, and are evicted, before parents.
         for each, last in way:
             each.retain(number, last, level)
@@ -502,13 +499,15 @@ class Retentions:
     def expire(self, now: float) -> None:
         """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""
         self.now = max(self.now, now)
-        while self.next_end <= self.now:
+        while self._ends and self._ends[0][0] <= self.now:
             _, number = heapq.heappop(self._ends)
             self.end((number, self._runs.get(number, [])))
+        self.next_end = self._ends[0][0] if self._ends else np.inf
 
     def clear(self) -> None:
         self._ends.clear()
         self._runs.clear()
+        self.next_end = np.inf
 
     def levels_of(self, place: int, run: Run, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: the level of each node's block in a place."""
