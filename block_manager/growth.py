@@ -58,7 +58,7 @@ class Growth:
             tables.num_blocks[row] = stop
             tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
         if self._changed is not None:
-            rows, columns = np.full(len(blocks), row), np.arange(column, stop)
+            rows, columns = np.array([row]).repeat(len(blocks)), np.arange(column, stop)
             self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
 
     def promise(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64] | None = None) -> None:
@@ -83,7 +83,7 @@ class Growth:
         """`promise` for one row. The tables have the columns, or get them when the blocks are drawn."""
         pages = (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
         self.device.require(self.num_promised + pages)
-        self._promised.append((np.full(wanted - have, row), np.arange(have, wanted)))
+        self._promised.append((np.array([row]).repeat(wanted - have), np.arange(have, wanted)))
         self.num_promised += pages
 
     def hold_promised(self, row: int, column: int, blocks: Blocks) -> None:

@@ -138,6 +138,8 @@ class Layout:
     def pages_for(self, num_tokens: int) -> int:
         """Pages of a sequence with so many tokens, while its next block is in flight."""
         blocks = -(-num_tokens // self.block_size)
+        if self.is_plain:
+            return blocks
         return blocks * self.full_pages + sum([min(blocks, side.most) * side.pages for side in self.sides])
 
     def tokens_in(self, num_pages: int) -> int:

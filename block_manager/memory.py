@@ -534,22 +534,23 @@ class Memory:
         if self.layout.sides:
             self.sides.keep_all(row)
             self.sides.ends.keep(row)
-        first, stop = self.index.release_path(row)
-        self.flights.clip(row, LEFT)
-        # Another sequence may get the row within this batch.
-        self.flights.composed.written_from.pop(row, None)
-        read = self.flights.composed.reads.pop(row, None)
-        for block in read.blocks if read is not None else ():
-            self.device.release(np.array([block]))
+        first, blocks, num_nodes, run = self.index.release_path(row)
+        if self.flights.outstanding or self.flights.composed.is_used:
+            self.flights.clip(row, LEFT)
+            # Another sequence may get the row within this batch.
+            self.flights.composed.written_from.pop(row, None)
+            read = self.flights.composed.reads.pop(row, None)
+            for block in read.blocks if read is not None else ():
+                self.device.release(np.array([block]))
         if tables.is_swapped.item(row):
             self.tiers.trim(row, 0)
         if self.layout.sides:
             self.growth.give_back_sides(row, 0)
         # Tail first, and apart, because a release of blocks in one state is one read and one write.
-        blocks = tables.blocks[0, row, : tables.num_blocks.item(row)].astype(np.int64)
-        for part in (blocks[stop:], blocks[first:stop], blocks[:first]):
-            if len(part):
-                self.blocks.release(part)
+        if len(blocks):
+            self.blocks.release(blocks, run, num_nodes)
+        if first:
+            self.blocks.release(tables.blocks[0, row, : min(first, tables.num_blocks.item(row))])
         tables.close(row)
 
     def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:

@@ -134,7 +134,9 @@ class Pool:
             self.require(num_pages)
         num_free = self.num_free
         if num_pages > num_free and self._width is None:
-            blocks = np.concatenate([self._take_free(num_free), self._evicted(num_pages - num_free)])
+            free = self._take_free(num_free)
+            blocks = self._evicted(num_pages - num_free)
+            blocks = np.concatenate([free, blocks]) if num_free else blocks
         else:
             self.make_room(num_pages)
             blocks = self._take_free(num_pages)
@@ -233,11 +235,22 @@ class Pool:
                     self.queues[level].num_cached -= count
         self.state[blocks] = state + 1
 
-    def release(self, blocks: NDArray[Any], *, is_next: bool = False, repeats: bool = False) -> None:
+    def release(
+        self,
+        blocks: NDArray[Any],
+        run: Run | None = None,
+        num: int = 0,
+        *,
+        is_next: bool = False,
+        repeats: bool = False,
+    ) -> None:
         """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
-        before those ahead of it. At 0 a block becomes cached if it has content, else free. Takes over an array of int64.
+        before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the first
+        `num` of them, int64, which carry nothing yet, are its nodes from now on. Takes over an array of int64.
         `is_next`: what becomes cached is evicted before all that is. `repeats`: a block may be listed several times."""
-        if len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
+        if run is not None:
+            self._name(blocks[:num], run, DEVICE)
+        elif len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
             # Most often a partial tail.
             self.state[block] = 0
             self._stack[self.num_free] = block
@@ -250,8 +263,11 @@ class Pool:
         if len(blocks) <= _PATTERN:
             looks = held.tobytes()
             if looks == _SOLE_PLAIN[: len(looks)]:
-                self.state[blocks] = 0
-                self._put_free(blocks)
+                free = blocks[num:]
+                self.state[free] = 0
+                self._put_free(free)
+                if num:
+                    self._put_cached(blocks[:num], is_next)
                 return
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks, is_next)
@@ -261,6 +277,7 @@ class Pool:
             self.release(blocks[places], is_next=is_next)
             self.release(np.delete(blocks, places), is_next=is_next, repeats=True)
             return
+        held[:num] |= _CONTENT
         held -= 1
         self.state[blocks] = held
         is_free = held & _REFERENCES == 0
@@ -319,6 +336,9 @@ class Pool:
     def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:
         """Mark these used blocks as carrying nodes of `run` in a place."""
         self.state[blocks] |= _CONTENT
+        self._name(blocks, run, place)
+
+    def _name(self, blocks: Blocks, run: Run, place: int) -> None:
         self.run[blocks] = run
         if self.place is not None:
             self.place[blocks] = place

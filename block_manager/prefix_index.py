@@ -87,15 +87,33 @@ class PrefixIndex:
         path = self.paths[child] = self.paths[row].closed(self._pending_length)
         self._mark(child, path)
 
-    def release_path(self, row: int) -> tuple[int, int]:
-        """Drop the path of a row that ends; its open run stays as content. Returns columns: the row's own nodes lie from
-        the first one on, before the second; what was there before it precedes them, and what is no content follows."""
-        path = self.paths[row]
-        first = path.published
-        self.close_run(row)
-        self.num_looking_up -= path.writes
+    def release_path(self, row: int) -> tuple[int, Blocks, int, Run | None]:
+        """Drop the path of a row that ends; its open run stays as content. Returns (first, blocks, num, run): the row's
+        blocks before column `first` carry nodes; of `blocks`, those from there on, int64 [n], the first `num` are to be
+        released as nodes of `run`, which they do not carry yet, and the rest carries none."""
+        path, tables, size = self.paths[row], self._tables, self._block_size
+        run, start, computed = path.open, path.published, tables.num_computed.item(row)
+        num = computed // size - start
+        if run is not None and (
+            num <= 0 or path.guard >= 0 or run.retained or tables.content_end(row) // size != num + start
+        ):
+            self.close_run(row)
+            run, start = None, path.published
+        blocks = tables.blocks[0, row, start : tables.num_blocks.item(row)].astype(np.int64)
+        if run is None:
+            num = 0
+            self.num_looking_up -= path.writes
+        else:
+            self._keep(run, row, start, blocks[:num])
         del self.paths[row]
-        return first, path.published
+        return start, blocks, num, run
+
+    def _keep(self, run: Run, row: int, start: int, blocks: Blocks) -> None:
+        """Close the run with the row's tokens from block `start` on and these blocks, int64 [n]."""
+        first, stop = start * self._block_size, (start + len(blocks)) * self._block_size
+        run.close(self._tables.tokens[row, first:stop].tobytes(), blocks)
+        if self.changed is not None:
+            self.changed.add(run)
 
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
         """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
@@ -301,11 +319,9 @@ class PrefixIndex:
             return
         length = max(self._pending_length(run) if length is None else length, 0)
         self._note_pending(run, row, start, length)
-        blocks, tokens = self._span_blocks(DEVICE, run, 0, length), self.run_tokens(run, 0, length)
-        run.close(tokens, blocks)
+        blocks = self._span_blocks(DEVICE, run, 0, length)
+        self._keep(run, row, start, blocks)
         self.pools[DEVICE].carry(blocks, run)
-        if self.changed is not None:
-            self.changed.add(run)
         if run.retained:
             self.retentions.apply_to(run)
         path.close(length)
