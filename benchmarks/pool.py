@@ -99,7 +99,7 @@ class OurPool:
         row = self.tables.open(tokens)
         self.tables.blocks[0, row, : len(blocks)] = blocks
         self.tables.num_blocks[row] = len(blocks)
-        self.tables.set_progress(row, num_tokens)
+        self.tables.set_progress(row, num_tokens, num_tokens)
         return row
 
 

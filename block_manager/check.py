@@ -25,7 +25,7 @@ def violations_of(
     of each reference on the device that no row has."""
     tables, layout = growth.tables, growth.layout
     pools = dict.fromkeys((*tiers.pools, *index.pools))
-    found = [each for pool in pools for each in _free_lists(pool, HOST if pool is index.pools[HOST] else DEVICE)]
+    found = [each for pool in pools for each in _free_lists(pool)]
     found += [*_tables(tables, tiers, layout), *_shares(tables, flights)]
     found += _references(tables, tiers, layout, beside)
     if growth.num_promised:
@@ -33,19 +33,16 @@ def violations_of(
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
 
 
-def _free_lists(pool: Pool, place: int) -> Iterator[str]:
+def _free_lists(pool: Pool) -> Iterator[str]:
     plain, refs, has_content = pool.free_blocks(), pool.refs(), pool.has_content(slice(None))
-    parts = [(level, *part) for level, queue in pool.queues.items() for part in queue.live() if len(part[0])]
-    cached = np.concatenate([NO_BLOCKS, *(blocks for _, blocks, _ in parts)])
+    queued = {level: queue.blocks() for level, queue in pool.queues.items()}
+    cached = np.concatenate(list(queued.values()))
     listed = np.concatenate([plain, cached])
     if len(set(listed.tolist())) != len(listed):
         yield f"1: a {pool.tier} block is in the free list twice."
-    for level, blocks, nodes in parts:
+    for level, blocks in queued.items():
         if len(wrong := blocks[pool.level[blocks] != level]):
             yield f"3: cached {pool.tier} blocks {wrong.tolist()} stand at level {level}."
-        # Only those of the full group are queued as nodes: of a run, the first, and the one after the last.
-        if nodes and blocks.tolist() != (of_nodes := nodes[0].blocks[place][slice(*nodes[1:])][::-1].tolist()):
-            yield f"4: {pool.tier} blocks {blocks.tolist()} are to be evicted as nodes whose blocks are {of_nodes}."
     its_pages = pool.all_pages_of(cached)
     if len(its_pages) != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues.values()):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."

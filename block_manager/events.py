@@ -79,7 +79,7 @@ _RESTARTS = NUM_PLACES
 class EventLog:
     """Changes since the last `take`. The index says in which runs, but for what rows compute at the end of open ones."""
 
-    def __init__(self, index: PrefixIndex, growth: Growth, sides: SideContent | None) -> None:
+    def __init__(self, index: PrefixIndex, growth: Growth, sides: SideContent) -> None:
         self._index, self._tables, self._layout, self._sides = index, growth.tables, growth.layout, sides
         # Blocks without a full group are none.
         self._kinds = list(range(NUM_PLACES)) if growth.layout.full_pages else []
@@ -97,7 +97,7 @@ class EventLog:
         the first call on that asks for them: they are looked at anew in all runs behind one that changed."""
         self._note_grown()
         removed, stored, told = list[Event](), list[Event](), dict[tuple[Run, int], list[Stretch]]()
-        if restart_points and self._sides is not None and _RESTARTS not in self._kinds:
+        if restart_points and self._layout.sides and _RESTARTS not in self._kinds:
             self._kinds.append(_RESTARTS)
             self._changed.update(self._index.runs.values())
         if _RESTARTS in self._kinds and self._layout.bounded and self._changed:
@@ -143,18 +143,13 @@ class EventLog:
     def _residing(self, run: Run, kind: int) -> list[Stretch]:
         """The confirmed nodes of a run that reside in a place, or after which all groups can stand."""
         length = self._index.confirmed_length(run)
-        if kind == _RESTARTS and self._sides is not None:
+        if kind == _RESTARTS:
             parts = self._residing(run, DEVICE)
             return stretches(self._sides.can_stand(run, parts[0][1])) if parts else []
         if run.row >= 0 and kind == DEVICE:
             return [(0, length)] if length > 0 else []
         blocks = run.blocks[kind]
-        if not len(blocks) or length <= 0:
-            return []
-        if (there := run.num_there(kind, 0, length)) == min(length, len(blocks)):
-            # Most often there is no gap.
-            return [(0, there)]
-        return stretches(blocks[:length] >= 0)
+        return stretches(blocks[:length] >= 0) if len(blocks) and length > 0 else []
 
     def _events(self, run: Run, kind: int, parts: list[Stretch], *, are_stored: bool = True) -> list[Event]:
         """The event of these nodes of a run."""

@@ -108,8 +108,7 @@ class Flight:
 
     def shares(self) -> list[Share]:
         """The shares that are not empty."""
-        rows, starts, ends = (column.tolist() for column in self.columns())
-        return [Share(*share) for share in zip(rows, starts, ends, strict=True)]
+        return [Share(*share) for share in zip(*(column.tolist() for column in self.columns()), strict=True)]
 
     def columns(self) -> tuple[Rows, NDArray[np.int64], NDArray[np.int64]]:
         """Rows, starts and ends of the shares that are not empty, int64 [n] each."""

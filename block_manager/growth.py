@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from paged.base.growing import rising_from
 from .layout import Layout
 from .moves import Moves, pairs_of
 from .pool import Pool
-from .runs import Blocks
+from .runs import NO_BLOCKS, Blocks
 from .tables import Rows, Tables
 
 
@@ -26,8 +26,7 @@ class TableChanges(NamedTuple):
     blocks: NDArray[np.int32]
 
 
-_NO_ROWS: Rows = np.empty(0, np.int64)
-NO_CHANGES = TableChanges(_NO_ROWS, _NO_ROWS, np.empty(0, np.int32))
+NO_CHANGES = TableChanges(NO_BLOCKS, NO_BLOCKS, np.empty(0, np.int32))
 
 
 class Growth:
@@ -35,12 +34,12 @@ class Growth:
 
     def __init__(self, tables: Tables, device: Pool, blocks: Pool, layout: Layout) -> None:
         self.tables, self.device, self.blocks, self.layout = tables, device, blocks, layout
-        # Changes: (rows, columns, blocks) or (row, first column, blocks); None until the first `take_changes`.
-        self._changed: list[tuple[Any, Any, NDArray[np.int32]]] | None = None
+        # None until the first `take_changes`.
+        self._changed: list[TableChanges] | None = None
         # Set by a fork: only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
-        # To be drawn at once, `num_promised` pages: (rows, rising columns, count) or (row, first column, count).
-        self._promised: list[tuple[Any, Any, int]] = []
+        # Rows and columns of blocks to be drawn at once, `num_promised` pages.
+        self._promised: list[tuple[Rows, NDArray[np.int64]]] = []
         self.num_promised = 0
         # Content of the full group that rows hold for promised columns: (row, first column, blocks).
         self._found: list[tuple[int, int, Blocks]] = []
@@ -59,7 +58,8 @@ class Growth:
             tables.num_blocks[row] = stop
             tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
         if self._changed is not None:
-            self._changed.append((row, column, blocks.astype(np.int32)))
+            rows, columns = np.array([row]).repeat(len(blocks)), np.arange(column, stop)
+            self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
 
     def promise(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64] | None = None) -> None:
         """Promise these rows, whose tables end before column `have`, their blocks up to column `wanted` (None: one
@@ -76,14 +76,14 @@ class Growth:
             # Before anything is promised: this may raise MemoryError.
             self.tables.ensure_columns(int(wanted.max()))
             rows, have = rows.repeat(counts), rising_from(have, counts)
-        self._promised.append((rows, have, total))
+        self._promised.append((rows, have))
         self.num_promised += pages
 
     def promise_one(self, row: int, have: int, wanted: int) -> None:
         """`promise` for one row. The tables have the columns, or get them when the blocks are drawn."""
         pages = (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
         self.device.require(self.num_promised + pages)
-        self._promised.append((row, have, wanted - have))
+        self._promised.append((np.array([row]).repeat(wanted - have), np.arange(have, wanted)))
         self.num_promised += pages
 
     def hold_promised(self, row: int, column: int, blocks: Blocks) -> None:
@@ -92,31 +92,29 @@ class Growth:
         self.num_promised -= len(blocks) * self.layout.full_pages
         self._found.append((row, column, blocks))
 
-    def lacking(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has."""
-        have = self.tables.num_blocks[rows] if have is None else have
-        short: NDArray[np.int64] = np.maximum(-(-ends // self.tables.block_size) - have, 0)
-        if not self.layout.is_plain:
-            is_first = ((short > 0) & (have == 0)) | self.moving_states(rows)
-            short = short * self.layout.block_pages + is_first * np.int64(self.layout.state_pages)
-        return short
-
-    def owed(self, rows: Rows, totals: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """`lacking` for rows of `totals` tokens at last: of a window what it holds at once, and always a block."""
+    def lacking(
+        self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None, *, at_once: bool = True
+    ) -> NDArray[np.int64]:
+        """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has.
+        Not `at_once`: step by step, where a window gives back what it passes, and always draws a block."""
         tables, layout = self.tables, self.layout
-        wanted, have = -(-totals // tables.block_size), tables.num_blocks[rows] if have is None else have
-        more: NDArray[np.int64] = np.maximum(wanted - have, 0)
+        wanted, have = -(-ends // tables.block_size), tables.num_blocks[rows] if have is None else have
+        short: NDArray[np.int64] = np.maximum(wanted - have, 0)
         if layout.is_plain:
-            return more
-        pages: NDArray[np.int64] = more * layout.full_pages
-        for side in layout.bounded:
+            return short
+        pages: NDArray[np.int64] = short * (layout.block_pages if at_once else layout.full_pages)
+        for side in () if at_once else layout.bounded:
             # A front may lie on the host.
             lacks = np.minimum(wanted, side.most) - np.maximum(have - tables.first[side.table, rows], 0)
-            pages += np.maximum(lacks, np.minimum(more, 1)) * side.pages
+            pages += np.maximum(lacks, np.minimum(short, 1)) * side.pages
         # States that must not be overwritten are read once more, and then let go.
-        draws_states = ((have == 0) & (more > 0)) | self.moving_states(rows)
+        draws_states = ((have == 0) & (short > 0)) | self.moving_states(rows)
         pages += draws_states * np.int64(layout.state_pages)
         return pages
+
+    def owed(self, rows: Rows, totals: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """`lacking` for rows of `totals` tokens at last."""
+        return self.lacking(rows, totals, have, at_once=False)
 
     def moving_states(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each row's next share writes its states elsewhere, bool [n]: others hold them, or they are content."""
@@ -124,7 +122,7 @@ class Growth:
         moves: NDArray[np.bool_] = tables.moves_state[rows] & (tables.num_blocks[rows] > 0)
         for i in moves.nonzero()[0].tolist():
             blocks = [tables.blocks.item(side.table, rows[i], 0) for side in self.layout.states]
-            if not any(device.num_refs(block) > 1 or device.has_content(block) for block in blocks):
+            if not any(device.refs(block) > 1 or device.has_content(block) for block in blocks):
                 # Those who held them have gone.
                 tables.let_move(rows[i], False)
                 moves[i] = False
@@ -144,10 +142,8 @@ class Growth:
         tables, layout = self.tables, self.layout
         if not self._promised:
             return
-        rows, columns, total = self._promised[0]
-        if len(self._promised) > 1 or isinstance(rows, int):
-            rows, columns = _places(self._promised)
-            total = len(rows)
+        rows, columns = self._promised[0] if len(self._promised) == 1 else map(np.concatenate, zip(*self._promised))
+        total = len(rows)
         if layout.sides:
             self.device.make_room(self.num_promised)
         num_found = sum([len(found) for _, _, found in self._found])
@@ -179,7 +175,7 @@ class Growth:
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
-            self._changed.append((rows, columns, entries))
+            self._changed.append(TableChanges(rows, columns, entries))
 
     def give_back(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, tail first."""
@@ -227,7 +223,7 @@ class Growth:
         """Mark the row if its last block is now partial and shared; it was full, or on the host."""
         tables = self.tables
         column, offset = divmod(tables.num_launched.item(row), tables.block_size)
-        if offset and column < tables.num_blocks[row] and self.blocks.num_refs(tables.blocks.item(0, row, column)) > 1:
+        if offset and column < tables.num_blocks[row] and self.blocks.refs(tables.blocks.item(0, row, column)) > 1:
             self.mark_tail(row, True)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
@@ -243,7 +239,7 @@ class Growth:
         for table, pages, copies in parts:
             pool = self._pool(table)
             for (row, column, block), copy in zip(copies, pool.draw(len(copies), pages or 1).tolist(), strict=True):
-                if pool.num_refs(block) > 1:
+                if pool.refs(block) > 1:
                     pool.release(np.array([block]))
                 else:
                     self.copied.append((table, block))
@@ -296,7 +292,7 @@ class Growth:
         for row in writers:
             column = int(self.tables.num_launched[row]) // self.tables.block_size
             block = int(self.tables.blocks[table, row, column])
-            left = holders.setdefault(block, pool.num_refs(block))
+            left = holders.setdefault(block, pool.refs(block))
             if left > 1 or pool.has_content(block):
                 holders[block] = left - 1
                 copies.append((row, column, block))
@@ -325,11 +321,7 @@ class Growth:
         parts, self._changed = self._changed, []
         if not parts:
             return NO_CHANGES
-        rows, columns, blocks = parts[0]
-        if len(parts) > 1 or isinstance(rows, int):
-            rows, columns = _places([(rows, columns, len(blocks)) for rows, columns, blocks in parts])
-            blocks = np.concatenate([part[2] for part in parts])
-        changes = TableChanges(rows, columns, blocks)
+        changes = parts[0] if len(parts) == 1 else TableChanges(*map(np.concatenate, zip(*parts)))
         for column in changes:
             column.setflags(write=False)
         return changes
@@ -337,21 +329,9 @@ class Growth:
     @property
     def changed_rows(self) -> set[int]:
         """Rows whose tables changed since the last `take_changes`."""
-        parts = self._changed or ()
-        return {row for rows, *_ in parts for row in ([rows] if isinstance(rows, int) else rows.tolist())}
+        return {row for change in self._changed or () for row in change.rows.tolist()}
 
     def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
         """Put back what was taken for a batch that does not run; the next `take_changes` returns it first."""
         if len(rows):
-            self._changed = [(rows, columns, blocks), *(self._changed or ())]
-
-
-def _places(parts: list[tuple[Any, Any, int]]) -> tuple[Rows, NDArray[np.int64]]:
-    """Rows and columns, int64 [n] each, of parts (rows, rising columns, count) or (row, first column, count)."""
-    total = sum([count for _, _, count in parts])
-    rows, columns, stop = np.empty(total, np.int64), np.empty(total, np.int64), 0
-    for row, column, count in parts:
-        first, stop = stop, stop + count
-        rows[first:stop] = row
-        columns[first:stop] = np.arange(column, column + count) if isinstance(row, int) else column
-    return rows, columns
+            self._changed = [TableChanges(rows, columns, blocks), *(self._changed or ())]

@@ -80,19 +80,17 @@ class BlockManager(Uncopyable):
         row_ends: bool = True,
         takes_ahead: bool = True,
     ) -> None:
-        num_blocks = checked_integer("num_blocks", num_blocks, 1, 2**31)
-        block_size = checked_integer("block_size", block_size, 1, 2**31)
-        host_blocks = checked_integer("host_blocks", host_blocks, 0, 2**31)
-        prefix_caching = checked_flag("prefix_caching", prefix_caching)
-        host_caching = checked_flag("host_caching", host_caching)
+        self.num_blocks = num_blocks = checked_integer("num_blocks", num_blocks, 1, 2**31)
+        self.block_size = block_size = checked_integer("block_size", block_size, 1, 2**31)
+        self.num_host_blocks = host_blocks = checked_integer("host_blocks", host_blocks, 0, 2**31)
+        self.prefix_caching = prefix_caching = checked_flag("prefix_caching", prefix_caching)
+        self.host_caching = host_caching = checked_flag("host_caching", host_caching)
         if (num_blocks + host_blocks) * block_size >= 2**62:
             raise InvalidConfig("more slots than int64 can number.")
         if host_caching and not (host_blocks and prefix_caching):
             raise InvalidConfig(
                 f"host_caching keeps content in host blocks; got host_blocks {host_blocks}, prefix_caching {prefix_caching}."
             )
-        self.num_blocks, self.block_size, self.num_host_blocks = num_blocks, block_size, host_blocks
-        self.prefix_caching, self.host_caching = prefix_caching, host_caching
         if not isinstance(groups, Sequence) or not all(isinstance(group, LayerGroup) for group in groups):
             raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
         # The groups, and counts of pages.
@@ -210,7 +208,7 @@ class BlockManager(Uncopyable):
         moves = memory.place(array, launched, launched + wanted)
         memory.growth.draw_promised()
         memory.keep_states()
-        moves = self._with_content(moves)
+        moves = joined([memory.take_moves(), moves])
         # Moves run in the order of the calls: the sources are read before anything else is written there.
         memory.growth.release_copied()
         return moves
@@ -294,14 +292,15 @@ class BlockManager(Uncopyable):
         least = int(memory.tables.num_blocks[array].min()) if len(array) else 0
         if not is_integer(keep) or not 0 <= keep <= least:
             raise InvalidConfig(f"cannot keep {keep} blocks; the shortest of these tables has {least}.")
-        keep = int(keep)
-        return self._with_content(memory.tiers.swap_out(array, keep))
+        moves = memory.tiers.swap_out(array, int(keep))
+        return joined([memory.take_moves(), moves])
 
     def swap_in(self, rows: RowsLike) -> Moves:
         """Move the rows' host blocks back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
         memory = self._own("swap_in")
         array = memory.tables.checked(rows, allow_swapped=True)
-        return self._with_content(memory.tiers.swap_in(array))
+        moves = memory.tiers.swap_in(array)
+        return joined([memory.take_moves(), moves])
 
     def take_moves(self) -> Moves:
         """Return copies of content that calls without moves of their own planned. They run before the batch's forward
@@ -396,8 +395,7 @@ class BlockManager(Uncopyable):
         """Every confirmed node in a tier: encoded namespace, then each block's token bytes. Raises InvalidConfig."""
         if tier not in ("device", "host"):
             raise InvalidConfig(f'tier has to be "device" or "host"; got "{tier}".')
-        has_any = self.prefix_caching and self._memory.layout.full_pages
-        return self._memory.index.contents(tier) if has_any else set()
+        return self._memory.index.contents(tier) if self._memory.layout.full_pages else set()
 
     def extend_hit(self, row: int) -> int:
         """Take what is found behind the row's blocks, if all are nodes: tokens. Raises UnknownRow or RowSwapped."""
@@ -428,11 +426,8 @@ class BlockManager(Uncopyable):
         memory = self._memory
         group = checked_integer("group", group, 0, len(memory.layout.groups))
         row = memory.tables.one(row, allow_swapped=True)
-        pages: NDArray[np.int32] = GroupTables(memory.growth, group, np.array([row])).tables[0]
+        pages: NDArray[np.int32] = GroupTables(memory.growth, group, np.array([row]), memory.flights.composed).tables[0]
         return pages
-
-    def _with_content(self, moves: Moves) -> Moves:
-        return joined([self._memory.take_moves(), moves])
 
     def _prompt(self, tokens: Any) -> NDArray[np.int32]:
         array = token_array(tokens)

@@ -74,12 +74,9 @@ class Memory:
         self.index = PrefixIndex(self.tables, self.flights, *places, host_gives_way=host_caching)
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.offload = Offload(self.index, self.growth) if host_caching else None
-        # What windows, chunks and states keep; None without any.
-        self.sides = SideContent(self.index, self.growth, row_ends) if layout.sides else None
+        self.sides = SideContent(self.index, self.growth, row_ends)
         # Whether rows hold what the full group has behind a hit that another group ended.
         self._takes_ahead = takes_ahead and layout.keeps and bool(layout.sides and layout.full_pages)
-        # Where rows ended within a block; None without states, or where no row begins there.
-        self.ends = None if self.sides is None else self.sides.ends
         self.tiers = Tiers(self.growth, self.index, self.host, self.offload, self.sides)
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = Sharing(self.flights, self.index, self.growth, self.tiers, self.sides)
@@ -87,8 +84,6 @@ class Memory:
         self.batch = 1
         # Whether any row may hold blocks beyond its tokens.
         self._any_reserved = False
-        # An upper bound of the tokens that a row knows.
-        self._longest = 0
 
     def spare(self, num_blocks: int) -> None:
         """Count so many blocks as taken: content is pinned in them."""
@@ -121,11 +116,9 @@ class Memory:
         return row
 
     def _open(self, tokens: NDArray[np.int32], keep_at: Sequence[int]) -> int:
-        row, num_tokens = self.tables.open(tokens), len(tokens)
-        if num_tokens > self._longest:
-            self._longest = num_tokens
-        if self.sides is not None:
-            self.sides.begin(row, num_tokens, keep_at)
+        row = self.tables.open(tokens)
+        if self.layout.sides:
+            self.sides.begin(row, len(tokens), keep_at)
         return row
 
     def admit(
@@ -151,26 +144,21 @@ class Memory:
         if not self.layout.is_plain:
             # What a long chunk has in windows goes back only when it is computed.
             end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))
-        have, wanted = -(-computed // size), -(-end // size)
-        if wanted > have:
-            self.growth.promise_one(row, have, wanted)
-        if self._takes_ahead:
-            self.sharing.take_ahead(np.array([row]), np.array([computed]), np.array([end]))
         self._launch_one(row, computed, end)
         return row, computed, end - computed
 
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share of the row that begins at token `start` should end, at most at `end`."""
-        return self.sides.next_end(row, start, end) if self.sides is not None and self.layout.states else end
+        return self.sides.next_end(row, start, end) if self.layout.states else end
 
     def _move_states(self, rows: Rows) -> None:
-        if self.sides is not None and len(rows := rows[self.growth.moving_states(rows)]):
+        if self.layout.states and len(rows := rows[self.growth.moving_states(rows)]):
             self.growth.draw_promised()
             self.sides.move_states(rows, self.tables.num_launched[rows], self.flights.composed)
 
     def keep_states(self) -> None:
         """Let rows of the composed batch that stand where states are wanted write others."""
-        if self.sides is not None and self.layout.states:
+        if self.layout.states:
             self.sides.keep_states(self.flights.composed)
 
     def take_moves(self) -> Moves:
@@ -179,14 +167,13 @@ class Memory:
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Append a token, int32 [n], to these distinct rows, which know `ends` tokens, int64 [n]. Returns `ends` + 1."""
-        tables = self.tables
-        self._longest += 1
-        if self._longest >= tables.tokens.shape[1]:
-            # The bound rises by one a call: rows are read only when it seems to reach the stride.
-            self._longest = int(tables.num_tokens.max()) + 1
-            tables.ensure_tokens(self._longest + 1)
-        totals = ends + 1
-        tables.tokens[rows, ends] = tokens
+        tables, totals = self.tables, ends + 1
+        try:
+            tables.tokens[rows, ends] = tokens
+        except IndexError:
+            # Cheaper than a look at every row each time: numpy checks all indices before it writes.
+            tables.ensure_tokens(int(totals.max()))
+            return self.extend(rows, tokens, ends)
         tables.num_tokens[rows] = totals
         tables.last_token[rows] = tokens
         return totals
@@ -198,9 +185,7 @@ class Memory:
         totals = known + counts
         if not len(tokens):
             return totals
-        longest = max(self._longest, int(totals.max()))
-        tables.ensure_tokens(longest + 1)
-        self._longest = longest
+        tables.ensure_tokens(int(totals.max()))
         # One index for both dimensions costs half of two.
         tables.tokens.reshape(-1)[rising_from(rows * tables.tokens.shape[1] + known, counts)] = tokens
         tables.num_tokens[rows] = totals
@@ -223,8 +208,7 @@ class Memory:
             growth.promise(rows[short], have[short], wanted)
         if self._takes_ahead and not one_each:
             self.sharing.take_ahead(rows, starts, ends)
-        if self.layout.states:
-            self._move_states(rows)
+        self._move_states(rows)
         tables.num_launched[rows] = ends
         self.flights.composed.place(rows, starts, ends)
         if self.index.num_looking_up:
@@ -245,14 +229,10 @@ class Memory:
             self.growth.draw_promised()
             return moves
         wanted = -(-(start + count) // self.block_size)
-        if wanted > have:
-            tables.ensure_columns(wanted)
-            self.growth.promise_one(row, have, wanted)
-        if self._takes_ahead:
-            self.sharing.take_ahead(np.array([row]), np.array([start]), np.array([start + count]))
+        tables.ensure_columns(wanted)
+        self._launch_one(row, start, start + count)
         if wanted > have:
             self.growth.draw_promised()
-        self._launch_one(row, start, start + count)
         return NO_MOVES
 
     def begin_batch(self, number: int) -> None:
@@ -262,6 +242,12 @@ class Memory:
         self.flights.begin(number)
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
+        """Put tokens `start` to `end` - 1 of a row in flight; promise it the blocks that it lacks."""
+        have, wanted = self.tables.num_blocks.item(row), -(-end // self.block_size)
+        if wanted > have:
+            self.growth.promise_one(row, have, wanted)
+        if self._takes_ahead:
+            self.sharing.take_ahead(np.array([row]), np.array([start]), np.array([end]))
         if self.layout.states:
             self._move_states(np.array([row]))
         self.tables.num_launched[row] = end
@@ -286,7 +272,7 @@ class Memory:
         launched, short = self.tables.num_launched[rows], needs.nonzero()[0]
         if len(short):
             self.growth.promise(rows[short], have[short], have[short] + needs[short])
-        if self.sides is not None and self.layout.states:
+        if self.layout.states:
             self.growth.draw_promised()
             moves = (ends > launched) & self.draws_states(rows)
             self.sides.move_states(rows[moves], launched[moves] - 1, self.flights.composed)
@@ -298,7 +284,7 @@ class Memory:
         nothing else. A row with states has to end where its share began: it gets those back that the share read."""
         tables = self.tables
         is_alone = tables.is_swapped[rows]
-        if self.sides is not None and self.layout.states:
+        if self.layout.states:
             is_wrong = ends < tables.num_launched[rows]
             stand = self.sides.take_back(flight, rows[is_wrong])
             # The others computed their first token.
@@ -365,53 +351,44 @@ class Memory:
     def pages_by_group(self, rows: Sequence[int]) -> list[int]:
         """Pages that these rows hold in each group, each counted once."""
         array, numbers = np.array(rows, np.int64), range(len(self.layout.groups))
-        return [self._pages_held(number, self._entries(number, array)[2], ()) for number in numbers]
+        return [self._held(number, array, ())[0] for number in numbers]
 
-    def _pages_held(self, group: int, blocks: NDArray[np.int32], beside: Sequence[tuple[int, int]]) -> int:
-        """Pages of these blocks of a group, and of those `beside` tables that are of it."""
-        is_held = np.zeros(self.num_blocks, np.bool_)
-        is_held[blocks] = True
-        is_held[[block for table, block in beside if table == self.layout.table_of[group]]] = True
-        return int(np.count_nonzero(is_held)) * self.layout.groups[group].pages
-
-    def _entries(self, group: int, rows: Rows) -> tuple[Rows, NDArray[np.int64], NDArray[np.int32]]:
-        """Row, column and block of all that these rows' tables have of a group, [n] each."""
-        tables, table = self.tables, self.layout.table_of[group]
+    def _held(self, number: int, rows: Rows, beside: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Pages that these rows hold in a group, and that those `beside` tables take, each counted once; and slots in
+        them with a computed token that the group has to keep, of states none."""
+        tables, size = self.tables, self.block_size
+        group, table = self.layout.groups[number], self.layout.table_of[number]
         firsts, stops = tables.first[table, rows], tables.num_blocks[rows]
         # A row on the host keeps its place in windows.
-        is_state = self.layout.groups[group].kind == "state"
-        counts = np.minimum(stops, 1) if is_state else np.maximum(stops - firsts, 0)
+        counts = np.minimum(stops, 1) if group.kind == "state" else np.maximum(stops - firsts, 0)
         rows, columns = rows.repeat(counts), rising_from(firsts, counts)
-        return rows, columns, tables.blocks[table, rows, columns]
-
-    def _num_filled(self, group: int, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> int:
-        """Slots of these entries, shared ones once, with a computed token that the group, no states, has to keep."""
-        computed, begins = self.tables.num_computed[rows], columns * self.block_size
-        begin = np.maximum(begins, self.layout.groups[group].front(computed))
-        filled = np.zeros(self.num_blocks, np.int64)
-        np.maximum.at(filled, blocks, np.minimum(computed, begins + self.block_size) - begin)
-        return int(filled.sum())
+        computed, begins = tables.num_computed[rows], columns * size
+        num_filled = np.minimum(computed, begins + size) - np.maximum(begins, group.front(computed))
+        # By block, -1 for one that is not held: of shared ones what the row has that computed most.
+        filled = np.full(self.num_blocks, -1)
+        filled[[block for at, block in beside if at == table]] = 0
+        np.maximum.at(filled, tables.blocks[table, rows, columns], np.maximum(num_filled, 0))
+        is_held = filled >= 0
+        return int(np.count_nonzero(is_held)) * group.pages, int(filled[is_held].sum())
 
     def fragmentation(self) -> float:
         """The share of slots in blocks that rows and copies hold that have no computed token; 0 unless all layers are plain."""
         if not self.layout.is_plain:
             return 0.0
-        entries = self._entries(0, self.tables.live_rows)
-        num_slots = self._pages_held(0, entries[2], self._beside_tables()) * self.block_size
-        return (num_slots - self._num_filled(0, *entries)) / num_slots if num_slots else 0.0
+        num_blocks, num_filled = self._held(0, self.tables.live_rows, self._beside_tables())
+        num_slots = num_blocks * self.block_size
+        return (num_slots - num_filled) / num_slots if num_slots else 0.0
 
     def group_stats(self) -> tuple[GroupStats, ...]:
         """Figures of each group, of layers of several kinds."""
-        if self.sides is None:
+        if not self.layout.sides:
             return ()
         lost, passed = [0, *self.sides.lost], self.sides.passed
         cached, on_host = (self.sides.cached_pages(tier) for tier in (DEVICE, HOST))
         beside, found = self._beside_tables(), list[GroupStats]()
         for number, (group, at) in enumerate(zip(self.layout.groups, self.layout.table_of, strict=True)):
-            entries = self._entries(number, self.tables.live_rows)
-            used = self._pages_held(number, entries[2], beside)
-            is_state = group.kind == "state"
-            kept = used if is_state else self._num_filled(number, *entries) * group.pages / self.block_size
+            used, num_filled = self._held(number, self.tables.live_rows, beside)
+            kept = used if group.kind == "state" else num_filled * group.pages / self.block_size
             found.append(GroupStats(group, used, cached[at], passed[at], lost[at], used - kept, on_host[at]))
         return tuple(found)
 
@@ -444,8 +421,7 @@ class Memory:
         launched = tables.content_end(row)
         num_blocks = -(-launched // self.block_size)
         child = tables.open(tables.tokens[row, : tables.num_tokens[row]])
-        if self.sides is not None:
-            tables.want(child, tables.wanted[:, row].tolist())
+        tables.want(child, tables.wanted[:, row].tolist())
         self.index.fork_path(row, child)
         if num_blocks:
             blocks = tables.blocks[0, row, :num_blocks].astype(np.int64)
@@ -506,13 +482,13 @@ class Memory:
         else:
             tables.num_computed[rows] = ends
         index.confirm(flight.number)
-        if flight.reads and self.sides is not None:
+        if flight.reads:
             self.sides.settle(flight)
         if index.num_looking_up:
             for place in tables.looks_up[flight.rows].nonzero()[0].tolist():
                 if flight.holds(place):
                     self.sharing.publish(flight.rows.item(place))
-        if self.sides is not None and self.layout.bounded:
+        if self.layout.bounded:
             # Last: what windows pass may carry nodes by now.
             self.sides.give_back_fronts(rows)
             if self.tiers.tails:
@@ -524,8 +500,7 @@ class Memory:
         that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
         lost_hits = self.sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
-        reading = np.array(list(flight.reads), np.int64)
-        stand = self.sides.take_back(flight, reading) if self.sides is not None else reading
+        stand = self.sides.take_back(flight, np.array(list(flight.reads), np.int64))
         for share in shares:
             self._fall_back(share.row, share.start, stands=share.row in stand)
         for share in shares:
@@ -557,10 +532,9 @@ class Memory:
 
     def release(self, row: int) -> None:
         tables = self.tables
-        if self.sides is not None:
+        if self.layout.sides:
             self.sides.keep_all(row)
-        if self.ends is not None:
-            self.ends.keep(row)
+            self.sides.ends.keep(row)
         first, blocks, num_nodes, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.clip(row, LEFT)

@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 from paged.base.arguments import logical_time
 from paged.errors import InvalidConfig, OutOfBlocks
 
-from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Run, Span, upwards
+from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Run, upwards
 
-# Number, blocks in eviction order, their nodes if these are one span, and the step that released them.
-Segment = tuple[int, Blocks, Span | None, int]
-# Blocks in eviction order, and their nodes if known.
-Taken = tuple[Blocks, Span | None]
+# Number, blocks in eviction order, and the step that released them.
+Segment = tuple[int, Blocks, int]
 
 # The bit of a used block's state that marks a node in it.
 _CONTENT = 1 << 40
@@ -72,7 +70,7 @@ class Pool:
         self.num_evicted = self.idle_steps = 0
         # References beyond the tables, by block: of loads that have not ended.
         self.kept: Counter[int] = Counter()
-        self._forget: Callable[[list[Taken], Blocks], None] = lambda taken, blocks: None
+        self._forget: Callable[[list[Blocks], Blocks], None] = lambda taken, blocks: None
         self._choose: Callable[[int, int], None] | None = None
         self._grows = grows
         # How many pages each block has, int16 [num_blocks] (None: one), and which, int32 [num_blocks, most_pages].
@@ -94,7 +92,7 @@ class Pool:
         """Begin the step `number`: what is released from now on is unused from then on."""
         self._step = number
 
-    def on_eviction(self, forget: Callable[[list[Taken], Blocks], None], *, has_places: bool = False) -> None:
+    def on_eviction(self, forget: Callable[[list[Blocks], Blocks], None], *, has_places: bool = False) -> None:
         """Call `forget` with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence.
         `has_places`: the blocks lie in several places, those of a release in one."""
         self._forget = forget
@@ -106,12 +104,9 @@ class Pool:
         of that level first."""
         self._choose = choose
 
-    def refs(self, blocks: Blocks | NDArray[np.int32] | slice = slice(None)) -> NDArray[np.int32]:
-        """References to each of these blocks, int32 [n]; to all; a copy."""
+    def refs(self, blocks: Blocks | NDArray[np.int32] | slice | int = slice(None)) -> Any:
+        """References to each of these blocks, int32 or int32 [n]; to all; a copy."""
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
-
-    def num_refs(self, block: int) -> int:
-        return max(int(self.state[block]), 0) & _REFERENCES
 
     def has_content(self, blocks: Blocks | slice | int) -> Any:
         """bool, or bool [n]: whether each of these blocks, used or not, carries a node."""
@@ -162,7 +157,7 @@ class Pool:
 
     def _evicted(self, num_pages: int) -> Blocks:
         """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
-        taken: list[Taken] = []
+        taken: list[Blocks] = []
         gone = NO_BLOCKS
         for level, queue in self.queues.items():
             if num_pages > 0 and queue.num_cached:
@@ -180,8 +175,8 @@ class Pool:
         blocks = self._forgotten(taken)
         return np.concatenate([gone, blocks]) if len(gone) else blocks
 
-    def _forgotten(self, taken: list[Taken]) -> Blocks:
-        blocks = taken[0][0] if len(taken) == 1 else np.concatenate([NO_BLOCKS, *(evicted for evicted, _ in taken)])
+    def _forgotten(self, taken: list[Blocks]) -> Blocks:
+        blocks = taken[0] if len(taken) == 1 else np.concatenate([NO_BLOCKS, *taken])
         if self.place is not None:
             # Held: what leaves with them may be content of each other.
             self.state[blocks] = _CONTENT + 1
@@ -241,7 +236,13 @@ class Pool:
         self.state[blocks] = state + 1
 
     def release(
-        self, blocks: NDArray[Any], run: Run | None = None, num: int = 0, is_next: bool = False, repeats: bool = False
+        self,
+        blocks: NDArray[Any],
+        run: Run | None = None,
+        num: int = 0,
+        *,
+        is_next: bool = False,
+        repeats: bool = False,
     ) -> None:
         """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
         before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the first
@@ -262,14 +263,11 @@ class Pool:
         if len(blocks) <= _PATTERN:
             looks = held.tobytes()
             if looks == _SOLE_PLAIN[: len(looks)]:
-                if num < len(blocks):
-                    free = blocks[num:]
-                    self.state[free] = 0
-                    self._put_free(free)
-                if run is not None:
-                    nodes = blocks[:num]
-                    self.num_cached += num if self._width is None else self._num_pages(nodes)
-                    self.queues[0].put(nodes, (run, 0, num), self._step)
+                free = blocks[num:]
+                self.state[free] = 0
+                self._put_free(free)
+                if num:
+                    self._put_cached(blocks[:num], is_next)
                 return
             if looks == _SOLE_WITH_CONTENT[: len(looks)]:
                 self._put_cached(blocks, is_next)
@@ -307,11 +305,11 @@ class Pool:
         if self.goes_next is not None:
             self.goes_next[blocks] = is_next
         if not self._is_raised:
-            self.queues[0].put(blocks, None, self._step, is_next)
+            self.queues[0].put(blocks, self._step, is_next)
             return
         levels = self.level[blocks]
         for level in np.unique(levels).tolist():
-            self.queues[level].put(blocks[levels == level], None, self._step, is_next)
+            self.queues[level].put(blocks[levels == level], self._step, is_next)
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
         """Set levels of distinct blocks with content. Cached ones become newest of theirs, last one evicted first."""
@@ -358,7 +356,7 @@ class Pool:
     def forget_all(self) -> None:
         """Take the nodes from all blocks; none may be used."""
         taken = [part for queue in self.queues.values() for part in queue.take(self.num_blocks, self._width)[0]]
-        cached, self.num_cached = np.concatenate([NO_BLOCKS, *(blocks for blocks, _ in taken)]), 0
+        cached, self.num_cached = np.concatenate([NO_BLOCKS, *taken]), 0
         self.state[cached] = 0
         self._put_free(cached[::-1])
         self.run[:] = None
@@ -391,11 +389,11 @@ class CachedQueue:
         self._segments: deque[Segment] = deque()
         self._num_entries = 0
 
-    def put(self, blocks: Blocks, nodes: Span | None, step: int, is_next: bool = False) -> None:
-        """Append blocks, the last one evicted first, and their nodes if one span; `is_next`: in front. Keeps both."""
+    def put(self, blocks: Blocks, step: int, is_next: bool = False) -> None:
+        """Append blocks, the last one evicted first; `is_next`: in front. Keeps the array."""
         number, count = next(self._numbers), len(blocks)
         self._pool.state[blocks] = -number
-        segment = number, blocks[::-1], nodes, step
+        segment = number, blocks[::-1], step
         if is_next:
             self._swept.appendleft(segment)
         else:
@@ -405,29 +403,25 @@ class CachedQueue:
         if self._num_entries > 2 * self.num_cached + 64:
             self._sweep(2 * count)
 
-    def take(self, wanted: int, width: NDArray[np.int16] | None) -> tuple[list[Taken], int, int]:
+    def take(self, wanted: int, width: NDArray[np.int16] | None) -> tuple[list[Blocks], int, int]:
         """Remove the first blocks that have `wanted` pages, or all, one part a segment. Return them, their pages, and the
         sum over these of the steps that released them. `width`: pages of each block; None: one."""
-        taken: list[Taken] = []
+        taken: list[Blocks] = []
         left, released = wanted, 0
         while left > 0 and self.num_cached:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
-            number, blocks, nodes, when = self._swept.popleft()
-            live, nodes = self._live(number, blocks, nodes)
+            number, blocks, when = self._swept.popleft()
+            live = self._live(number, blocks)
             self._num_entries -= len(blocks)
             num = len(live)
             fits = left if width is None else int(width[live].cumsum().searchsorted(left)) + 1
             if num > fits:
-                rest = None
-                if nodes is not None:
-                    run, first, stop = nodes
-                    nodes, rest = (run, stop - fits, stop), (run, first, stop - fits)
-                self._swept.appendleft((number, live[fits:], rest, when))
+                self._swept.appendleft((number, live[fits:], when))
                 self._num_entries += num - fits
                 live, num = live[:fits], fits
             if num:
-                taken.append((live, nodes))
+                taken.append(live)
                 self.num_cached -= num
                 pages = num if width is None else int(width[live].sum())
                 left -= pages
@@ -436,18 +430,15 @@ class CachedQueue:
 
     def blocks(self) -> Blocks:
         """The blocks in eviction order, int64 [num_cached]; a copy."""
-        return np.concatenate([NO_BLOCKS, *(blocks for blocks, _ in self.live())])
+        segments = [*self._swept, *self._segments]
+        return np.concatenate([NO_BLOCKS, *(self._live(number, blocks) for number, blocks, _ in segments)])
 
-    def live(self) -> list[tuple[Blocks, Span | None]]:
-        """Segment by segment, the blocks that have not left, and their nodes if known."""
-        return [self._live(*segment[:3]) for queue in (self._swept, self._segments) for segment in queue]
-
-    def _live(self, number: int, blocks: Blocks, nodes: Span | None) -> tuple[Blocks, Span | None]:
-        """The blocks of a segment that have not left; if some have, the nodes of the rest are unknown."""
+    def _live(self, number: int, blocks: Blocks) -> Blocks:
+        """The blocks of a segment that have not left."""
         if self._num_entries == self.num_cached:
-            return blocks, nodes
+            return blocks
         is_live = self._pool.state[blocks] == -number
-        return (blocks, nodes) if is_live.all() else (blocks[is_live], None)
+        return blocks if is_live.all() else blocks[is_live]
 
     def _sweep(self, work: int) -> None:
         """Check about `work` entries that this round has not checked, and drop the stale ones."""
@@ -455,12 +446,12 @@ class CachedQueue:
             if not self._segments:
                 # All entries are checked: begin a new round.
                 self._swept, self._segments = self._segments, self._swept
-            number, blocks, nodes, when = self._segments.popleft()
-            live, nodes = self._live(number, blocks, nodes)
+            number, blocks, when = self._segments.popleft()
+            live = self._live(number, blocks)
             self._num_entries += len(live) - len(blocks)
             work -= len(blocks)
             if len(live):
-                self._swept.append((number, live, nodes, when))
+                self._swept.append((number, live, when))
 
 
 class Retentions:
@@ -475,7 +466,7 @@ class Retentions:
         # ended before stays in the heap until half of it has.
         self._ends: list[tuple[float, int]] = []
         self._runs: dict[int, list[Run]] = {}
-        # The first logical time at which a retention ends; every step asks.
+        # The first logical time at which a retention ends; every step reads it.
         self.next_end = np.inf
 
     def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:

@@ -15,8 +15,8 @@ import numpy as np
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
-from .pool import Pool, Retentions, Taken
-from .runs import DEVICE, HOST, NO_BLOCKS, NO_CONTENT, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
+from .pool import Pool, Retentions
+from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
 from .tables import Tables
 
 
@@ -75,10 +75,10 @@ class PrefixIndex:
 
     def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"") -> Path:
         """Open a path for a row. `key`: of its first block, which is not cached and which the row computes: a run begins."""
-        path = self.paths[row] = Path(root, reads=reads, writes=writes) if reads or writes else NO_CONTENT
+        path = self.paths[row] = Path(root, reads=reads, writes=writes)
         if key:
             self.open_run(row, path, key)
-        elif writes:
+        else:
             self._mark(row, path)
         return path
 
@@ -319,7 +319,7 @@ class PrefixIndex:
             return
         length = max(self._pending_length(run) if length is None else length, 0)
         self._note_pending(run, row, start, length)
-        blocks = self._tables.blocks[0, row, start : start + length].astype(np.int64)
+        blocks = self._span_blocks(DEVICE, run, 0, length)
         self._keep(run, row, start, blocks)
         self.pools[DEVICE].carry(blocks, run)
         if run.retained:
@@ -495,13 +495,9 @@ class PrefixIndex:
 
     def _trim(self, run: Run) -> None:
         """Drop the last nodes of a closed run that reside nowhere and have no child."""
-        if length := run.end:
-            self._shorten(run, length)
-        else:
+        if not (length := run.end):
             self._unlink(run)
-
-    def _shorten(self, run: Run, length: int) -> None:
-        if length < run.length:
+        elif length < run.length:
             # Unread events need its tokens.
             run.shorten(length, length * self.block_bytes if self.changed is None else len(run.tokens))
 
@@ -514,29 +510,26 @@ class PrefixIndex:
                 self.pools[place].forget_content(lost[lost >= 0])
                 run.drop(place, first, len(blocks) if stop is None else stop)
 
-    def _evict(self, place: int, taken: list[Taken], blocks: Blocks) -> None:
+    def _evict(self, place: int, taken: list[Blocks], blocks: Blocks) -> None:
         for its_place, parts, _ in self.by_place(place, taken, blocks):
             self.forget(its_place, self.nodes_in(its_place, parts))
 
-    def by_place(self, place: int, taken: list[Taken], blocks: Blocks) -> Iterator[tuple[int, list[Taken], Blocks]]:
+    def by_place(self, place: int, taken: list[Blocks], blocks: Blocks) -> Iterator[tuple[int, list[Blocks], Blocks]]:
         """The parts of what a pool evicts by place, and their blocks; `place`: where there is one alone. Each part lies in one.
         Those of the sides come first: what rests on nodes of the full group goes with them."""
         pool = self.pools[place]
         if pool.place is None:
             yield place, taken, blocks
             return
-        places = [pool.place.item(part.item(0)) for part, _ in taken]
+        places = [pool.place.item(part.item(0)) for part in taken]
         for place in sorted(set(places), reverse=True):
             parts = [part for part, its_place in zip(taken, places, strict=True) if its_place == place]
-            yield place, parts, np.concatenate([part for part, _ in parts])
+            yield place, parts, np.concatenate(parts)
 
-    def nodes_in(self, place: int, taken: list[Taken]) -> list[Span]:
+    def nodes_in(self, place: int, taken: list[Blocks]) -> list[Span]:
         """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
         found: list[Span] = []
-        for blocks, nodes in taken:
-            if nodes is not None:
-                found.append(nodes)
-                continue
+        for blocks in taken:
             start = 0
             while start < len(blocks):
                 run: Run = self.pools[place].run.item(blocks.item(start))
@@ -642,7 +635,5 @@ class PrefixIndex:
         if data.startswith(mine, block * size):
             return count
         theirs = data[block * size : (block + count) * size]
-        if count == 1 or mine[:size] != theirs[:size]:
-            return 0
         differs = np.frombuffer(mine, np.int32) != np.frombuffer(theirs, np.int32)
         return int(differs.argmax()) // self._block_size

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ Span = tuple["Run", int, int]
 # such a byte: ids are little-endian and less than 2**31.
 _BYTE = b"\xff"
 _HOLE = _BYTE * 8
+_Key = TypeVar("_Key")
 
 
 class Run:
@@ -174,11 +176,7 @@ class Run:
 
     def remove_child(self, at: int) -> bool:
         """Return whether it was the last one of node `at`."""
-        self.children[at] -= 1
-        if self.children[at]:
-            return False
-        del self.children[at]
-        return True
+        return _count_down(self.children, at)
 
     def retain(self, number: int, last: int, level: int) -> None:
         """Note a retention of this number, up to node `last`."""
@@ -189,13 +187,7 @@ class Run:
     def end_retention(self, number: int) -> bool:
         """Forget the retention of this number, if there is one. Return whether levels may have changed."""
         reach = self.retained.pop(number, None)
-        if reach is None:
-            return False
-        self._reaches[reach] -= 1
-        if self._reaches[reach]:
-            return False
-        del self._reaches[reach]
-        return True
+        return reach is not None and _count_down(self._reaches, reach)
 
     def levels_of(self, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: each node's level, the highest of the retentions that reach it, else 0."""
@@ -289,10 +281,6 @@ class Path:
         return found
 
 
-# The path of every row that neither reads nor writes: it never changes.
-NO_CONTENT = Path(b"", reads=False, writes=False)
-
-
 def upwards(run: Run | None, at: int) -> Iterator[tuple[Run, int]]:
     """Each run from a node up to the root, with the last of its nodes on this way."""
     while run is not None:
@@ -315,6 +303,12 @@ def stretches(are_there: NDArray[np.bool_]) -> list[tuple[int, int]]:
     padded = np.concatenate([[False], are_there, [False]])
     edges = (padded[1:] != padded[:-1]).nonzero()[0].tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _count_down(counts: dict[_Key, int], key: _Key) -> bool:
+    """Count one less of `key`. Return whether none is left."""
+    counts[key] -= 1
+    return not counts[key] and not counts.pop(key)
 
 
 def num_nodes(spans: list[Span]) -> int:

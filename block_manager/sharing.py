@@ -49,9 +49,7 @@ class Sharer(NamedTuple):
 class Sharing:
     """Takes hits, publishes, switches, rolls back. Counts lookups as `MemoryStats`; `recent`: tokens, and found."""
 
-    def __init__(
-        self, flights: Flights, index: PrefixIndex, growth: Growth, tiers: Tiers, sides: SideContent | None
-    ) -> None:
+    def __init__(self, flights: Flights, index: PrefixIndex, growth: Growth, tiers: Tiers, sides: SideContent) -> None:
         self._tables, self._flights, self._index, self._growth = growth.tables, flights, index, growth
         self._tiers, self._offload, self._sides = tiers, tiers.offload, sides
         self._device = index.pools[DEVICE]
@@ -91,8 +89,8 @@ class Sharing:
             # First, so that it evicts nothing that is found now.
             self._growth.draw_promised()
         match, offload = index.match(path, data, limit), self._offload if self._growth.may_copy else None
-        on_host, end, brought, loaded = list[Span](), None, list[tuple[int, Blocks]](), 0
-        if (sides := self._sides) is not None:
+        sides, on_host, end, brought, loaded = self._sides, list[Span](), None, list[tuple[int, Blocks]](), 0
+        if self._growth.layout.sides:
             known = tables.tokens[row, : tables.num_tokens[row]]
             found = both = sides.find(path, known, match, have, row)
             if offload is not None:
@@ -107,8 +105,8 @@ class Sharing:
         elif offload is not None and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
         won = self._take(row, have, match, count, with_states=end is None) if match.num_blocks else 0
-        if end is not None and self._sides is not None and self._sides.ends is not None:
-            won += self._sides.ends.take(row, have, end)
+        if end is not None:
+            won += sides.ends.take(row, have, end)
         for place, blocks in brought:
             index.pools[place].release(blocks)
         if on_host:
@@ -128,8 +126,7 @@ class Sharing:
         tables.ensure_columns(have + match.num_blocks)
         blocks = index.blocks_of(DEVICE, match.spans)
         self._device.hold(blocks)
-        if self._sides is not None:
-            self._sides.take(row, have, match, with_states=with_states)
+        self._sides.take(row, have, match, with_states=with_states)
         won = self._go_on(row, have, blocks, match.spans[-1])
         if match.first_pending >= 0:
             self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
@@ -224,8 +221,7 @@ class Sharing:
 
     def forget_sharers(self, batch: int) -> None:
         """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
-        if self._sharers:
-            self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
+        self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
 
     def hand_down(self, batch: int) -> None:
         """Give the sharers of the latest batch, which is cancelled, to the one before it."""
@@ -258,7 +254,7 @@ class Sharing:
 class Content:
     """Unchecked lookups, retentions and events of the content of both tiers, for token arrays and encoded namespaces."""
 
-    def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent | None) -> None:
+    def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent) -> None:
         self._index, self._growth, self._offload, self._sides = index, growth, offload, sides
         self._tables = growth.tables
         self.retentions = index.retentions
@@ -275,11 +271,10 @@ class Content:
     def _hit(self, tokens: NDArray[np.int32], root: bytes) -> Match:
         """The part of it after which every group can stand."""
         match = self._match(tokens, root)
-        return match if self._sides is None else self._sides.longest(match).hit
+        return self._sides.longest(match).hit if self._growth.layout.sides else match
 
     def hit_end(self, tokens: NDArray[np.int32], root: bytes) -> HitEnd:
         """Where a lookup of these tokens would end now, if there are sides."""
-        assert self._sides is not None, "there are sides"
         sides, match = self._sides, self._match(tokens, root)
         found = both = best = sides.find(Path(root), tokens, match)
         if self._offload is not None:
@@ -292,7 +287,7 @@ class Content:
         """The cached prefix of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing."""
         index, size, end, on_host = self._index, self._tables.block_size, None, 0
         match, has_host = self._match(tokens, root), self._offload is not None
-        if self._sides is not None:
+        if self._growth.layout.sides:
             found = self._sides.find(Path(root), tokens, match)
             both = self._sides.find(Path(root), tokens, match, tiers=2) if has_host else found
             on_host = self._sides.length_of(both) - self._sides.length_of(found)
@@ -408,7 +403,7 @@ class Content:
         with_end = was_left and num_nodes(spans) == sum(at + 1 for _, at in way)
         here, there = self.split(spans)
         num_here, sides = num_nodes(here), self._sides
-        if sides is None:
+        if not self._growth.layout.sides:
             there = first_of(there, max(room, 0))
             blocks = np.append(self._index.blocks_of(DEVICE, here), np.full(num := num_nodes(there), -1))
             return num_here + num, [(DEVICE, here + there, blocks)]
@@ -428,11 +423,10 @@ class Content:
 
     def pin(self, parts: list[Part]) -> list[tuple[int, Blocks]]:
         """Hold what the device has of these parts until `unpin`. Returns places, and blocks, int64 [n]."""
-        if self._sides is not None:
-            # A row that goes on has its windows, which are content only when they pass.
-            for place, spans, blocks in parts:
-                if place != DEVICE:
-                    self._sides.keep_nodes(place, spans, blocks)
+        for place, spans, blocks in parts:
+            if place != DEVICE:
+                # A row that goes on has its windows, which are content only when they pass.
+                self._sides.keep_nodes(place, spans, blocks)
         held = [(place, blocks[blocks >= 0]) for place, _, blocks in parts]
         for place, blocks in held:
             self._index.pools[place].keep(blocks)

@@ -94,16 +94,13 @@ class SideContent:
     def __init__(self, index: PrefixIndex, growth: Growth, row_ends: bool) -> None:
         self._index, self._tables, self._device = index, growth.tables, growth.device
         self._layout, self._size = growth.layout, growth.tables.block_size
-        layout = self._layout
-        self._pages = layout.pages_of_place
-        # Where rows ended within a block; None without states, or where no row begins there.
-        has_ends = row_ends and layout.keeps and bool(layout.states)
-        self.ends = RowEnds(index, growth) if has_ends else None
+        self._pages = self._layout.pages_of_place
+        self.ends = RowEnds(index, growth, row_ends)
         # Pages that windows and chunks gave back in front so far, by table.
-        self.passed = [0] * (1 + len(layout.sides))
+        self.passed = [0] * (1 + len(self._layout.sides))
         # By row: its uid, where its hit ended, and whether that is counted. By side: tokens that such ends lost.
         self._ends: dict[int, tuple[int, HitEnd, bool]] = {}
-        self.lost = [0] * len(layout.sides)
+        self.lost = [0] * len(self._layout.sides)
 
     def begin(self, row: int, num_tokens: int, keep_at: Sequence[int]) -> None:
         """Note at which lengths the prompt of a new row is wanted: at its last full block, one token being left to
@@ -123,7 +120,7 @@ class SideContent:
     def standing(self, spans: list[Span], tiers: int, *, with_end: bool) -> Found:
         """`longest` of confirmed nodes, or, `with_end`, the end of a row behind all of them."""
         found = self.longest(Match(spans, num_nodes(spans), -1), tiers=tiers)
-        return self.ends.behind(found, tiers) if with_end and spans and self.ends is not None else found
+        return self.ends.behind(found, tiers) if with_end and spans else found
 
     def find(
         self, path: Path, tokens: NDArray[np.int32], match: Match, have: int = 0, row: int = -1, tiers: int = 1
@@ -136,7 +133,7 @@ class SideContent:
             rest = self._index.match(path, data, stop - have, HOST, match)
             match = Match(match.spans + rest.spans, match.num_blocks + rest.num_blocks, -1)
         found = self.longest(match, have, row, tiers)
-        return found if self.ends is None else self.ends.find(path, tokens, have, found, tiers, is_new=row < 0)
+        return self.ends.find(path, tokens, have, found, tiers, is_new=row < 0)
 
     def cheapest(
         self, found: Found, both: Found, have: int, room: int, is_worth: Callable[[int, int, int], bool]
@@ -463,12 +460,16 @@ class RowEnds:
     A node has one end, and a newer one replaces it. A row that begins there copies the partial blocks and reads the state.
     """
 
-    def __init__(self, index: PrefixIndex, growth: Growth) -> None:
+    def __init__(self, index: PrefixIndex, growth: Growth, row_ends: bool) -> None:
         self._index, self._growth, self._tables, self._device = index, growth, growth.tables, growth.device
         self._layout, self._size = growth.layout, growth.tables.block_size
+        # Whether rows begin there.
+        self.are_kept = row_ends and self._layout.keeps and bool(self._layout.states)
 
     def keep(self, row: int) -> None:
         """Keep where the row, which is about to end, stands within a block."""
+        if not self.are_kept:
+            return
         tables = self._tables
         computed = tables.num_computed.item(row)
         column, rest = divmod(computed, self._size)

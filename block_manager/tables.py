@@ -59,8 +59,8 @@ class Tables:
 
     def __init__(self, block_size: int, num_rows: int = 64, num_columns: int = 64, num_tables: int = 1) -> None:
         self.block_size, self._num_tables = block_size, num_tables
-        self._stride = min(num_columns * block_size, _FIRST_STRIDE) + _STRIDE_PADDING
-        self.tokens: Tokens = np.empty((num_rows, self._stride), np.int32)
+        stride = min(num_columns * block_size, _FIRST_STRIDE) + _STRIDE_PADDING
+        self.tokens: Tokens = np.empty((num_rows, stride), np.int32)
         self.blocks: NDArray[np.int32] = np.zeros((num_tables, num_rows, num_columns), np.int32)
         self.first, self.keeps_to = np.zeros((2, num_tables, num_rows), np.int64)
         self.wanted = np.zeros((NUM_WANTED, num_rows), np.int64)
@@ -88,8 +88,7 @@ class Tables:
         """Give the lowest unused row to a sequence that knows these tokens, with an empty table."""
         num_tokens = len(tokens)
         # First, because it may raise MemoryError.
-        if num_tokens > self._stride:
-            self.ensure_tokens(num_tokens)
+        self.ensure_tokens(num_tokens)
         if not self._free_rows:
             self._grow_rows()
         row = heapq.heappop(self._free_rows)
@@ -119,10 +118,10 @@ class Tables:
         return base
 
     def ensure_tokens(self, num_tokens: int) -> None:
-        if num_tokens > self._stride:
-            stride = max(num_tokens, 2 * self._stride) + _STRIDE_PADDING
-            self.tokens = self._copied(self.tokens, self.num_tokens, (self.num_rows, stride))
-            self._stride = stride
+        have = self.tokens.shape[1]
+        if num_tokens > have:
+            shape = self.num_rows, max(num_tokens, 2 * have) + _STRIDE_PADDING
+            self.tokens = self._copied(self.tokens, self.num_tokens, shape)
             self._tell_growth()
 
     def ensure_columns(self, num_columns: int) -> None:
@@ -207,16 +206,13 @@ class Tables:
     def _grow_rows(self) -> None:
         """Double the rows. All arrays are made before one is replaced, because the last may raise MemoryError."""
         old, new = self.num_rows, 2 * self.num_rows
-        large = {
-            "tokens": self._copied(self.tokens, self.num_tokens, (new, self._stride)),
-            "blocks": self._copied(self.blocks, self.num_blocks, (self._num_tables, new, self.blocks.shape[2])),
-        }
-        columns = {
-            name: getattr(self, name) for name in ("_numbers", "_marks", "last_token", "first", "wanted", "keeps_to")
-        }
-        columns = {name: np.concatenate([column, np.zeros_like(column)], -1) for name, column in columns.items()}
+        names = "_numbers", "_marks", "last_token", "first", "wanted", "keeps_to"
+        old_columns = {name: getattr(self, name) for name in names}
+        columns = {name: np.concatenate([each, np.zeros_like(each)], -1) for name, each in old_columns.items()}
+        columns["tokens"] = self._copied(self.tokens, self.num_tokens, (new, self.tokens.shape[1]))
+        columns["blocks"] = self._copied(self.blocks, self.num_blocks, (self._num_tables, new, self.blocks.shape[2]))
         # Not by `vars`, after which Python finds no attribute of this object fast.
-        for name, column in (columns | large).items():
+        for name, column in columns.items():
             setattr(self, name, column)
         self._name_columns()
         self.num_rows, self._free_rows = new, list(range(old, new))

@@ -16,7 +16,7 @@ import numpy as np
 
 from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
-from .pool import Pool, Taken
+from .pool import Pool
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, num_nodes, stretches
 from .side_content import Part, SideContent
@@ -37,8 +37,7 @@ class Offload:
         self._index, self._growth = index, growth
         # Of pages: the last place is one of a host that has them.
         self._device, self._host = growth.device, index.pools[-1]
-        # By table.
-        self._pages = [growth.layout.full_pages, *(side.pages for side in growth.layout.sides)]
+        self._pages = growth.layout.pages_of_place
         self._device.on_eviction(self._evict)
         # Whether it costs less to copy so many pages than to compute positions start to stop - 1.
         self.is_worth_loading: IsWorthLoading = lambda start, stop, pages: True
@@ -52,7 +51,7 @@ class Offload:
     def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         self.is_worth_loading = is_worth_loading
 
-    def _evict(self, taken: list[Taken], sources: Blocks) -> None:
+    def _evict(self, taken: list[Blocks], sources: Blocks) -> None:
         """Evict nodes of closed runs from these device blocks. The host gets those that it lacks, while it has room."""
         index = self._index
         if self._in:
@@ -61,14 +60,14 @@ class Offload:
             if index.has_sides and not (stays := self._device.has_content(blocks)).all():
                 # Making room on the host for others took some.
                 blocks = blocks[stays]
-                parts = [(blocks, None)] if len(blocks) else []
+                parts = [blocks]
             leaving = index.nodes_in(place, parts)
             if self._growth.may_copy and place < NUM_PLACES:
                 self._keep_on_host(place, leaving, blocks)
             elif self._growth.may_copy and self._device.goes_next is not None:
                 # Not what was kept while pages were free, and what a conversation has left behind.
                 wanted = blocks[~self._device.goes_next[blocks]]
-                self._keep_on_host(place, index.nodes_in(place, [(wanted, None)]), wanted)
+                self._keep_on_host(place, index.nodes_in(place, [wanted]), wanted)
             index.forget(place, leaving)
 
     def _keep_on_host(self, place: int, leaving: list[Span], sources: Blocks) -> None:
@@ -96,7 +95,7 @@ class Offload:
 
     def load(self, spans: list[Span], place: int = DEVICE) -> Blocks:
         """Draw a device block for each of these nodes, which only the host has, in order, int64 [n]; plan the copies."""
-        sources, pages = self._index.blocks_of(place + HOST, spans), self._pages[place // NUM_PLACES]
+        sources, pages = self._index.blocks_of(place + HOST, spans), self._pages[place]
         # First: the draw may evict content to the host.
         self._hold(place + HOST, sources)
         blocks, start = self._index.pools[place].draw(len(sources), pages), 0
@@ -120,7 +119,7 @@ class Offload:
             lacking.append((place, its))
             # What is cached is no longer available then.
             num = num_nodes(its) + int(np.count_nonzero(index.pools[place].state[blocks[blocks >= 0]] < 0))
-            wanted += num * self._pages[place // NUM_PLACES]
+            wanted += num * self._pages[place]
         if wanted > self._growth.num_unpromised:
             return []
         held = [(place, blocks[blocks >= 0]) for place, _, blocks in parts]
@@ -148,7 +147,7 @@ class Offload:
 
     def _copy_out(self, place: int, run: Run, first: int, stop: int, sources: Blocks) -> None:
         """Plan copies of nodes that the host lacks from these device blocks, the last node first, as far as there is room."""
-        pages = self._pages[place // NUM_PLACES]
+        pages = self._pages[place]
         if not (room := min(len(sources), self._host.num_available // pages)):
             return
         first = stop - room
@@ -174,7 +173,7 @@ class Tiers:
     """The host tails of swapped rows, which keep length and fronts, and swaps both ways. A state goes with block 0."""
 
     def __init__(
-        self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent | None
+        self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent
     ) -> None:
         self._growth, self._index, self.offload, self._sides = growth, index, offload, sides
         self._tables, self._layout = growth.tables, growth.layout
@@ -220,7 +219,7 @@ class Tiers:
             self.tails[row] = tails
         for row in rows.tolist():
             pairs = self._growth.read_at_sources(row, pairs)
-            if not keep and self._sides is not None:
+            if not keep:
                 self._sides.keep_all(row)
             first = tables.first[:, row].copy()
             # Lookahead blocks hold nothing to bring back.
@@ -258,23 +257,21 @@ class Tiers:
                 # Content that this evicted to the host must not overwrite what these copies read.
                 self.offload.keep_until_taken(tails)
             else:
-                self._release(tails)
+                for table, tail in enumerate(tails):
+                    self.pool(HOST, table).release(tail)
         return Moves(host_to_device=pairs_of(pairs))
 
     def trim(self, row: int, keep: int) -> None:
         """Cut the swapped row to its first `keep` blocks, on the device and then on the host."""
         tables, tails, have = self._tables, self.tails[row], int(self._tables.num_blocks[row])
         stop = have + len(tails[0])
-        # A state stays with any block.
-        stays = [
-            max(keep - stop + len(tail), 0) if is_shared else min(keep, len(tail))
-            for (_, is_shared), tail in zip(self._kinds, tails, strict=True)
-        ]
-        self._release([tail[count:] for tail, count in zip(tails, stays, strict=True)])
-        self.tails[row] = [tail[:count] for tail, count in zip(tails, stays, strict=True)]
-        for table, column in enumerate(tables.first[:, row]):
-            tables.set_first(table, row, min(column, max(keep, have)))
-        if not stays[0]:
+        for table, ((_, is_shared), tail) in enumerate(zip(self._kinds, tails, strict=True)):
+            # A state stays with any block.
+            stays = max(keep - stop + len(tail), 0) if is_shared else min(keep, len(tail))
+            self.pool(HOST, table).release(tail[stays:])
+            tails[table] = tail[:stays]
+            tables.set_first(table, row, min(tables.first.item(table, row), max(keep, have)))
+        if keep <= have:
             del self.tails[row]
             tables.is_swapped[row] = False
 
@@ -290,17 +287,12 @@ class Tiers:
                     self.pools[HOST].release(tail[:num_passed])
                     tails[side.table] = tail[num_passed:]
                     tables.set_first(side.table, row, end)
-                    if self._sides is not None:
-                        self._sides.count_passed(side, num_passed)
+                    self._sides.count_passed(side, num_passed)
 
     def tail_is_node(self, row: int, column: int) -> bool:
         place = column - int(self._tables.num_blocks[row])
         tail = self.tails[row][0]
         return 0 <= place < len(tail) and bool(self._index.pools[HOST].has_content(tail[place]))
-
-    def _release(self, tails: list[Blocks]) -> None:
-        for table, tail in enumerate(tails):
-            self.pool(HOST, table).release(tail)
 
     def _entries_on_device(self, row: int, keep: int) -> list[list[Entry]]:
         """By table, the row's device blocks from column `keep` on that hold launched tokens."""
@@ -327,7 +319,7 @@ class Tiers:
         for table, (pages, is_shared) in enumerate(self._kinds):
             entries = [entry for tables in of_rows for entry in tables[table]]
             there = [-1 if node is None else index.block(place, *node) for _, node in entries]
-            is_held = [block >= 0 and index.pools[place].num_refs(block) > 0 for block in there]
+            is_held = [block >= 0 and index.pools[place].refs(block) > 0 for block in there]
             wanted = {node or source for (source, node), held in zip(entries, is_held, strict=True) if not held}
             total += pages * (len(wanted) if is_shared else len(entries))
         return total
@@ -362,7 +354,5 @@ class Tiers:
 
 
 def _pairs(source: Pool, sources: Blocks, target: Pool, targets: Blocks, pages: int) -> Pairs:
-    if pages == 1:
-        return np.stack([sources, targets], axis=1).astype(np.int32)
     both = [pool.pages_of(blocks, pages).reshape(-1) for pool, blocks in ((source, sources), (target, targets))]
     return np.stack(both, axis=1)

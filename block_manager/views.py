@@ -125,11 +125,10 @@ class GroupTables:
     write   int32 [n, pages], of states: where the state after its last token of the batch goes
     """
 
-    def __init__(self, growth: Growth, group: int, rows: Rows, flight: Flight | None = None) -> None:
+    def __init__(self, growth: Growth, group: int, rows: Rows, flight: Flight) -> None:
         self._tables, self._device, self._layout = growth.tables, growth.device, growth.layout
         # Forks may join the flight's arrays later.
-        self._number, self._rows, self._flight = group, rows, flight
-        self._starts = None if flight is None else flight.starts
+        self._number, self._rows, self._flight, self._starts = group, rows, flight, flight.starts
 
     @property
     def is_of_states(self) -> bool:
@@ -150,7 +149,7 @@ class GroupTables:
     @property
     def written_from(self) -> NDArray[np.int64]:
         found = np.zeros(len(self._rows), np.int64)
-        if self._flight is not None and not self._layout.table_of[self._number]:
+        if not self._layout.table_of[self._number]:
             for row, token in self._flight.written_from.items():
                 found[self._rows == row] = token
         return found
@@ -162,7 +161,6 @@ class GroupTables:
 
     @property
     def read(self) -> NDArray[np.int32]:
-        assert self._flight is not None and self._starts is not None, "states are read by a batch"
         pages: NDArray[np.int32] = np.where(self._starts[:, None] == 0, np.int32(-1), self.write)
         for row, read in self._flight.reads.items():
             for side, block in zip(self._layout.states, read.blocks, strict=True):

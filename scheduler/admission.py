@@ -130,7 +130,7 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
 def admit(state: State, step: Step, request: RequestState) -> None:
     """Give a waiting request its rows and place what the budget allows; there is room for it."""
     manager = state.manager
-    keep_at = () if manager.sides is None else _lengths_to_keep(state, request)
+    keep_at = _lengths_to_keep(state, request) if manager.layout.sides else ()
     state.waiting.let_in(request)
     step.admitted.append(request.id)
     if request.is_plain and _are_ordinary(state, step):

@@ -201,7 +201,7 @@ class Scheduler(Uncopyable):
         if state.carried.groups:
             state.carried.forget_stale()
         carried = state.carried.groups
-        if manager.host_caching or manager.ends is not None:
+        if manager.host_caching or manager.sides.ends.are_kept:
             manager.growth.allow_copies(not carried)
         if state.to_reject:
             ending.reject_overgrown(state)

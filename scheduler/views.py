@@ -147,19 +147,18 @@ def explain(state: State, request_id: str, request: RequestState | None, *, with
         blocks_needed=needed,
         blocks_free=free,
         holders=_holders(state, request) if with_holders else (),
-        layers=_layers(state.manager, request) if with_holders and state.manager.sides is not None else None,
+        layers=_layers(state.manager, request) if with_holders and state.manager.layout.sides else None,
     )
 
 
 def _layers(manager: Memory, request: RequestState) -> LayersView:
-    rows, restarts, again, sides = request.live_rows, (0, 0), 0, manager.sides
-    assert sides is not None, "there are layers of several kinds"
+    rows, restarts, again = request.live_rows, (0, 0), 0
     pages = tuple(zip([group.name for group in manager.layout.groups], manager.pages_by_group(rows), strict=True))
     tokens = manager.rows.tokens[rows[0], : manager.rows.num_tokens[rows[0]]] if rows else request.first_tokens
     hit, says = None, ""
     if manager.prefix_caching and request.request.reads_cache:
         now = manager.content.hit_end(tokens, request.root)
-        hit, again = sides.end_of(rows[0]) if rows else now, now.num_tokens
+        hit, again = manager.sides.end_of(rows[0]) if rows else now, now.num_tokens
         says = f" {'Its hit ended' if rows else 'It would begin'} {_where(manager, hit)}."
     if rows:
         restarts = manager.growth.restarts(rows[0])
