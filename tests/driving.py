@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 
-def outputs_of(engine, most_steps=2000):
-    """All outputs of each request, by id."""
-    found = {}
+def driven(engine, most_steps=2000):
+    """All outputs that are still to come; nothing may be violated after any step."""
+    outputs = []
     for _ in range(most_steps):
         if not engine.has_unfinished:
-            return found
-        for output in engine.step():
-            found.setdefault(output.id, []).append(output)
+            return outputs
+        outputs += engine.step()
+        assert engine.check() == []
     raise AssertionError("the engine does not come to an end")
+
+
+def outputs_of(engine):
+    """All outputs of each request, by id."""
+    found = {}
+    for output in driven(engine):
+        found.setdefault(output.id, []).append(output)
+    return found
 
 
 def tokens_of(engine, found=None, most_steps=2000):

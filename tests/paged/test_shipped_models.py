@@ -11,6 +11,8 @@ from paged import LLM, Engine, SamplingParams  # noqa: E402
 from paged.errors import CheckpointNotFound  # noqa: E402
 from paged.model.checkpoint import NAMES, checkpoint_path, hybrid_path, is_shipped, named_or_shipped  # noqa: E402
 
+from ..driving import driven  # noqa: E402, TID252
+
 MOST_BYTES = 2_000_000
 TEXT = "The with statement is used to wrap the execution of a block with methods defined by a context manager. "
 
@@ -58,9 +60,7 @@ def answered(engine, prompts):
     engine.worker.begin = lambda step: (firsts.append(step.written_from), begin(step))
     for prompt in prompts:
         request = engine.live_request(engine.add_request(prompt, SamplingParams(max_tokens=8)))
-        while engine.has_unfinished:
-            engine.step()
-            assert engine.check() == []
+        driven(engine)
         found.append(request.completion().outputs[0].token_ids)
     return found, torch.stack(logits), [each for each in firsts if each is not None]
 
