@@ -223,8 +223,18 @@ class NumberEngine:
         self.move(batch.moves)
         found, held = self.shadow.run(batch, self.tables, lambda id, sequence: (None, self.known[id, sequence]))
         assert found == []
-        next_token, places = self.shadow.contents.next_token, batch.samples.nonzero()[0].tolist()
-        return [next_token(held[i].tolist(), int(batch.sequences[i]), self.vocabulary) for i in places]
+        places = batch.samples.nonzero()[0].tolist()
+        return [self.next_token(held[i], int(batch.sequences[i])) for i in places]
+
+    def next_token(self, held, sequence=0):
+        return self.shadow.contents.next_token(held.tolist(), sequence, self.vocabulary)
+
+    def alone(self, prompt, count):
+        """So many tokens that follow a prompt where nobody else is, and no memory."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(self.next_token(self.shadow.contents.path(None, tokens)))
+        return tokens[len(prompt) :]
 
     def update(self, batch, tokens, now=0.0):
         outputs = list(self.scheduler.update(batch, np.array(tokens, np.int64), now=now))
