@@ -16,6 +16,7 @@ from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Percentiles
 from paged.study.traces import Trace, excerpt_path, read_trace
 
+from ..driving import steps_of  # noqa: TID252
 from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: F401, TID252
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
@@ -183,10 +184,7 @@ def batches(prompts, max_tokens=3, budget=9):
     scheduler = Scheduler(BlockManager(64, 4, prefix_caching=False), max_tokens_per_step=budget)
     for number, length in enumerate(prompts):
         scheduler.add(Request(id=str(number), prompt=[1] * length, max_tokens=max_tokens))
-    while scheduler.has_unfinished:
-        batch = scheduler.schedule()
-        yield batch
-        scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
+    return iter(steps_of(scheduler, token=0))
 
 
 def test_a_simulation_by_tiles_has_the_same_clock_whether_it_takes_steps_at_once_or_not():
