@@ -1,6 +1,5 @@
 """Replays: every request of a trace ends, times follow the formula, and hits and outputs are what the trace says they are."""
 
-import json
 
 import msgspec
 import numpy as np
@@ -36,33 +35,6 @@ def trace_of(tmp_path):
 
 def scheduler_of(num_blocks=64, block_size=4, *, host_blocks=0, **options):
     return Scheduler(BlockManager(num_blocks, block_size, host_blocks=host_blocks), **options)
-
-
-def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
-    """What the excerpt's raw ids say, token by token, against the scheduler; requests go one after another."""
-    path, block_size = excerpt_path("mooncake"), 16
-    known, expected = set(), 0
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        length = record["input_length"]
-        num_known = next((i for i, id in enumerate(record["hash_ids"]) if id not in known), len(record["hash_ids"]))
-        # In this excerpt an id stands for the same number of tokens wherever it occurs.
-        expected += min(min(num_known * 512, length), length - 1) // block_size * block_size
-        known.update(record["hash_ids"])
-    trace = read_trace(path)
-    apart = trace.scaled(rate=1e-9, outputs=1e-9)
-    pool = int(trace.prompt_tokens.sum()) // block_size + 2 * len(trace)
-    scheduler = scheduler_of(pool, block_size, max_tokens_per_step=200_000)
-    result = simulate(apart, scheduler, SECOND_A_STEP)
-    assert expected > 200_000
-    assert (result.hit_tokens, scheduler.manager.device.num_used) == (expected, 0)
-
-
-def test_the_same_trace_gives_the_same_figures():
-    trace = read_trace(excerpt_path("mooncake"), limit=40).scaled(prompts=1 / 32, outputs=1 / 8)
-    results = [simulate(trace, scheduler_of(160, 16, host_blocks=40, max_tokens_per_step=128)) for _ in range(2)]
-    first, second = (msgspec.structs.replace(result, wall_s=0.0, us_per_step=0.0) for result in results)
-    assert first == second
 
 
 def test_violations_are_counted_and_the_first_ones_told(trace_of, monkeypatch):
