@@ -1,6 +1,5 @@
 """Replays: every request of a trace ends, times follow the formula, and hits and outputs are what the trace says they are."""
 
-
 import msgspec
 import numpy as np
 import pytest
