@@ -1,17 +1,25 @@
-"""Engines that are driven until nothing is left to do."""
+"""Engines and schedulers that are driven until nothing is left to do."""
 
 from __future__ import annotations
 
 
-def outputs_of(engine, most_steps=2000):
-    """All outputs of each request, by id."""
-    found = {}
+def driven(engine, most_steps=2000):
+    """All outputs that are still to come; nothing may be violated after any step."""
+    outputs = []
     for _ in range(most_steps):
         if not engine.has_unfinished:
-            return found
-        for output in engine.step():
-            found.setdefault(output.id, []).append(output)
+            return outputs
+        outputs += engine.step()
+        assert engine.check() == []
     raise AssertionError("the engine does not come to an end")
+
+
+def outputs_of(engine):
+    """All outputs of each request, by id."""
+    found = {}
+    for output in driven(engine):
+        found.setdefault(output.id, []).append(output)
+    return found
 
 
 def tokens_of(engine, found=None, most_steps=2000):
@@ -23,3 +31,21 @@ def tokens_of(engine, found=None, most_steps=2000):
         for output in engine.step():
             found.setdefault(output.id, []).extend(output.token_ids)
     raise AssertionError("the engine does not come to an end")
+
+
+def step(scheduler, token=7, now=0.0):
+    """One step in which every row that samples gets the same token; nothing may be violated after it. Its batch."""
+    batch = scheduler.schedule(now=now)
+    if not batch.is_empty:
+        scheduler.update(batch, [token] * int(batch.samples.sum()), now=now)
+    assert scheduler.check() == []
+    return batch
+
+
+def steps_of(scheduler, token=7, now=0.0, most_steps=2000):
+    """The batches of a scheduler that is stepped until nothing is unfinished."""
+    batches = []
+    while scheduler.has_unfinished:
+        assert len(batches) < most_steps, f"no end after {most_steps} steps: {scheduler.counts()}"
+        batches.append(step(scheduler, token, now))
+    return batches

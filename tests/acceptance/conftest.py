@@ -1,8 +1,4 @@
-"""What the acceptance tests share: managers and schedulers that are checked when a test ends, and an engine of numbers.
-
-The engine stands in for a model: a slot of KV memory holds one number that depends on every token before it, so that
-a wrong block, a late copy or somebody else's slot shows as a wrong number.
-"""
+"""What the acceptance tests share: managers and schedulers that are checked when a test ends, and an engine of numbers."""
 
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -11,6 +7,7 @@ import numpy as np
 import pytest
 
 from paged import BlockManager, Request, Scheduler
+from paged.testing.shadow_kv import ShadowKV
 from paged.testing.snapshots import snapshot
 
 
@@ -189,94 +186,55 @@ def run(step):
 
 
 class NumberEngine:
-    """A model whose KV is one number a slot, and whose next token is a function of all the tokens it attends to.
+    """A model of the kit's: what a slot of its memory holds depends on every token before it, and so does the next token.
 
-    Every slot that a row attends to is compared with the number that its tokens give, every slot mapping with the tables that the
-    batches' changes make, and every token id with the request's own. `forward` may come after later batches were scheduled.
+    Every slot that a row attends to is compared with what its tokens give, every slot mapping with the tables that the batches' changes
+    make, and every token id with the request's own.
     """
 
     def __init__(self, scheduler, vocabulary=50):
         manager = scheduler.manager
-        self.scheduler = scheduler
-        self.block_size = manager.block_size
-        self.vocabulary = vocabulary
-        self.device = np.full((manager.num_blocks, manager.block_size), -1, np.int64)
-        self.host = np.full((max(manager.num_host_blocks, 1), manager.block_size), -1, np.int64)
+        self.scheduler, self.vocabulary = scheduler, vocabulary
+        self.shadow = ShadowKV(manager.num_blocks, manager.block_size, manager.num_host_blocks)
         self.known, self.tables, self.outputs = {}, {}, {}
-        # What each place of each batch sampled, and tokens that rows computed before an update told them.
-        self.sampled, self.early = {}, {}
 
     def add(self, request, now=0.0):
         self.scheduler.add(request, now=now)
         for sequence in range(request.num_sequences):
             self.known[request.id, sequence] = [int(token) for token in request.prompt]
 
-    def numbers(self, tokens):
-        numbers, number = [], 17
-        for token in tokens:
-            number = (number * 1_000_003 + token + 1) % 2_147_483_647
-            numbers.append(number)
-        return numbers
-
-    def load(self, batch, id, sequence=0):
-        """Put the numbers of tokens computed elsewhere into the blocks that the batch names for them."""
-        numbers = self.numbers(self.known[id, sequence])
+    def load(self, batch, id):
+        """Put what was computed elsewhere into the blocks that the batch names for it."""
+        contents = self.shadow.contents.path(None, self.known[id, 0])
         for _, first, block in batch.loads:
-            part = numbers[first : first + self.block_size]
-            self.device[block, : len(part)] = part
+            part = contents[first : first + self.shadow.block_size]
+            self.shadow.device[block, : len(part)] = part
 
     def move(self, moves):
-        """Make the copies; none may read what another of them writes, but for device blocks that go to the host first."""
-        read_on_host, written_on_host = moves.host_to_device[:, 0], moves.device_to_host[:, 1]
-        written = [*moves.host_to_device[:, 1].tolist(), *moves.device_to_device[:, 1].tolist()]
-        assert len(set(written)) == len(written)
-        assert not set(written) & set(moves.device_to_device[:, 0].tolist())
-        assert len(set(written_on_host.tolist())) == len(written_on_host)
-        assert not set(read_on_host.tolist()) & set(written_on_host.tolist())
-        self.host[moves.device_to_host[:, 1]] = self.device[moves.device_to_host[:, 0]]
-        self.device[moves.host_to_device[:, 1]] = self.host[moves.host_to_device[:, 0]]
-        self.device[moves.device_to_device[:, 1]] = self.device[moves.device_to_device[:, 0]]
+        assert self.shadow.move(moves) == []
 
     def see_tables(self, batch):
         for row, column, block in zip(batch.table_rows, batch.table_columns, batch.table_blocks, strict=True):
-            self.tables[int(row), int(column)] = int(block)
+            self.tables.setdefault(int(row), np.full(len(self.shadow.device), -1))[column] = block
 
     def forward(self, batch):
-        """Write the batch's numbers, attend, and return a token for each row that samples."""
+        """Write what the batch computes, attend, and return a token for each row that samples."""
         self.see_tables(batch)
         self.move(batch.moves)
-        contexts = []
-        for i, row in enumerate(batch.rows):
-            start, stop = int(batch.query_start_loc[i]), int(batch.query_start_loc[i + 1])
-            length = int(batch.seq_lens[i])
-            positions = batch.positions[start:stop]
-            assert list(positions) == list(range(length - (stop - start), length))
-            numbers = self.numbers(self.tokens_of(batch, i))
-            slots = batch.slot_mapping[start:stop]
-            self.device.reshape(-1)[slots] = [numbers[position] for position in positions]
-            blocks = [self.tables[int(row), column] for column in range(-(-length // self.block_size))]
-            through_tables = [blocks[p // self.block_size] * self.block_size + p % self.block_size for p in positions]
-            assert through_tables == list(slots)
-            contexts.append((blocks, numbers))
-        for blocks, numbers in contexts:
-            assert self.device[blocks].reshape(-1)[: len(numbers)].tolist() == numbers
-        sampling = [i for i in range(len(batch.rows)) if batch.samples[i]]
-        chosen = [(contexts[i][1][-1] + int(batch.sequences[i])) % self.vocabulary for i in sampling]
-        self.sampled |= {(batch.number, i): token for i, token in zip(sampling, chosen, strict=True)}
-        return chosen
+        found, held = self.shadow.run(batch, self.tables, lambda id, sequence: (None, self.known[id, sequence]))
+        assert found == []
+        places = batch.samples.nonzero()[0].tolist()
+        return [self.next_token(held[i], int(batch.sequences[i])) for i in places]
 
-    def tokens_of(self, batch, i):
-        """All tokens that row i of a batch attends to: known ones, and those that earlier batches sampled."""
-        id, sequence, length = batch.ids[i], int(batch.sequences[i]), int(batch.seq_lens[i])
-        tokens = self.known[id, sequence][:length]
-        for t in range(int(batch.query_start_loc[i]), int(batch.query_start_loc[i + 1])):
-            position, source = int(batch.positions[t]), int(batch.source_batches[t])
-            if source < 0:
-                assert batch.token_ids[t] == tokens[position]
-                continue
-            assert batch.token_ids[t] == -1
-            self.early[id, sequence, position] = self.sampled[source, int(batch.source_places[t])]
-        return tokens + [self.early[id, sequence, position] for position in range(len(tokens), length)]
+    def next_token(self, held, sequence=0):
+        return self.shadow.contents.next_token(held.tolist(), sequence, self.vocabulary)
+
+    def alone(self, prompt, count):
+        """So many tokens that follow a prompt where nobody else is, and no memory."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(self.next_token(self.shadow.contents.path(None, tokens)))
+        return tokens[len(prompt) :]
 
     def update(self, batch, tokens, now=0.0):
         outputs = list(self.scheduler.update(batch, np.array(tokens, np.int64), now=now))

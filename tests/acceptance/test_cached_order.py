@@ -1,8 +1,8 @@
 """Order by what is cached: who finds most of its prompt comes first, and passes none that came more than the lead before it."""
 
-import numpy as np
-
 from paged import BlockManager, Policy, Request, Scheduler
+
+from ..driving import steps_of  # noqa: TID252
 
 FIRST, SECOND, OTHER = [1] * 24, [2] * 24, [3] * 24
 
@@ -19,13 +19,7 @@ def scheduler_with(*cached, lead=10.0, **fields):
 
 def run(scheduler, now=0.0):
     """Admit in order, to the end; return who came in."""
-    admitted = []
-    while scheduler.has_unfinished:
-        batch = scheduler.schedule(now)
-        admitted += batch.admitted
-        scheduler.update(batch, np.full(int(batch.samples.sum()), 7, np.int32), now=now)
-        assert scheduler.check() == []
-    return admitted
+    return [name for batch in steps_of(scheduler, now=now) for name in batch.admitted]
 
 
 def add(scheduler, id, prompt, now=0.0, **fields):

@@ -51,13 +51,10 @@ def test_F4_a_prompt_in_chunks_holds_a_bounded_number_of_blocks(make_manager):
     assert (held, len(manager.table(row))) == ([4, 7, 8, 8, 8, 8, 8, 8], 25)
 
 
-def test_F4_a_prompt_goes_through_a_pool_that_holds_its_window_and_two_blocks(make_scheduler, step):
+def test_F4_a_prompt_goes_through_a_pool_that_holds_its_window_and_two_blocks(make_scheduler, run):
     # 63 tokens before the next one lie in 5 blocks at most; 6 hold them and what is computed.
     scheduler = make_scheduler(6, 16, {"long": (400, 2)}, groups=[LayerGroup("window", 64)], prefix_caching=False)
-    lengths = []
-    while scheduler.has_unfinished:
-        lengths += step(scheduler).tokens.values()
-        assert len(lengths) < 100
+    lengths = [step.tokens["long"] for step in run(scheduler, max_steps=100)]
     assert (sum(lengths), scheduler.manager.device.num_free) == (401, 6)
 
 

@@ -27,14 +27,13 @@ def test_a_hit_on_the_host_brings_its_blocks_back(make_manager, serve):
     manager.free([row])
 
 
-def test_what_costs_more_to_load_than_to_compute_is_computed(make_scheduler, request_of, step):
+def test_what_costs_more_to_load_than_to_compute_is_computed(make_scheduler, request_of, run):
     dear = Costs(seconds_per_swapped_block=1.0, seconds_per_token=1e-6)
     for costs, loaded in ((None, 8), (dear, 0)):
         scheduler = make_scheduler(4, 4, host_blocks=8, costs=costs, host_caching=True)
         for name, prompt in (("a", A), ("b", [*B, 1]), ("a again", A)):
             scheduler.add(request_of(name, prompt, max_tokens=1))
-            while scheduler.has_unfinished:
-                step(scheduler)
+            run(scheduler)
         assert scheduler.stats().host_hit_tokens == loaded
 
 

@@ -156,13 +156,9 @@ def test_J20_pressure_changes_no_word(make_scheduler, make_engine, request_of, p
     prompts = [[token % 3 for token in range(number, number + 5 + 3 * number)] for number in range(7)]
     options = {"host_blocks": host_blocks, "prefix_caching": caching, "max_tokens_per_step": 13, "max_sequences": 4}
     schedulers = [make_scheduler(num_blocks, 4, policy=policy, **options) for num_blocks in (9, 11, 14)]
-    alone = {}
-    for number, prompt in enumerate(prompts):
-        engine = make_engine(make_scheduler(100, 4, prefix_caching=False))
-        engine.add(request_of(f"r{number}", prompt, max_tokens=9))
-        alone |= engine.run()
     for scheduler in schedulers:
         engine = make_engine(scheduler)
+        alone = {f"r{number}/0": engine.alone(prompt, 9) for number, prompt in enumerate(prompts)}
         for number, prompt in enumerate(prompts):
             engine.add(request_of(f"r{number}", prompt, max_tokens=9))
         assert engine.run() == alone

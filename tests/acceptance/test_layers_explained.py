@@ -5,6 +5,8 @@ import pytest
 
 from paged import LayerGroup
 
+from ..driving import steps_of  # noqa: TID252
+
 FULL, STATE = LayerGroup("full"), LayerGroup("state")
 
 
@@ -12,10 +14,7 @@ def serve(scheduler, *requests):
     """Each request to its end, one after the other."""
     for request in requests:
         scheduler.add(request)
-        while scheduler.has_unfinished:
-            batch = scheduler.schedule()
-            scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
-            assert scheduler.check() == []
+        steps_of(scheduler)
 
 
 def begun(scheduler, request):
@@ -41,9 +40,7 @@ def test_pages_are_counted_by_the_group_that_has_them(make_scheduler, request_of
     # Token 20 reads from 16 on. Of the blocks before, only the last window's are wanted, and pages are free.
     assert (told(scheduler, "used"), told(scheduler, "passed")) == ([5, 2, 3], [0, 4 * 2, 0])
     assert told(scheduler, "cached") == [0, 4 * 2, 0]
-    while scheduler.has_unfinished:
-        batch = scheduler.schedule()
-        scheduler.update(batch, np.full(int(batch.samples.sum()), 7))
+    steps_of(scheduler)
     # States were kept at 20, at the prompt's end, and where it ended, with its partial blocks.
     assert (told(scheduler, "used"), told(scheduler, "cached")) == ([0, 0, 0], [7, 7 * 2, 3 * 3])
     batch = begun(scheduler, request_of("b", [*prompt[:20], 90]))

@@ -47,17 +47,15 @@ def test_O5_with_the_cache_off_nothing_is_a_query(make_scheduler, request_of, st
     assert stats.hit_rate == stats.recent_hit_rate == stats.mean_idle_steps == stats.mean_lifetime_steps == 0
 
 
-def test_saved_tokens_are_told_by_where_they_were(make_scheduler, request_of, step):
+def test_saved_tokens_are_told_by_where_they_were(make_scheduler, request_of, run):
     scheduler = make_scheduler(6, 4, host_blocks=12, host_caching=True)
     a, b = list(range(8)), list(range(100, 123))
     for name, prompt in (("a", [*a, 1]), ("device", [*a, 2]), ("b", b), ("host", [*a, 3])):
         scheduler.add(request_of(name, prompt, max_tokens=1))
-        while scheduler.has_unfinished:
-            step(scheduler)
+        run(scheduler)
     for name in ("leads", "shares"):
         scheduler.add(request_of(name, [*range(200, 208), 1], max_tokens=1))
-    while scheduler.has_unfinished:
-        step(scheduler)
+    run(scheduler)
     stats = scheduler.manager.stats()
     assert (stats.device_hit_tokens, stats.host_hit_tokens, stats.pending_hit_tokens) == (8, 8, 8)
     assert stats.hit_tokens == 24

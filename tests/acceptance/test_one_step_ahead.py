@@ -2,7 +2,6 @@
 
 from paged import Policy
 
-SWAPS = Policy(name="swaps", take="tail", preemption="swap")
 PAUSES = Policy(name="pauses", take="tail", preemption="recompute")
 
 

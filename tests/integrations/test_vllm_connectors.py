@@ -126,21 +126,6 @@ def test_an_id_that_is_being_saved_comes_again_when_it_is():
     assert step(core)[0].num_scheduled_tokens == {"a": 2}
 
 
-def test_a_request_that_is_aborted_while_it_loads_holds_its_blocks_until_its_load_ends():
-    core = connected(request("a", [1, 2, 3, 4, 5]), elsewhere=(4, True))
-    step(core)
-    status = type(core._live["a"].request.status)
-    core.finish_requests("a", status.FINISHED_ABORTED)
-    assert core.manager.device.num_used == 2
-    core.add_request(request("b", [8, 8, 8], most=1))
-    core.connector.elsewhere = lambda *_: (0, False)
-    step(core)
-    assert core.manager.device.num_used == 2
-    step(core, told=transferred(finished_recving={"a"}))
-    assert core.manager.device.num_used == 0
-    assert core.manager.lookup([1, 2, 3, 4, 5]).num_tokens == 0
-
-
 def test_a_step_behind_a_load_that_failed_is_taken_back_and_computed_without_it():
     loads = [(4, False)]
     core = connected(request("r", [9, 9, 9], most=9))

@@ -14,7 +14,7 @@ from paged.decoding.drafter import Drafter  # noqa: E402
 from paged.scheduler import Drafts  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
-from ..driving import tokens_of  # noqa: E402, TID252
+from ..driving import driven, tokens_of  # noqa: E402, TID252
 
 PROMPTS = ["The with statement", "def", "a, b, c, a, b, c, a, b", "Changed in version 3.", "A generator is"]
 WISHES = {
@@ -36,9 +36,7 @@ def run(model, **options):
     for (wish, fields), (number, prompt) in itertools.product(WISHES.items(), enumerate(PROMPTS)):
         params = SamplingParams(max_tokens=TOKENS, **fields)
         live[wish, number] = engine.live_request(engine.add_request(prompt, params, id=f"{wish} {number}"))
-    while engine.has_unfinished:
-        engine.step()
-        assert engine.check() == []
+    driven(engine)
     assert engine.manager.device.num_used == 0
     tokens = {key: [each.token_ids for each in request.completion().outputs] for key, request in live.items()}
     return tokens, {key: row for key, row in logits.items() if not key[0].startswith("several")}, engine
@@ -95,9 +93,7 @@ def scripted(change, model):
         [1, 2, 3, *(change(place, token) for place, token in enumerate(live.token_ids))]
     )
     ours = engine.live_request(engine.add_request([1, 2, 3], params))
-    while engine.has_unfinished:
-        engine.step()
-        assert engine.check() == []
+    driven(engine)
     return ours.token_ids, live.token_ids, drafter.tried
 
 

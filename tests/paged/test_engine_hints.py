@@ -11,6 +11,8 @@ from paged.errors import InvalidRequest, UnknownSession
 from paged.sampling.search_params import BeamSearchParams
 from paged.testing.tiny_model import tiny_model
 
+from ..driving import driven  # noqa: TID252
+
 PROMPT = [7 * place % 61 + 1 for place in range(24)]
 
 
@@ -23,14 +25,6 @@ def turn(engine, prompt=PROMPT, session="a", **wishes):
     engine.add_request(prompt, SamplingParams(max_tokens=4, ignore_eos=True), id="turn", session_id=session, **wishes)
     (usage,) = [output.usage for output in driven(engine) if output.finished]
     return usage.hit_tokens
-
-
-def driven(engine):
-    outputs = []
-    while engine.has_unfinished:
-        outputs += engine.step()
-    assert engine.check() == []
-    return outputs
 
 
 def strangers(engine, num=3):

@@ -16,6 +16,7 @@ from paged.study.simulator import Device as RunsOn, Load, Scenario
 from paged.study.simulator.stretch import SteadyBatch
 from paged.study.simulator.work import steady_work, work_of
 
+from ..driving import steps_of  # noqa: TID252
 from .files_of_others import TINY  # noqa: TID252
 
 # K and V of 2 heads of 2 elements in bf16.
@@ -66,11 +67,7 @@ def test_steps_that_are_taken_at_once_count_what_each_of_them_does():
     scheduler = Scheduler(BlockManager(64, 4))
     for number, length in enumerate([3, 7, 12]):
         scheduler.add(Request(id=str(number), prompt=np.arange(length), max_tokens=9))
-    batches = []
-    while scheduler.has_unfinished:
-        batches.append(scheduler.schedule())
-        scheduler.update(batches[-1], np.zeros(int(batches[-1].samples.sum()), np.int32))
-    _, *decodes = batches
+    _, *decodes = steps_of(scheduler, token=0)
     together = steady_work(SteadyBatch(decodes[0].ids, decodes[0].seq_lens, 3), len(decodes), spans=spans)
     one_by_one = StepWork.of_steps([work_of(batch, 4, spans=spans) for batch in decodes])
     assert together.context_tokens.tolist() == one_by_one.context_tokens.tolist()

@@ -7,6 +7,8 @@ from paged import BlockManager, LayerGroup, Request, RestartPoint, Scheduler
 from paged.engine.replica_index import DEVICE, HOST, RESTART, ReplicaIndex, key_of, prompt_keys
 from paged.errors import InvalidConfig, UnknownReplica
 
+from ..driving import steps_of  # noqa: TID252
+
 FOUR = prompt_keys(range(100, 117), 4)
 SEVEN = np.array([7], np.uint64)
 
@@ -20,9 +22,7 @@ def index_of(*replicas):
 
 def serve(scheduler, id, prompt, salt=None):
     scheduler.add(Request(id=id, prompt=prompt, max_tokens=1, salt=salt))
-    while scheduler.has_unfinished:
-        batch = scheduler.schedule()
-        scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
+    steps_of(scheduler, token=0)
 
 
 def num_until_last(keys, some):

@@ -19,6 +19,8 @@ from paged.decoding.search import Ahead  # noqa: E402
 from paged.errors import NeverFits  # noqa: E402
 from paged.model.checkpoint import checkpoint_path  # noqa: E402
 
+from ..driving import driven  # noqa: E402, TID252
+
 FIXTURES = json.loads((Path(__file__).parent / "fixtures" / "searches.json").read_text(encoding="utf-8"))
 TOKENS = FIXTURES["max_tokens"]
 VOCABULARY, STOP = 13, 3
@@ -208,9 +210,8 @@ def test_a_prompt_that_leaves_no_room_for_candidates_is_refused_and_one_token_le
     with pytest.raises(NeverFits, match="needs 21 tokens for its prompt, candidates for a first output and what may"):
         engine.add_request(list(range(1, 20)), ContrastiveSearchParams(ignore_eos=True))
     live = engine.live_request(engine.add_request(list(range(1, 19)), ContrastiveSearchParams(ignore_eos=True)))
-    while engine.has_unfinished:
-        engine.step()
-    assert engine.check() == [] and len(live.completion().token_ids) == 1
+    driven(engine)
+    assert len(live.completion().token_ids) == 1
 
 
 @pytest.mark.parametrize(("end", "reason"), [("abort", "abort"), ("finish", "stop")])
@@ -223,11 +224,9 @@ def test_a_search_may_be_ended_at_any_time(model, after, end, reason):
         engine.step()
     ended = getattr(engine, end)("a")
     assert (ended.id, ended.finish_reason, ended.finished, ended.token_ids) == ("a", reason, True, [])
-    outputs = []
-    while engine.has_unfinished:
-        outputs += engine.step()
+    outputs = driven(engine)
     assert [output.id for output in outputs] == ["b"] and outputs[0].finish_reason in ("stop", "length")
-    assert engine.check() == [] and engine.manager.device.num_used == 0
+    assert engine.manager.device.num_used == 0
 
 
 def test_a_step_that_fails_is_taken_back_and_the_search_goes_on(model, expected):

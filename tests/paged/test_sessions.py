@@ -81,12 +81,6 @@ def test_a_pause_that_is_not_recorded_is_the_rest_of_the_gap_and_none_is_longer(
     assert session.lines[0].turns[1].think_s == pause
 
 
-def test_the_sessions_that_ship_share_most_of_their_prompts():
-    sessions = open_sessions("agents")
-    assert (len(sessions), {session.block_size for session in sessions}) == (12, {64})
-    assert sum(len(session.lines) > 1 for session in sessions) == 1
-
-
 def test_what_is_drawn_depends_on_the_seed_alone(sessions_of):
     sessions = sessions_of(*[turns_at(0)] * 9)
     first, again, other = (draw_sessions(sessions, 4, random.Random(seed), spread_s=60) for seed in (1, 1, 2))

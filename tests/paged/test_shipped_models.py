@@ -1,4 +1,4 @@
-"""The models that ship: how they are named, how large they are, and that the hybrid answers in too little memory as it does alone."""
+"""The models that ship: how they are named, how large they are, and that the hybrid begins at kept states as if it had computed all."""
 
 import json
 
@@ -7,14 +7,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import LLM, Engine, Policy, SamplingParams  # noqa: E402
+from paged import LLM, Engine, SamplingParams  # noqa: E402
 from paged.errors import CheckpointNotFound  # noqa: E402
 from paged.model.checkpoint import NAMES, checkpoint_path, hybrid_path, is_shipped, named_or_shipped  # noqa: E402
 
+from ..driving import driven  # noqa: E402, TID252
+
 MOST_BYTES = 2_000_000
-OPENING = "The with statement is used to wrap the execution of a block with methods defined by a context manager."
-TEXT = f"{OPENING} "
-PROMPTS = [f"{OPENING} {end}" for end in ("The", "If a", "When the", "For", "A class", "It is", "Return the", "Note")]
+TEXT = "The with statement is used to wrap the execution of a block with methods defined by a context manager. "
 
 
 def test_both_names_are_folders_and_nothing_else_is_a_name(tmp_path):
@@ -52,43 +52,6 @@ def test_the_hybrid_knows_the_text_it_has_read(hybrid):
     assert answer.text.startswith(" the execution of a block")
 
 
-PRESSED = SamplingParams(max_tokens=24, ignore_eos=True)
-SWAPS = Policy(name="swaps", take="whole", preemption="swap")
-
-
-@pytest.fixture(scope="module")
-def alone(hybrid):
-    """The tokens that follow each of PROMPTS where it is alone."""
-    llm = LLM(hybrid, num_blocks=80, block_size=8, prefix_caching=False)
-    return [llm.generate(prompt, PRESSED)[0].token_ids for prompt in PROMPTS]
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"), [("recompute", {"policy": "vllm"}), ("swap", {"policy": SWAPS, "host_blocks": 60})]
-)
-def test_the_hybrid_answers_under_pressure_as_each_request_does_alone(hybrid, alone, kind, options):
-    engine = Engine(hybrid, num_blocks=56, block_size=8, max_tokens_per_step=24, **options)
-    preempted, found = [], {}
-
-    def note(batch):
-        assert engine.check() == []
-        preempted.extend(batch.preempted)
-        for id, first in zip(batch.ids.tolist(), batch.positions[batch.query_start_loc[:-1]].tolist(), strict=True):
-            found.setdefault(id, first)
-
-    engine.on_batch = note
-    ids = [engine.add_request(prompt, PRESSED) for prompt in PROMPTS]
-    tokens = {id: [] for id in ids}
-    while engine.has_unfinished:
-        for output in engine.step():
-            tokens[output.id] += output.token_ids
-    assert [tokens[id] for id in ids] == alone
-    assert {its for _, its in preempted} == {kind}
-    # A prompt that begins as an earlier one did goes on from a state that was kept.
-    assert max(found.values()) >= 8
-    assert all(first % 8 == 0 for first in found.values())
-
-
 def answered(engine, prompts):
     """Tokens and logits of each prompt, one after the other, and the first token of each step that a row wrote K and V of."""
     logits, found, firsts = [], [], []
@@ -97,9 +60,7 @@ def answered(engine, prompts):
     engine.worker.begin = lambda step: (firsts.append(step.written_from), begin(step))
     for prompt in prompts:
         request = engine.live_request(engine.add_request(prompt, SamplingParams(max_tokens=8)))
-        while engine.has_unfinished:
-            engine.step()
-            assert engine.check() == []
+        driven(engine)
         found.append(request.completion().outputs[0].token_ids)
     return found, torch.stack(logits), [each for each in firsts if each is not None]
 

@@ -1,7 +1,5 @@
 """Replays: every request of a trace ends, times follow the formula, and hits and outputs are what the trace says they are."""
 
-import json
-
 import msgspec
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Percentiles
 from paged.study.traces import Trace, excerpt_path, read_trace
 
+from ..driving import steps_of  # noqa: TID252
 from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: F401, TID252
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
@@ -35,33 +34,6 @@ def trace_of(tmp_path):
 
 def scheduler_of(num_blocks=64, block_size=4, *, host_blocks=0, **options):
     return Scheduler(BlockManager(num_blocks, block_size, host_blocks=host_blocks), **options)
-
-
-def test_with_ample_memory_the_hits_are_those_of_the_hash_ids():
-    """What the excerpt's raw ids say, token by token, against the scheduler; requests go one after another."""
-    path, block_size = excerpt_path("mooncake"), 16
-    known, expected = set(), 0
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        length = record["input_length"]
-        num_known = next((i for i, id in enumerate(record["hash_ids"]) if id not in known), len(record["hash_ids"]))
-        # In this excerpt an id stands for the same number of tokens wherever it occurs.
-        expected += min(min(num_known * 512, length), length - 1) // block_size * block_size
-        known.update(record["hash_ids"])
-    trace = read_trace(path)
-    apart = trace.scaled(rate=1e-9, outputs=1e-9)
-    pool = int(trace.prompt_tokens.sum()) // block_size + 2 * len(trace)
-    scheduler = scheduler_of(pool, block_size, max_tokens_per_step=200_000)
-    result = simulate(apart, scheduler, SECOND_A_STEP)
-    assert expected > 200_000
-    assert (result.hit_tokens, scheduler.manager.device.num_used) == (expected, 0)
-
-
-def test_the_same_trace_gives_the_same_figures():
-    trace = read_trace(excerpt_path("mooncake"), limit=40).scaled(prompts=1 / 32, outputs=1 / 8)
-    results = [simulate(trace, scheduler_of(160, 16, host_blocks=40, max_tokens_per_step=128)) for _ in range(2)]
-    first, second = (msgspec.structs.replace(result, wall_s=0.0, us_per_step=0.0) for result in results)
-    assert first == second
 
 
 def test_violations_are_counted_and_the_first_ones_told(trace_of, monkeypatch):
@@ -183,10 +155,7 @@ def batches(prompts, max_tokens=3, budget=9):
     scheduler = Scheduler(BlockManager(64, 4, prefix_caching=False), max_tokens_per_step=budget)
     for number, length in enumerate(prompts):
         scheduler.add(Request(id=str(number), prompt=[1] * length, max_tokens=max_tokens))
-    while scheduler.has_unfinished:
-        batch = scheduler.schedule()
-        yield batch
-        scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
+    return iter(steps_of(scheduler, token=0))
 
 
 def test_a_simulation_by_tiles_has_the_same_clock_whether_it_takes_steps_at_once_or_not():

@@ -12,6 +12,8 @@ pytest.importorskip("llguidance")
 from paged import LLM, Engine, SamplingParams, StructuredOutputsParams  # noqa: E402
 from paged.errors import GrammarFailed  # noqa: E402
 
+from ..driving import driven  # noqa: E402, TID252
+
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -131,9 +133,7 @@ def test_a_grammar_that_explodes_ends_its_request_and_no_other(model, monkeypatc
     engine = Engine(model)
     wishes = (SamplingParams(structured_outputs=form, max_tokens=40), SamplingParams(max_tokens=8))
     bad, good = (engine.live_request(engine.add_request("def", wish)) for wish in wishes)
-    while engine.has_unfinished:
-        engine.step()
-        assert engine.check() == []
+    driven(engine)
     assert (good.completion().finish_reason, bad.completion().finish_reason) == ("length", "error")
     assert bad.completion().error.startswith(f"{GrammarFailed.__name__}: the grammar cannot be followed: ")
 

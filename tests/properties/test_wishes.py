@@ -18,6 +18,8 @@ from paged.testing.machines import settings_for  # noqa: E402
 from paged.testing.reserving import most_blocks  # noqa: E402
 from paged.testing.tiny_model import tiny_model  # noqa: E402
 
+from ..driving import driven  # noqa: E402, TID252
+
 VOCABULARY = 8
 MOST_LIVE = 6
 LONGEST = 17
@@ -134,8 +136,7 @@ def alone(prompt, params):
     if key not in ALONE:
         engine = Engine(MODEL, num_blocks=400, block_size=4, max_sequences=64, max_tokens_per_step=512)
         live = engine.live_request(engine.add_request(prompt, params, id="alone"))
-        while engine.has_unfinished:
-            engine.step()
+        driven(engine)
         ALONE[key] = told(live)
     return ALONE[key]
 

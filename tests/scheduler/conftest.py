@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from paged import BlockManager, Hint, HintOutcome, Request, Scheduler
+
+from ..driving import step, steps_of  # noqa: TID252
 
 
 class Desk:
@@ -33,13 +34,10 @@ class Desk:
         return id
 
     def run(self, now: float = 0.0) -> None:
-        while self.scheduler.has_unfinished:
-            self.step(now)
+        steps_of(self.scheduler, 0, now)
 
     def step(self, now: float = 0.0) -> Any:
-        batch = self.scheduler.schedule(now=now)
-        self.scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32), now=now)
-        return batch
+        return step(self.scheduler, 0, now)
 
     def hint(self, action: str, now: float = 0.0, **what: Any) -> HintOutcome:
         return self.scheduler.hint(Hint(action=action, **what), now=now)

@@ -5,6 +5,8 @@ import pytest
 from paged.block_manager import BlockManager
 from paged.scheduler import Policy, Request, Scheduler
 
+from ..driving import step, steps_of  # noqa: TID252
+
 DROPS_ALL = Policy(name="drops all", max_preemptions=1)
 TAKES_TAILS = Policy(name="takes tails", max_preemptions=1, take="tail")
 
@@ -17,14 +19,6 @@ def scheduler_with_one_preempted(policy):
     step(scheduler)
     assert step(scheduler).preempted == (("b", "recompute"),)
     return scheduler
-
-
-def step(scheduler):
-    batch = scheduler.schedule()
-    if not batch.is_empty:
-        scheduler.update(batch, [7] * int(batch.samples.sum()))
-    assert scheduler.check() == []
-    return batch
 
 
 @pytest.mark.parametrize("policy", [DROPS_ALL, TAKES_TAILS], ids=lambda policy: policy.name)
@@ -46,8 +40,7 @@ def test_it_is_no_victim_again(policy):
     for _ in range(2):
         step(scheduler)
     scheduler.add(Request(id="urgent", prompt=[3] * 4, max_tokens=8, priority=-1))
-    while scheduler.has_unfinished:
-        step(scheduler)
+    steps_of(scheduler)
     assert scheduler.stats().preemptions == 1
 
 
@@ -75,8 +68,7 @@ def test_a_group_comes_back_when_the_worst_cases_of_all_its_sequences_fit():
     while scheduler.status("small") != "finished":
         assert "group" not in step(scheduler).ids
     assert step(scheduler).admitted == ("group",)
-    while scheduler.has_unfinished:
-        step(scheduler)
+    steps_of(scheduler)
     assert scheduler.stats().preemptions == 1
 
 

@@ -9,6 +9,8 @@ from paged.block_manager import BlockManager, LayerGroup
 from paged.scheduler import POLICIES, Request, Scheduler
 from paged.scheduler.foresight import ROWS, STRIDE, WINDOW, OutputLengths, peak
 
+from ..driving import step, steps_of  # noqa: TID252
+
 STEERED = msgspec.structs.replace(POLICIES["paged"], name="steered", quantile=0.4, stall_target=None)
 ORACLE = msgspec.structs.replace(POLICIES["paged"], name="oracle", foresight="expected")
 SEQUENCES = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 40)), min_size=1, max_size=8)
@@ -29,12 +31,6 @@ def scheduler_on(num_blocks, policy=ORACLE, **limits):
 
 def request(name, prompt_len, max_tokens, expected=None):
     return Request(id=name, prompt=[1] * prompt_len, max_tokens=max_tokens, expected_tokens=expected)
-
-
-def step(scheduler):
-    batch = scheduler.schedule()
-    scheduler.update(batch, [7] * int(batch.samples.sum()))
-    return batch
 
 
 def running(num_rows, policy):
@@ -60,8 +56,7 @@ def test_who_would_fit_now_waits_where_it_would_not_later():
         step(scheduler)
     # 8 + 2 held on average, and what is left of both: b comes in before a has ended.
     assert scheduler.status("a") == "running"
-    while scheduler.has_unfinished:
-        step(scheduler)
+    steps_of(scheduler)
     assert scheduler.stats().preemptions == 0
 
 
@@ -83,8 +78,7 @@ def test_with_true_lengths_nobody_is_preempted_and_the_greedy_one_preempts(num_b
         for number in range(40):
             output = 5 + 13 * number % 40
             scheduler.add(request(str(number), 1 + 7 * number % 20, output, output))
-        while scheduler.has_unfinished:
-            step(scheduler)
+        steps_of(scheduler)
         return scheduler.stats().preemptions
 
     greedy = msgspec.structs.replace(ORACLE, name="greedy", foresight="none", waste_target=None, max_passes=0)
@@ -103,8 +97,7 @@ def test_once_enough_outputs_have_ended_their_lengths_alone_decide():
     scheduler = scheduler_on(400, POLICIES["paged"], max_tokens_per_step=4000)
     for number in range(POLICIES["paged"].known_outputs):
         scheduler.add(request(f"known{number}", 4, 40))
-    while scheduler.has_unfinished:
-        step(scheduler)
+    steps_of(scheduler)
     for name in "ab":
         scheduler.add(request(name, 700, 400))
     # 40 tokens each, as those before: 1,400 + 80 and what is left over of blocks fit into 1,600.

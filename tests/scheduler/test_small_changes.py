@@ -10,12 +10,7 @@ from paged import BlockManager, Drafts, Policy, Request, Retention, Scheduler
 from paged.errors import InvalidConfig, NeverFits, UnknownRequest, WrongDrafts
 from paged.study.simulator.stretch import steady_batch
 
-
-def step(scheduler, token=7, now=0.0):
-    batch = scheduler.schedule(now=now)
-    scheduler.update(batch, [token] * int(batch.samples.sum()), now=now)
-    assert scheduler.check() == []
-    return batch
+from ..driving import step, steps_of  # noqa: TID252
 
 
 def test_a_request_that_says_nothing_more_has_the_documented_defaults():
@@ -73,8 +68,7 @@ def test_what_several_newcomers_of_a_step_still_need_adds_up():
 def test_a_row_grows_past_the_columns_that_its_prompt_made():
     scheduler = Scheduler(BlockManager(200, 1))
     scheduler.add(Request(id="a", prompt=[1], max_tokens=150))
-    while scheduler.has_unfinished:
-        step(scheduler)
+    steps_of(scheduler)
     assert scheduler.stats().output_tokens == 150
 
 

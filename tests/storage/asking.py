@@ -7,6 +7,8 @@ import numpy as np
 from paged import SamplingParams
 from paged.storage import StoreStats
 
+from ..driving import driven  # noqa: TID252
+
 PROMPT = [7 * place % 61 + 1 for place in range(43)]
 
 
@@ -46,15 +48,6 @@ def begun(engine, prompt, id, max_tokens=6, **options):
     engine.on_logits = lambda of, _, row: logits.append(row.numpy().copy()) if of == id else None
     engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), id=id, **options)
     return logits
-
-
-def driven(engine):
-    """All outputs that are still to come."""
-    outputs = []
-    while engine.has_unfinished:
-        outputs += engine.step()
-    assert engine.check() == []
-    return outputs
 
 
 def ask(engine, prompt=PROMPT, id="a", max_tokens=6, **options):

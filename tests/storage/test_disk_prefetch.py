@@ -14,7 +14,8 @@ from paged.testing.engine_rig import EngineRig, alone
 from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
 from paged.testing.tiny_model import tiny_model
 
-from .asking import PROMPT, Memory, ask, assert_same, begun, driven  # noqa: TID252
+from ..driving import driven  # noqa: TID252
+from .asking import PROMPT, Memory, ask, assert_same, begun  # noqa: TID252
 
 ASKED = Hint(action="prefetch", tokens=PROMPT)
 

@@ -17,8 +17,9 @@ from paged import Engine, SamplingParams
 from paged.sampling.search_params import BeamSearchParams
 from paged.testing.tiny_model import tiny_model
 
+from ..driving import driven  # noqa: TID252
 from ..shown import assert_refused, shown_in  # noqa: TID252
-from .asking import PROMPT, Memory, ask, assert_same, begun, driven  # noqa: TID252
+from .asking import PROMPT, Memory, ask, assert_same, begun  # noqa: TID252
 
 sys.path.append(str(Path(__file__).parents[2] / "tools"))
 from kill_disk import SPOILERS
