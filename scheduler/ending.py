@@ -20,6 +20,7 @@ from .request import ABORT, FINISH_REASONS, REJECTED, RequestState, RequestUsage
 from .rows import Counts, RowColumns, Rows
 from .state import State
 
+_INT64 = np.dtype(np.int64)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 
 
@@ -39,7 +40,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         if num != ticket.num_samples:
             raise _wrong(batch, f"{ticket.num_samples} rows sample; got {num} tokens.")
         return None
-    array = int64_array(counts)
+    array = counts if type(counts) is np.ndarray and counts.dtype == _INT64 else int64_array(counts)
     if array is None or array.shape != rows.shape:
         raise _wrong(batch, f"counts has to hold an integer for each of {len(rows)} rows, its tokens; got {counts!r}.")
     # The usual counts are recognised by their bytes: a reduction costs more.
@@ -62,7 +63,8 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
         raise _wrong(batch, f"counts add up to {int(array.sum())}; got {num} tokens.")
     if ticket.draft_counts is not None:
         _must_be_drafts(batch, tokens, array)
-    return array
+    # It may be the caller's.
+    return array.copy()
 
 
 def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:
