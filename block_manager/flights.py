@@ -96,7 +96,6 @@ class Flight:
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64]) -> None:
         """Extend the shares of these rows, placed in one call, to `ends`; their drafts may be rejected."""
-        self.pack()
         first = int((self.rows == rows[0]).argmax())
         self.ends = self.ends.copy()
         self.ends[first : first + len(rows)] = ends

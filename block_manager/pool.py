@@ -459,7 +459,7 @@ class Retentions:
     a node and of all before it: no child is kept longer than its parent. If the `host_gives_way`, a host block is at the
     lowest level while the device has its node, too, and back at the node's own when the device lets go of it."""
 
-    def __init__(self, pools: Sequence[Pool], *, host_gives_way: bool = False) -> None:
+    def __init__(self, pools: Sequence[Pool], *, host_gives_way: bool) -> None:
         self._pools, self.host_gives_way = pools, host_gives_way
         self.now, self._numbers = -np.inf, itertools.count(1)
         # Of the retentions that end: a heap of when, and their number; and by number, their runs, last one first. What has

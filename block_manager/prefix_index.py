@@ -33,7 +33,7 @@ NOTHING = Match([], 0, -1)
 
 class PrefixIndex:
     def __init__(
-        self, tables: Tables, flights: Flights, device: Pool, host: Pool, *sides: Pool, host_gives_way: bool = False
+        self, tables: Tables, flights: Flights, device: Pool, host: Pool, *sides: Pool, host_gives_way: bool
     ) -> None:
         """`sides`: device and host of each. They lie in one pool a tier. `host_gives_way`: see `Retentions`."""
         self._tables = tables
