@@ -64,6 +64,8 @@ def test_a_group_comes_back_when_the_worst_cases_of_all_its_sequences_fit():
     scheduler.add(Request(id="group", prompt=[3] * 4, max_tokens=6, num_sequences=2))
     step(scheduler)
     assert step(scheduler).preempted == (("group", "recompute"),)
+    said = "It was preempted 1 time and will compute 8 tokens again. It re-enters only with its worst case reserved."
+    assert said in str(scheduler.explain("group"))
     # Two blocks for what each sequence knows would do once "a" has ended; three may be needed, of six.
     while scheduler.status("small") != "finished":
         assert "group" not in step(scheduler).ids
