@@ -459,3 +459,14 @@ def test_nothing_is_brought_while_copies_of_a_cancelled_batch_wait(desk):
     assert brought(desk, [3]) == (None, [])
     desk.step()
     assert brought(desk, [3])[0] == 1
+
+
+def test_as_many_retentions_as_are_remembered_are_changed_by_the_next_word_on_their_target(desk, monkeypatch):
+    monkeypatch.setattr("paged.scheduler.hints.REMEMBERED", 2)
+    desk = desk(8)
+    for token in (1, 2, 3):
+        desk.serve([token] * 2)
+    for token, lasts in ((1, 100.0), (2, 100.0), (1, 5.0)):
+        assert desk.hint("retain", tokens=[token] * 2, lasts=lasts).status == "accepted"
+    desk.serve([4] * 5, now=10.0)
+    assert [desk.on_device([token] * 2) for token in (1, 2, 3)] == [1, 2, 0]
