@@ -71,6 +71,15 @@ def test_what_is_cached_of_a_prompt_that_waits_is_not_computed():
     assert scheduler.outlook().held.tolist() == [5, 41, 41]
 
 
+@pytest.mark.parametrize(("policy", "held"), [("vllm", [9, 9]), ("trtllm-guaranteed-no-evict", [32, 16])])
+def test_what_is_reserved_counts_as_held(make_scheduler, request_of, step, policy, held):
+    scheduler = make_scheduler(40, 4, policy=policy)
+    for name, most in (("a", 24), ("b", 8)):
+        scheduler.add(request_of(name, 8, most))
+    step(scheduler)
+    assert scheduler.outlook().held.tolist() == held
+
+
 def test_of_a_long_queue_what_is_cached_is_foreseen_by_its_first_requests():
     scheduler = Scheduler(BlockManager(100, 4), max_sequences=1)
     scheduler.add(Request(id="first", prompt=range(20), max_tokens=2, expected_tokens=2))
