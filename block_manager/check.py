@@ -43,8 +43,10 @@ def _free_lists(pool: Pool) -> Iterator[str]:
     for level, blocks in queued.items():
         if len(wrong := blocks[pool.level[blocks] != level]):
             yield f"3: cached {pool.tier} blocks {wrong.tolist()} stand at level {level}."
-    its_pages = pool.all_pages_of(cached)
-    if len(its_pages) != pool.num_cached or len(cached) != sum(queue.num_cached for queue in pool.queues.values()):
+    its_pages, queues = pool.all_pages_of(cached), pool.queues.values()
+    if not all(queue.is_counted for queue in queues):
+        yield f"1: a queue of cached {pool.tier} blocks counts other entries than it has."
+    if len(its_pages) != pool.num_cached or len(cached) != sum(queue.num_cached for queue in queues):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
     used = refs.nonzero()[0]
     pages = np.concatenate([plain, its_pages, pool.all_pages_of(used)])

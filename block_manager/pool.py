@@ -433,6 +433,11 @@ class CachedQueue:
         segments = [*self._swept, *self._segments]
         return np.concatenate([NO_BLOCKS, *(self._live(number, blocks) for number, blocks, _ in segments)])
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether there are as many entries as it counts, those of blocks that have left included."""
+        return self._num_entries == sum(len(blocks) for _, blocks, _ in (*self._swept, *self._segments))
+
     def _live(self, number: int, blocks: Blocks) -> Blocks:
         """The blocks of a segment that have not left."""
         if self._num_entries == self.num_cached:
