@@ -18,7 +18,7 @@ _Array = TypeVar("_Array", bound=NDArray[Any])
 
 
 def read_only(array: _Array) -> _Array:
-    """Return the array, which nobody can write from now on."""
+    """Return the array, made read-only."""
     array.setflags(write=False)
     return array
 

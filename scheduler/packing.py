@@ -172,7 +172,7 @@ def _copies_of(step: Step) -> tuple[Tokens, Moves]:
     """Return the step's loads and moves, read-only because a cancel carries them over as they are."""
     moves = joined(step.moves)
     for pairs in (moves.device_to_host, moves.host_to_device, moves.device_to_device):
-        pairs.setflags(write=False)
+        read_only(pairs)
     return read_only(np.array(step.loads, np.int32).reshape(-1, 3)), moves
 
 

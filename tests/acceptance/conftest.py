@@ -230,7 +230,7 @@ class NumberEngine:
         return self.shadow.contents.next_token(held.tolist(), sequence, self.vocabulary)
 
     def alone(self, prompt, count):
-        """So many tokens that follow a prompt where nobody else is, and no memory."""
+        """So many tokens after a prompt, computed without other requests and without memory."""
         tokens = list(prompt)
         for _ in range(count):
             tokens.append(self.next_token(self.shadow.contents.path(None, tokens)))
