@@ -151,9 +151,7 @@ class Pool:
     def make_room(self, num_pages: int) -> None:
         """Evict until so many pages, which are available, are free: once for several draws."""
         while (missing := num_pages - self.num_free) > 0:
-            blocks = self._evicted(missing)
-            self.state[blocks] = 0
-            self._put_free(blocks)
+            self._put_free(self._evicted(missing))
 
     def _evicted(self, num_pages: int) -> Blocks:
         """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
@@ -181,7 +179,8 @@ class Pool:
             # Held: what leaves with them may be content of each other.
             self.state[blocks] = _CONTENT + 1
         self._forget(taken, blocks)
-        self.level[blocks] = 0
+        if self._is_raised:
+            self.level[blocks] = 0
         return blocks
 
     def _num_pages(self, blocks: Blocks) -> int:
@@ -250,11 +249,9 @@ class Pool:
         `is_next`: what becomes cached is evicted before all that is. `repeats`: a block may be listed several times."""
         if run is not None:
             self._name(blocks[:num], run, DEVICE)
-        elif len(blocks) == 1 and self._width is None and self.state.item(block := blocks.item()) == 1:
+        elif len(blocks) == 1 and self.state.item(blocks.item()) == 1:
             # Most often a partial tail.
-            self.state[block] = 0
-            self._stack[self.num_free] = block
-            self.num_free += 1
+            self._put_free(blocks)
             return
         elif blocks.itemsize < 8:
             # As they stand in a table.
@@ -263,9 +260,8 @@ class Pool:
         if len(blocks) <= _PATTERN:
             looks = held.tobytes()
             if looks == _SOLE_PLAIN[: len(looks)]:
-                free = blocks[num:]
-                self.state[free] = 0
-                self._put_free(free)
+                if num < len(blocks):
+                    self._put_free(blocks[num:])
                 if num:
                     self._put_cached(blocks[:num], is_next)
                 return
@@ -292,7 +288,8 @@ class Pool:
             self._put_cached(cached, is_next)
 
     def _put_free(self, blocks: Blocks) -> None:
-        """Add blocks without content, last one first: the first is drawn next."""
+        """Add blocks that carry nothing from now on, last one first: the first is drawn next."""
+        self.state[blocks] = 0
         if self._width is not None:
             blocks = self.all_pages_of(blocks)
         top = self.num_free
@@ -357,7 +354,6 @@ class Pool:
         """Take the nodes from all blocks; none may be used."""
         taken = [part for queue in self.queues.values() for part in queue.take(self.num_blocks, self._width)[0]]
         cached, self.num_cached = np.concatenate([NO_BLOCKS, *taken]), 0
-        self.state[cached] = 0
         self._put_free(cached[::-1])
         self.run[:] = None
         self.level[:], self._is_raised = 0, False

@@ -511,6 +511,9 @@ class PrefixIndex:
                 run.drop(place, first, len(blocks) if stop is None else stop)
 
     def _evict(self, place: int, taken: list[Blocks], blocks: Blocks) -> None:
+        if self.pools[place].place is None:
+            self.forget(place, self.nodes_in(place, taken))
+            return
         for its_place, parts, _ in self.by_place(place, taken, blocks):
             self.forget(its_place, self.nodes_in(its_place, parts))
 
@@ -528,20 +531,23 @@ class PrefixIndex:
 
     def nodes_in(self, place: int, taken: list[Blocks]) -> list[Span]:
         """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
-        found: list[Span] = []
+        found, runs = list[Span](), self.pools[place].run
         for blocks in taken:
             start = 0
             while start < len(blocks):
-                run: Run = self.pools[place].run.item(blocks.item(start))
+                last = blocks.item(start)
+                run: Run = runs.item(last)
                 there = run.blocks[place]
                 stop = len(there)
-                if there.item(-1) != blocks.item(start):
-                    stop = int((there == blocks[start]).argmax()) + 1
+                if there.item(-1) != last:
+                    stop = int((there == last).argmax()) + 1
                 first = max(0, stop - len(blocks) + start)
-                residing, mine = there[first:stop], blocks[start : start + stop - first][::-1]
-                # Bytes: most often they are equal, and comparing them costs a fifth of a numpy reduction.
-                if residing.tobytes() != mine.tobytes():
-                    first = stop - int((residing != mine)[::-1].argmax())
+                # Of a row that ended, both are most often parts of one array.
+                if there.base is None or there.base is not blocks.base:
+                    residing, mine = there[first:stop], blocks[start : start + stop - first][::-1]
+                    # Bytes: most often they are equal, and comparing them costs a fifth of a numpy reduction.
+                    if residing.tobytes() != mine.tobytes():
+                        first = stop - int((residing != mine)[::-1].argmax())
                 found.append((run, first, stop))
                 start += stop - first
         return found

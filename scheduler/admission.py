@@ -106,8 +106,10 @@ def _may_enter(state: State, step: Step, request: RequestState, free: int | None
         is_sure = is_head if has_room else free <= 0
         if is_sure or not manager.content.has_first(manager.content.first_key(request.first_tokens, request.root)):
             return has_room and (foresight is None or foresight.fits(request))
+    if not _has_seats(state, step, request):
+        return False
     manager.growth.draw_promised()
-    if not _has_seats(state, step, request) or not books.has_room(request):
+    if not books.has_room(request):
         return False
     is_whole = step.num_rows and not state.admission.chunked
     if is_whole and max(len(tokens) for tokens in request.tokens if tokens is not None) > step.budget:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -219,23 +218,27 @@ class Running:
 
     def add(self, request: RequestState) -> None:
         """Add a request, and the rows that it has."""
-        requests, rows, order, behind = self._requests, request.live_rows, request.order, list[Any]()
-        if self._left or (self._joined and requests and next(reversed(requests)) > order):
+        requests, rows, order = self._requests, request.live_rows, request.order
+        is_last = not requests or next(reversed(requests)) < order
+        if self._left or (self._joined and not is_last):
             # First, because memory may be short.
             self._apply()
+        self.num_rows += len(rows)
+        self.num += 1
+        if is_last:
+            requests[order] = request
+            self._joined += rows
+            return
+        behind = []
         while requests and next(reversed(requests)) > order:
             behind.append(requests.popitem())
         requests[order] = request
         requests.update(reversed(behind))
-        if not behind:
-            self._joined += rows
-        elif len(rows) > 1 or self.num_rows != self.num or self._is_stale:
+        if len(rows) > 1 or self.num_rows != self.num or self._is_stale:
             self._is_stale = True
         else:
-            place = self.num - len(behind)
+            place = self.num - 1 - len(behind)
             self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
-        self.num += 1
-        self.num_rows += len(rows)
 
     def add_row(self) -> None:
         """Note one more row of a running request."""
