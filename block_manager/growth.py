@@ -53,13 +53,14 @@ class Growth:
         """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
         tables, stop = self.tables, column + len(blocks)
         tables.ensure_columns(stop)
+        if self._changed is not None:
+            # First, because memory may be short.
+            rows, columns = np.array([row]).repeat(len(blocks)), np.arange(column, stop)
+            self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
         tables.blocks[0, row, column:stop] = blocks
         if stop >= tables.num_blocks[row]:
             tables.num_blocks[row] = stop
             tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
-        if self._changed is not None:
-            rows, columns = np.array([row]).repeat(len(blocks)), np.arange(column, stop)
-            self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
 
     def promise(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64] | None = None) -> None:
         """Promise these rows, whose tables end before column `have`, their blocks up to column `wanted` (None: one

@@ -511,9 +511,6 @@ class PrefixIndex:
                 run.drop(place, first, len(blocks) if stop is None else stop)
 
     def _evict(self, place: int, taken: list[Blocks], blocks: Blocks) -> None:
-        if self.pools[place].place is None:
-            self.forget(place, self.nodes_in(place, taken))
-            return
         for its_place, parts, _ in self.by_place(place, taken, blocks):
             self.forget(its_place, self.nodes_in(its_place, parts))
 
