@@ -48,7 +48,10 @@ QUICK = (
 )
 PROPERTIES = tuple(
     f"tests/properties/test_{name}.py"
-    for name in ("found_programs", "every_policy_ends", "expected_hits", "scenarios", "stretches", "state_machines")
+    for name in (
+        *("found_programs", "every_policy_ends", "expected_hits", "scenarios", "stretches", "state_machines"),
+        *("naive_layers", "host_of_layers", "layer_groups", "naive_sessions", "wishes"),
+    )
 )
 # How often the machines reach an event is a question to the kit, not to the mutant.
 SEEDED = ("--hypothesis-seed=0", "-k", "not machine_reaches")
