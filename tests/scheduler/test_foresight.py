@@ -122,6 +122,16 @@ def test_one_behind_passes_a_head_that_does_not_fit_so_often_and_no_more():
     assert scheduler.waiting_ids() == ["big", "small4", "small5"]
 
 
+@pytest.mark.parametrize(("num_blocks", "admitted"), [(17, ("b",)), (16, ())])
+def test_a_newcomer_takes_one_place_more_for_one_output(num_blocks, admitted):
+    scheduler = Scheduler(BlockManager(num_blocks, 1, prefix_caching=False), policy=ORACLE)
+    scheduler.add(request("a", 4, 9, 9))
+    step(scheduler)
+    # Fullest when "b" has its output: ten tokens beside the five of "a", and one more of each.
+    scheduler.add(request("b", 10, 1))
+    assert step(scheduler).admitted == admitted
+
+
 def test_only_one_of_the_next_four_passes():
     scheduler = scheduler_on(30, max_tokens_per_step=200)
     scheduler.add(request("first", 4, 60, 60))
