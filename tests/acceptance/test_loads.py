@@ -101,3 +101,14 @@ def test_nothing_is_loaded_for_a_request_that_is_rejected_as_its_batch_begins(ma
     scheduler.append("a", [5] * 20)
     batch = scheduler.schedule()
     assert (batch.loads.tolist(), scheduler.status("a")) == ([], "rejected")
+
+
+def test_each_time_it_is_admitted_what_may_exist_elsewhere_is_asked_for_and_nothing_else(
+    make_scheduler, request_of, run
+):
+    asked, options = [], {"policy": "vllm", "prefix_caching": False}
+    scheduler = make_scheduler(6, 1, elsewhere=lambda *request: (asked.append(request), (0, False))[1], **options)
+    for name, length, fields in (("first", 1, {"reads_cache": False}), ("a", 3, {"num_computed": 1})):
+        scheduler.add(request_of(name, length, max_tokens=3, **fields))
+    run(scheduler)
+    assert (scheduler.stats().preemptions, asked) == (1, [("a", 0), ("a", 0)])
