@@ -61,8 +61,8 @@ def _rows(state: State) -> list[str]:
                 continue
             if columns.owner[row] is not request or columns.sequence[row] != sequence:
                 found.append(f'9: row {row} does not know that it serves "{request.id}".')
-            if manager.rows.num_tokens[row] > request.max_total[sequence] and request not in state.to_reject:
-                found.append(f'8: request "{request.id}" has {manager.rows.num_tokens[row]} tokens, more than it may.')
+            if manager.rows.num_tokens[row] >= request.max_total[sequence] and request not in state.to_reject:
+                found.append(f'8: request "{request.id}" has {manager.rows.num_tokens[row]} tokens, and has not ended.')
         if request.status is Status.SWAPPED and any(manager.rows.num_blocks[row] for row in rows):
             found.append(f'9: request "{request.id}" is swapped and holds device blocks.')
         if request.status is Status.RUNNING and any(manager.tiers.num_on_host(row) for row in rows):

@@ -96,10 +96,6 @@ def test_two_turns_of_a_session_may_live_at_once_and_the_last_one_that_ends_coun
     desk.add([1, 1], "s", max_tokens=2)
     desk.add([2, 2, 2], "s")
     assert desk.scheduler.session("s").live == 2
-    session = desk.scheduler._state.hints.sessions.by_id["s"]
-    session.live = 1
-    assert desk.scheduler.check() == ["9: sessions have turns {'s': 1}; requests say Counter({'s': 2})."]
-    session.live = 2
     # It cannot end before they do.
     assert desk.hint("end", session="s").status == "clipped"
     desk.run()
