@@ -75,6 +75,8 @@ def _rows(state: State) -> list[str]:
         )
     if state.running.rows().tolist() != [row for request in state.running for row in request.live_rows]:
         found.append("9: the array of running rows differs from the running requests.")
+    if rowless := [request.id for request in books.bounded if not request.live_rows]:
+        found.append(f"8: worst cases are reserved for {rowless}, which hold no rows.")
     # A block that several of them share counts once.
     bounded = [row for request in books.bounded for row in request.live_rows]
     worst = manager.pages_of_rows(bounded) + books.owed_to_bounded() if bounded else 0
