@@ -61,8 +61,8 @@ def _rows(state: State) -> list[str]:
                 continue
             if columns.owner[row] is not request or columns.sequence[row] != sequence:
                 found.append(f'9: row {row} does not know that it serves "{request.id}".')
-            if manager.rows.num_tokens[row] > request.max_total[sequence] and request not in state.to_reject:
-                found.append(f'8: request "{request.id}" has {manager.rows.num_tokens[row]} tokens, more than it may.')
+            if manager.rows.num_tokens[row] >= request.max_total[sequence] and request not in state.to_reject:
+                found.append(f'8: request "{request.id}" has {manager.rows.num_tokens[row]} tokens, and has not ended.')
         if request.status is Status.SWAPPED and any(manager.rows.num_blocks[row] for row in rows):
             found.append(f'9: request "{request.id}" is swapped and holds device blocks.')
         if request.status is Status.RUNNING and any(manager.tiers.num_on_host(row) for row in rows):
@@ -75,6 +75,8 @@ def _rows(state: State) -> list[str]:
         )
     if state.running.rows().tolist() != [row for request in state.running for row in request.live_rows]:
         found.append("9: the array of running rows differs from the running requests.")
+    if rowless := [request.id for request in books.bounded if not request.live_rows]:
+        found.append(f"8: worst cases are reserved for {rowless}, which hold no rows.")
     # A block that several of them share counts once.
     bounded = [row for request in books.bounded for row in request.live_rows]
     worst = manager.pages_of_rows(bounded) + books.owed_to_bounded() if bounded else 0

@@ -214,7 +214,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
         # Computed again, it must not sample: it waits for tokens from the caller.
         state.columns.note_sampled(request, sequence)
         state.outstanding.void_unknown(request, sequence)
-        if row < 0 and request.id not in state.idle and all(request.has_sampled[i] for i in request.live_sequences):
+        if row < 0 and all(request.has_sampled[i] for i in request.live_sequences):
             state.queues.leave(request)
             state.queues.wait(request, is_idle=True)
         return Output(request.id, sequence, [])

@@ -95,12 +95,11 @@ class OutputLengths:
         lasting = np.concatenate([[1.0], np.multiply.accumulate(1.0 - 1.0 / reached)])
         tail = (ended.sum() + going.sum()) / len(ended) * lasting[-1]
         # Mean tokens after each length, of all outputs ever begun.
-        widths = np.diff(ended, prepend=0) * lasting[:-1]
+        widths = np.diff(ended) * lasting[1:-1]
         after = np.concatenate([widths[::-1].cumsum()[::-1], [0.0]]) + tail
         place = ended.searchsorted(written, "right")
-        come = after[np.minimum(place + 1, len(ended))]
-        first = ended[np.minimum(place, len(ended) - 1)]
-        come = np.where(place < len(ended), come + (first - written) * lasting[place], tail)
+        longer = np.minimum(place, len(ended) - 1)
+        come = np.where(place < len(ended), after[longer] + (ended[longer] - written) * lasting[place], tail)
         with np.errstate(invalid="ignore"):
             means: NDArray[np.float64] = come / lasting[place]
         return means
@@ -169,7 +168,7 @@ class Foresight:
         steps, num_running = self._stats.steps, self._books.queues.running.num_rows
         if not num_placed or steps >= self.next_look:
             return True
-        return not was_shut and steps >= self.next_look - STRIDE + min(STRIDE, num_running // PATIENCE)
+        return not was_shut and steps >= self.next_look - STRIDE + num_running // PATIENCE
 
     def forget(self) -> None:
         """Forget what was counted of those in: they may know other tokens now."""

@@ -251,7 +251,7 @@ class Hints:
 
     def num_yet_to_pin(self) -> int:
         """Return by how many blocks pins may reduce what requests can have, beyond those that only pins hold now."""
-        return self._max_pinned - self._content.pages_held_alone(self.held()) if self._max_pinned else 0
+        return self._max_pinned - self._content.pages_held_alone(self.held())
 
     def _until(self, hint: Hint) -> float:
         return math.inf if hint.lasts is None else self.sessions.now() + hint.lasts

@@ -135,8 +135,8 @@ class Outstanding:
             return known
         num_awaited = awaited.num[rows]
         totals: Counts = known + num_awaited
-        ends = (num_awaited > 0) & (totals >= self._columns.max_total[rows])
-        ends |= awaited.is_undecided[rows]
+        # A live row knows fewer tokens than its full length has.
+        ends = (totals >= self._columns.max_total[rows]) | awaited.is_undecided[rows]
         if self._resumes_known:
             # The batch before the current step, which may be empty or ended.
             goes_on = awaited.batch[rows] == self._manager.batch - 1

@@ -54,6 +54,11 @@ def test_int32_arrays_and_lists_are_the_same_prompt(make_scheduler, step):
     assert step(scheduler).batch.token_ids.tolist() == [3, 1, 2, 3, 1, 2]
 
 
+def test_fields_of_a_request_are_named():
+    with pytest.raises(TypeError):
+        Request("a", [1])
+
+
 def test_a_prompt_over_the_pool_says_what_would_do(make_scheduler, request_of):
     scheduler = make_scheduler(96, 16)
     with pytest.raises(NeverFits) as caught:

@@ -118,15 +118,19 @@ def test_arrays_by_row_say_the_same_as_a_mapping(make_scheduler):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "counts", "message"),
-    [([1, 2, 3, 4], [4], "got 4 tokens; it had 2 drafts"), ([1, 5, 9], [3], "got token 5 where its draft was 2")],
+    ("drafts", "tokens", "message"),
+    [
+        ([1, 2], [1, 2, 3, 4], "got 4 tokens; it had 2 drafts"),
+        ([1], [1, 1, 9], "got 3 tokens; it had 1 drafts"),
+        ([1, 2], [1, 5, 9], "got token 5 where its draft was 2"),
+    ],
 )
-def test_what_was_not_drafted_cannot_have_been_accepted(make_scheduler, request_of, tokens, counts, message, unchanged):
+def test_what_was_not_drafted_cannot_have_been_accepted(make_scheduler, request_of, drafts, tokens, message, unchanged):
     scheduler = started(make_scheduler(20, 4), request_of)
-    batch = scheduler.schedule(drafts={"a": [1, 2]})
+    batch = scheduler.schedule(drafts={"a": drafts})
     with unchanged(scheduler), pytest.raises(WrongTokens, match=message):
-        scheduler.update(batch, tokens, counts)
-    scheduler.update(batch, [1, 2, 9], [3])
+        scheduler.update(batch, tokens, [len(tokens)])
+    scheduler.update(batch, [*drafts, 9], [len(drafts) + 1])
 
 
 def test_a_block_that_held_rejected_drafts_goes_back_and_the_next_token_has_the_slot_before_it(

@@ -123,7 +123,7 @@ NEVER = "; what follows was never computed here in full blocks, or left before w
 def test_a_prefix_says_what_is_cached_of_it_and_why_no_more_is(make_scheduler, request_of, memory, prompt, salt, says):
     num_blocks, host_blocks = memory
     scheduler = make_scheduler(
-        num_blocks, host_blocks=host_blocks, host_caching=host_blocks > 0, remember_evicted=8, max_tokens_per_step=64
+        num_blocks, host_blocks=host_blocks, host_caching=host_blocks > 0, remember_evicted=1, max_tokens_per_step=64
     )
     for time, request in ((3, request_of("a", FIRST, 1, salt="x")), (7, request_of("b", SECOND, 1))):
         scheduler.add(request, now=time)

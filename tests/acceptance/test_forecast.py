@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from paged import POLICIES, BlockManager, Policy, Request, Scheduler
+from paged import POLICIES, BlockManager, LayerGroup, Policy, Request, Scheduler
 from paged.engine.forecast import forecast
 from paged.errors import InvalidRequest, NeverFits
 from paged.testing.snapshots import snapshot
@@ -78,6 +78,13 @@ def test_what_is_reserved_counts_as_held(make_scheduler, request_of, step, polic
         scheduler.add(request_of(name, 8, most))
     step(scheduler)
     assert scheduler.outlook().held.tolist() == held
+
+
+def test_of_layers_of_several_kinds_whole_slots_are_counted():
+    manager = BlockManager(100, 4, groups=[LayerGroup("full", pages=3), LayerGroup("window", 8)])
+    # Of 400 slots each of the full group takes three.
+    outlook = Scheduler(manager).outlook()
+    assert (outlook.slots, type(outlook.slots)) == (133, int)
 
 
 def test_of_a_long_queue_what_is_cached_is_foreseen_by_its_first_requests():

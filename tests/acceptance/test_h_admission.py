@@ -85,6 +85,14 @@ def test_H8_a_prompt_over_the_models_length_is_refused_and_never_scheduled(make_
     assert scheduler.schedule().is_empty
 
 
+def test_a_prompt_enters_where_one_block_is_free_and_the_others_are_shared(make_scheduler, request_of, step):
+    scheduler = make_scheduler(4, 4, {"a": (list(range(8)), 4)}, policy="vllm")
+    for _ in range(2):
+        step(scheduler)
+    scheduler.add(request_of("b", list(range(9)), max_tokens=1))
+    assert (scheduler.manager.device.num_available, step(scheduler).tokens) == (1, {"a": 1, "b": 1})
+
+
 def test_H10_a_request_whose_prefix_is_still_loading_holds_its_whole_reservation(make_scheduler, request_of, run, step):
     scheduler = make_scheduler(9, 4)
     # 8 and 5 blocks in all, 4 of each computed elsewhere.

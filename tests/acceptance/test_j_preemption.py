@@ -20,6 +20,18 @@ def test_J2_the_late_token_of_a_request_that_was_preempted_in_flight_is_recorded
     assert scheduler.stats().preemptions_recompute == 1
 
 
+def test_one_that_was_preempted_in_flight_and_got_no_token_stays_out_until_its_caller_appends(make_scheduler, step):
+    scheduler = make_scheduler(9, 16, {"a": (64, 5), "b": (64, 5)}, policy="vllm", max_tokens_per_step=160)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    assert [id for id, _ in second.preempted] == ["b"]
+    scheduler.update(first, [41], [1, 0])
+    scheduler.update(second, [7])
+    scheduler.abort("a")
+    assert step(scheduler).batch.is_empty
+    scheduler.append("b", [5])
+    assert step(scheduler).outputs["b"].token_ids == [7]
+
+
 @pytest.mark.parametrize(("caching", "recomputed"), [(False, 32), (True, 16)])
 def test_J4_the_lower_priority_gives_way_and_resumes(make_scheduler, request_of, step, run, caching, recomputed):
     scheduler = make_scheduler(4, 16, policy="vllm", prefix_caching=caching)
@@ -68,6 +80,15 @@ def test_J7_a_paused_row_keeps_its_head_and_computes_only_what_it_lost(make_sche
     assert scheduler.manager.table(row).tolist() == [3, 4, 0]
 
 
+def test_a_victim_whose_tail_is_not_enough_gives_all_before_the_next_one_gives_any(make_scheduler, step):
+    scheduler = make_scheduler(8, 4, {"a": 3, "b": 11, "c": 11}, policy="paged", prefix_caching=False)
+    step(scheduler)
+    scheduler.append("a", [7] * 19)
+    assert step(scheduler).tokens == {"a": 20}
+    held = [[int(scheduler.manager.rows.num_blocks[row]) for row in scheduler.rows_of(name)] for name in "abc"]
+    assert (held, scheduler.status("b"), scheduler.status("c")) == ([[6], [2], []], "paused", "waiting")
+
+
 @pytest.mark.parametrize(("num_blocks", "a", "b", "again"), [(6, 11, 10, 12), (2, 4, 4, 5)], ids=["J9", "J12"])
 def test_J9_J12_generated_tokens_are_computed_again_like_a_prompt(make_scheduler, step, num_blocks, a, b, again):
     scheduler = make_scheduler(num_blocks, 4, {"a": a, "b": b}, policy="vllm", prefix_caching=False)
@@ -91,7 +112,7 @@ def test_J10_J11_a_group_is_preempted_and_comes_back_whole(make_scheduler, make_
         batch = engine.step()
         if "group" in [id for id, _ in batch.preempted]:
             preempted = True
-            assert "group" not in batch.ids
+            assert "group" not in batch.ids and scheduler.status("group") == "waiting"
     assert preempted
     assert {key: len(tokens) for key, tokens in engine.outputs.items()} == {"alone/0": 20} | {
         f"group/{n}": 10 for n in range(3)

@@ -82,3 +82,33 @@ def test_tokens_appended_while_loading_do_not_change_what_was_asked_for(make_sch
     assert engine.step().num_tokens.tolist() == [2]
     engine.run()
     assert len(engine.outputs["a/0"]) == 2
+
+
+def test_of_cancelled_batches_the_first_ones_loads_are_listed_first(make_scheduler, request_of):
+    scheduler, batches = make_scheduler(20, 4), []
+    for name in "ab":
+        scheduler.add(request_of(name, 18, num_computed=12))
+        batches.append(scheduler.schedule())
+    for batch in reversed(batches):
+        scheduler.cancel(batch)
+    assert [scheduler.schedule().loads.tolist() for _ in batches] == [batch.loads.tolist() for batch in batches]
+
+
+def test_nothing_is_loaded_for_a_request_that_is_rejected_as_its_batch_begins(make_scheduler, request_of):
+    scheduler = make_scheduler(8, 4)
+    scheduler.add(request_of("a", 18, num_computed=12))
+    scheduler.cancel(scheduler.schedule())
+    scheduler.append("a", [5] * 20)
+    batch = scheduler.schedule()
+    assert (batch.loads.tolist(), scheduler.status("a")) == ([], "rejected")
+
+
+def test_each_time_it_is_admitted_what_may_exist_elsewhere_is_asked_for_and_nothing_else(
+    make_scheduler, request_of, run
+):
+    asked, options = [], {"policy": "vllm", "prefix_caching": False}
+    scheduler = make_scheduler(6, 1, elsewhere=lambda *request: (asked.append(request), (0, False))[1], **options)
+    for name, length, fields in (("first", 1, {"reads_cache": False}), ("a", 3, {"num_computed": 1})):
+        scheduler.add(request_of(name, length, max_tokens=3, **fields))
+    run(scheduler)
+    assert (scheduler.stats().preemptions, asked) == (1, [("a", 0), ("a", 0)])

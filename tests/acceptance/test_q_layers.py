@@ -256,6 +256,12 @@ def test_a_row_whose_states_find_no_page_gets_no_drafts(make_scheduler, request_
         scheduler.cancel(batch)
 
 
+def test_a_row_without_drafts_takes_no_pages_from_those_of_the_next_one(make_scheduler):
+    scheduler = make_scheduler(11, 4, {"a": (2, 9), "b": (2, 9)}, groups=HYBRID, prefix_caching=False)
+    scheduler.update(scheduler.schedule(), [70, 70])
+    assert scheduler.schedule(drafts={"b": [71]}).num_drafts.tolist() == [0, 1]
+
+
 def test_drafts_behind_a_first_token_have_no_states_to_go_back_to(make_scheduler):
     scheduler = make_scheduler(12, 4, {"r": (1, 9)}, groups=HYBRID)
     scheduler.cancel(scheduler.schedule())

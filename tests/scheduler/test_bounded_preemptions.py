@@ -11,9 +11,9 @@ DROPS_ALL = Policy(name="drops all", max_preemptions=1)
 TAKES_TAILS = Policy(name="takes tails", max_preemptions=1, take="tail")
 
 
-def scheduler_with_one_preempted(policy):
-    """Six blocks of four: "a" ends with its third token, "b" was preempted for its second, and both had 12 prompt tokens."""
-    scheduler = Scheduler(BlockManager(6, 4, prefix_caching=False), policy=policy)
+def scheduler_with_one_preempted(policy, num_blocks=6):
+    """Blocks of four: "a" ends with its third token, "b" was preempted for its second, and both had 12 prompt tokens."""
+    scheduler = Scheduler(BlockManager(num_blocks, 4, prefix_caching=False), policy=policy)
     scheduler.add(Request(id="a", prompt=[1] * 12, max_tokens=3))
     scheduler.add(Request(id="b", prompt=[2] * 12, max_tokens=9))
     step(scheduler)
@@ -32,6 +32,17 @@ def test_newcomers_wait_for_what_its_worst_case_reserves(policy):
         assert step(scheduler).ids.tolist() == ["b"]
     assert scheduler.status("c") == "waiting"
     assert step(scheduler).ids.tolist() == ["c"]
+
+
+def test_others_do_not_grow_into_what_its_worst_case_reserves():
+    scheduler = scheduler_with_one_preempted(DROPS_ALL, num_blocks=7)
+    step(scheduler)
+    scheduler.add(Request(id="c", prompt=[3] * 4, max_tokens=8))
+    # Of seven blocks "b" may need six.
+    assert step(scheduler).ids.tolist() == ["b", "c"]
+    while "b" in step(scheduler).ids:
+        assert scheduler.manager.rows.num_blocks[scheduler.rows_of("c")].sum() <= 1
+    assert scheduler.status("b") == "finished"
 
 
 @pytest.mark.parametrize("policy", [DROPS_ALL, TAKES_TAILS], ids=lambda policy: policy.name)

@@ -75,6 +75,16 @@ def test_of_tenants_that_went_only_so_many_are_remembered_as_having_had_their_tu
     assert [each.id for each in queue] == ["-1", "10000"]
 
 
+def test_a_tenant_that_got_no_more_than_others_is_not_remembered(queue):
+    queue.add(state(0, "stays"))
+    found = state(1, "found all of it")
+    queue.add(found)
+    let_in(queue, found)
+    found.hit_tokens = found.prompt_len
+    ended(queue, found, 0)
+    assert not queue._idle
+
+
 def test_what_is_wrong_in_its_books_is_told():
     scheduler = Scheduler(BlockManager(8, 4), policy="paged-fair")
     for number in range(3):

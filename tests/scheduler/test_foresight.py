@@ -122,6 +122,16 @@ def test_one_behind_passes_a_head_that_does_not_fit_so_often_and_no_more():
     assert scheduler.waiting_ids() == ["big", "small4", "small5"]
 
 
+@pytest.mark.parametrize(("num_blocks", "admitted"), [(17, ("b",)), (16, ())])
+def test_a_newcomer_takes_one_place_more_for_one_output(num_blocks, admitted):
+    scheduler = Scheduler(BlockManager(num_blocks, 1, prefix_caching=False), policy=ORACLE)
+    scheduler.add(request("a", 4, 9, 9))
+    step(scheduler)
+    # Fullest when "b" has its output: ten tokens beside the five of "a", and one more of each.
+    scheduler.add(request("b", 10, 1))
+    assert step(scheduler).admitted == admitted
+
+
 def test_only_one_of_the_next_four_passes():
     scheduler = scheduler_on(30, max_tokens_per_step=200)
     scheduler.add(request("first", 4, 60, 60))
@@ -138,13 +148,23 @@ def test_a_head_that_did_not_fit_is_looked_at_again_after_some_steps_when_somebo
     step(scheduler)
     looked, fits = [], scheduler._state.foresight.fits
     scheduler._state.foresight.fits = lambda wish: looked.append(wish.id) or fits(wish)
-    for _ in range(STRIDE + 1):
+    for _ in range(STRIDE):
         step(scheduler)
     assert len(looked) == 1
     scheduler.add(request("c", 8, 40, 40))
     step(scheduler)
     # The head, and the one behind that may pass it.
     assert len(looked) == 3
+
+
+def test_a_head_that_did_not_fit_is_looked_at_again_where_the_next_batch_would_be_empty():
+    scheduler = scheduler_on(20)
+    scheduler.add(request("a", 8, 10, 10))
+    scheduler.add(request("b", 57, 20, 20))
+    for _ in range(9):
+        assert "b" not in step(scheduler).admitted
+    # The last output of "a" is out.
+    assert [scheduler.schedule().admitted for _ in range(2)] == [(), ("b",)]
 
 
 MAKES_ROOM = {
@@ -171,6 +191,19 @@ def test_whatever_may_make_room_lets_the_head_be_looked_at_at_once(way):
     assert looked[:1] == ["b"]
 
 
+def test_the_more_rows_run_the_later_it_is_looked_whether_a_change_made_room(monkeypatch):
+    monkeypatch.setattr("paged.scheduler.foresight.PATIENCE", 2)
+    scheduler = scheduler_on(20)
+    for name, expected in (("a", 40), *((f"c{number}", 2) for number in range(7)), ("b", 40)):
+        scheduler.add(request(name, 4, 40, expected))
+    assert len(step(scheduler).admitted) == 8
+    looked, fits = [], scheduler._state.foresight.fits
+    scheduler._state.foresight.fits = lambda wish: looked.append(wish.id) or fits(wish)
+    scheduler.abort("c0")
+    # Three steps after it did not fit, because seven rows run.
+    assert [(step(scheduler), looked[:])[1] for _ in range(4)] == [[], [], ["b"], ["b"]]
+
+
 def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_beyond_up_to_its_bounds():
     policy = msgspec.structs.replace(STEERED, known_outputs=0)
     foresight = scheduler_on(30, policy)._state.foresight
@@ -184,7 +217,9 @@ def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_be
             foresight.finished(pause=0)
         return foresight.quantile
 
-    assert quantile_at(0.0) == pytest.approx(0.3, abs=0.01)
+    stats.computed_tokens += 10
+    foresight.finished(pause=0)
+    assert foresight.quantile == pytest.approx(0.3)
     assert quantile_at(0.01) == pytest.approx(0.4, abs=0.01)
     assert quantile_at(0.02) == pytest.approx(0.5, abs=0.01)
     assert quantile_at(0.5) == policy.quantile_range[1]

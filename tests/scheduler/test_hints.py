@@ -292,6 +292,17 @@ def test_the_prompt_of_a_waiting_request_is_prefetched(desk):
     assert desk.on_device([1] * 5) == 5
 
 
+def test_one_step_brings_all_that_was_to_be_prefetched(desk):
+    desk = desk(6, host_blocks=8)
+    for token in (1, 2):
+        desk.serve([token] * 2)
+    desk.serve([3] * 5, writes_cache=False)
+    for token in (1, 2):
+        desk.hint("prefetch", tokens=[token] * 2)
+    desk.step()
+    assert (desk.on_device([1] * 2), desk.on_device([2] * 2)) == (2, 2)
+
+
 FULL, WINDOW, STATE = LayerGroup("full"), LayerGroup("window", 6), LayerGroup("state", pages=3)
 SEVERAL = pytest.mark.parametrize(
     "groups", [(FULL, WINDOW), (FULL, STATE), (WINDOW, STATE), (LayerGroup("full", pages=2), WINDOW, STATE)]

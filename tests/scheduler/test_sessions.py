@@ -3,7 +3,7 @@
 import pytest
 
 from paged.errors import InvalidConfig, UnknownSession
-from paged.scheduler.sessions import FEWEST, GUESS, PATIENCE, Gaps
+from paged.scheduler.sessions import FEWEST, GUESS, PATIENCE, Gaps, Session
 
 
 def train(desk, waits_for, gap, start):
@@ -143,6 +143,24 @@ def test_gaps_are_guessed_from_those_of_their_kind_that_were_longer():
     # Another pace of the same kind is guessed from all; another kind from nothing.
     assert gaps.left(("tool", 0, 5), 0.0) == FEWEST + 1.0
     assert gaps.left(("person", 0, 3), 0.0) == GUESS
+    # A pace with enough gaps of its own is guessed from these alone, the quickest, too.
+    for _ in range(FEWEST):
+        gaps.note(("tool", 0, 1), 100.0)
+    assert gaps.left(("tool", 0, 1), 0.0) == 100.0
+
+
+def test_a_turn_is_expected_until_98_of_100_gaps_are_over_and_for_half_an_hour():
+    gaps = Gaps()
+    for number in range(1, 101):
+        gaps.note(("tool", 0, 3), 100.0 * number)
+    assert [gaps.latest((waits_for, 5, 5)) for waits_for in ("tool", "person")] == [9900.0, PATIENCE]
+
+
+def test_outputs_are_classes_of_double_length():
+    session, classes = Session("s"), []
+    for session.num_output in (0, 127, 128, 255, 256, 10**6):
+        classes.append(session.kind[1])
+    assert classes == [0, 0, 1, 1, 2, 5]
 
 
 def test_gaps_that_are_long_ago_are_forgotten():
