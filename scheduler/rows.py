@@ -223,8 +223,7 @@ class Running:
         if self._left or (self._joined and not is_last):
             # First, because memory may be short.
             self._apply()
-        self.num_rows += len(rows)
-        self.num += 1
+        self.num, self.num_rows = self.num + 1, self.num_rows + len(rows)
         if is_last:
             requests[order] = request
             self._joined += rows
