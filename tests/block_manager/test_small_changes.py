@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paged import BlockManager
+from paged import BlockManager, LayerGroup
 from paged.base.arguments import int64_array, token_array
 from paged.errors import InvalidConfig, InvalidTokens, UnknownRow
 
@@ -71,3 +71,13 @@ def test_the_highest_integer_of_64_bits_is_one_and_those_above_it_are_none(kind,
 def test_an_integer_that_is_too_large_for_a_token_id_is_said_to_be(token):
     with pytest.raises(InvalidTokens, match="is larger than int32 holds|below 2\\^31"):
         token_array([1, token])
+
+
+def test_where_no_group_is_full_the_host_never_lacks_positions_for_rows():
+    manager = BlockManager(40, 4, host_blocks=40, groups=[LayerGroup("window", 6)], prefix_caching=False)
+    rows = [manager.add(range(20)) for _ in range(2)]
+    for row in rows:
+        manager.allocate([row], [20])
+        manager.confirm()
+        manager.swap_out([row])
+    assert (manager.host.num_used, manager.check()) == (2 * 2, [])
