@@ -81,3 +81,20 @@ def test_where_no_group_is_full_the_host_never_lacks_positions_for_rows():
         manager.confirm()
         manager.swap_out([row])
     assert (manager.host.num_used, manager.check()) == (2 * 2, [])
+
+
+def test_content_that_is_retained_once_more_does_not_go_before_what_follows_it():
+    manager = BlockManager(3, 1)
+    manager.allocate([manager.add([1, 2, 3])], [3])
+    manager.confirm()
+    manager.free([0])
+    manager.retain([1])
+    manager.retain([1, 2])
+    manager.allocate([manager.add([9, 8])], [2])
+    assert manager.lookup([1, 2, 3]).num_tokens == 1
+
+
+def test_a_row_that_gets_no_token_draws_no_state():
+    manager = BlockManager(8, 2, groups=[LayerGroup("full"), LayerGroup("state", pages=3)])
+    rows = np.array([manager.add([1, 2, 3])] * 3)
+    assert manager._memory.growth.lacking(rows, np.arange(3)).tolist() == [0, 4, 4]
