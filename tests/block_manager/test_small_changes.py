@@ -98,3 +98,15 @@ def test_a_row_that_gets_no_token_draws_no_state():
     manager = BlockManager(8, 2, groups=[LayerGroup("full"), LayerGroup("state", pages=3)])
     rows = np.array([manager.add([1, 2, 3])] * 3)
     assert manager._memory.growth.lacking(rows, np.arange(3)).tolist() == [0, 4, 4]
+
+
+def test_content_that_its_last_holder_copies_stays_until_the_copy_has_run():
+    manager = BlockManager(4, 2)
+    manager.allocate([manager.add([0])], [4], unknown=[3])
+    manager.fork(0)
+    manager.append(0, [0, 0, 0])
+    manager.confirm()
+    manager.free([0])
+    manager.append(1, [0])
+    moves = manager._memory.place(np.array([1]), np.array([1]), np.array([2]))
+    assert (moves.device_to_device.tolist(), manager._memory.device.refs(0)) == ([[0, 2]], 1)
