@@ -98,6 +98,7 @@ def test_the_memory_check_tells_a_corruption_of_layers_of_several_kinds(plant, s
 def test_the_memory_check_tells_a_lost_reference_where_no_group_is_full():
     manager = BlockManager(8, 2, groups=[LayerGroup("window", 3)], prefix_caching=False)
     compute(manager, manager.add(range(3)))
+    assert manager.check() == []
     manager._memory.device.state[1] = 2
     assert "2: device block 1 has ref count 2 and 1 references." in manager.check()
 
