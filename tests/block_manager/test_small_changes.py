@@ -110,3 +110,18 @@ def test_content_that_its_last_holder_copies_stays_until_the_copy_has_run():
     manager.append(1, [0])
     moves = manager._memory.place(np.array([1]), np.array([1]), np.array([2]))
     assert (moves.device_to_device.tolist(), manager._memory.device.refs(0)) == ([[0, 2]], 1)
+
+
+@pytest.mark.parametrize("group", [LayerGroup("state", pages=3), LayerGroup("window", 5, pages=3)])
+def test_what_a_hit_loads_of_a_state_or_window_is_not_drawn_before_it_was_copied(group):
+    manager = BlockManager(11, 4, groups=[LayerGroup("full"), group], host_blocks=60, host_caching=True)
+    for first in (0, 100, 200):
+        row = manager.add(range(first, first + 9))
+        for count in (8, 1):
+            manager.allocate([row], [count])
+            manager.confirm()
+        manager.free([row])
+    row = manager.add(range(9))
+    assert manager.rows.num_computed[row] == 8
+    manager.free([row])
+    assert manager.device.num_used == 3
