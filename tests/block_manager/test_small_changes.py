@@ -125,3 +125,20 @@ def test_what_a_hit_loads_of_a_state_or_window_is_not_drawn_before_it_was_copied
     assert manager.rows.num_computed[row] == 8
     manager.free([row])
     assert manager.device.num_used == 3
+
+
+def test_what_a_row_has_computed_is_content_before_another_of_its_batch_computes_the_same():
+    manager = BlockManager(24, 1)
+    row = manager.add([1])
+    manager.allocate([row], [3], unknown=[2])
+    manager.next_batch()
+    # Others have its next block pending when it is known, and stand on it; then their batch is cancelled.
+    for tokens, count in (([1, 2, 9], 2), ([1, 2, 8], 1)):
+        manager.allocate([manager.add(tokens)], [count])
+    manager.append(row, [2, 3])
+    manager.confirm()
+    manager.cancel()
+    manager.free([1, 2])
+    manager.append(row, [5])
+    manager.allocate([manager.add([1, 2, 3, 4]), row], [3, 1])
+    assert manager.lookup([1, 2, 3, 4]).blocks.tolist() == manager.table(row)[:3].tolist()
