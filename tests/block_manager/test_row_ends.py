@@ -155,3 +155,10 @@ def test_a_row_that_fell_to_its_beginning_reads_no_state_of_others():
     manager.fork(other)
     manager.allocate(row, 2)
     assert manager.groups()[1].read.tolist() == [[-1]]
+
+
+def test_an_end_is_found_though_more_blocks_are_there_behind_it(manager):
+    row = manager.add(range(17))
+    ran(manager, row)
+    manager.free(row)
+    assert manager.lookup([*range(14), 99]).num_tokens == 10
