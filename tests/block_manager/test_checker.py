@@ -118,11 +118,14 @@ def test_the_memory_check_tells_a_block_that_is_in_another_place_than_its_node_s
 
 
 @pytest.mark.parametrize("row", [0, 1])
-def test_a_run_that_is_open_for_a_row_without_a_path_is_told(row):
+def test_a_run_that_is_open_for_a_row_that_does_not_extend_it_or_has_no_path_is_told(row):
     manager = BlockManager(4, 2)
     for tokens in ([1, 2, 3], [5, 6, 7]):
         compute(manager, manager.add(tokens))
-    del manager._memory.index.paths[row]
+    paths = manager._memory.index.paths
+    paths[row].open = None
+    assert f"4: run {row} is open for row {row}, which does not extend it." in manager.check()
+    del paths[row]
     assert f"4: run {row} is open for row {row}, which has no path." in manager.check()
 
 
