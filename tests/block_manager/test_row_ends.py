@@ -38,6 +38,8 @@ def test_an_end_goes_with_the_nodes_before_it_though_it_was_used_later(manager):
     manager.allocate(row, 4 * manager.device.num_free)
     assert manager.check() == [] and manager.device.num_cached < cached
     assert manager.lookup(range(12)).num_tokens in (0, 8)
+    manager.reserve(row, 6)
+    assert (manager.check(), manager.device.num_free, manager.device.num_cached) == ([], 1, 0)
 
 
 def test_who_shares_nothing_leaves_no_end(manager):
