@@ -207,10 +207,6 @@ def _closed_run(run: Run) -> Iterator[str]:
         (blocks < 0).any() or (parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0)
     ):
         yield f"5: a node of run {run.id} is on the device and its parent node is not."
-    for its in run.blocks[NUM_PLACES:]:
-        lacks = np.maximum(*(run.blocks_in(place, 0, len(its)) for place in (DEVICE, HOST))) < 0
-        if (lacks & (its >= 0)).any():
-            yield f"5: run {run.id} has windows or states of nodes that the full group has on no tier."
 
 
 def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:
