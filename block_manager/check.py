@@ -167,7 +167,7 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
         is_full = np.maximum(*(run.blocks_in(place, 0, run.length) for place in (DEVICE, HOST))) >= 0
         for place in range(NUM_PLACES, len(index.pools)):
             if ((run.blocks_in(place, 0, run.length) >= 0) & ~is_full).any():
-                yield f"4: run {run.id} has content of other groups where the full one has none."
+                yield f"5: run {run.id} has content of other groups where the full one has none."
     num_nodes = Counter[Pool]()
     for place, pool in enumerate(index.pools):
         yield from _residence([run for run in all_runs if len(run.blocks[place])], place, pool, index.retentions)

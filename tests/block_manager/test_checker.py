@@ -116,7 +116,7 @@ def test_the_memory_check_tells_a_block_that_is_in_another_place_than_its_node_s
     manager._memory.device.place[block] = DEVICE
     assert f"4: device block {block} does not know that it holds node 0:1." in manager.check()
     run.blocks[DEVICE] = run.blocks[DEVICE][:0]
-    assert "4: run 0 has content of other groups where the full one has none." in manager.check()
+    assert "5: run 0 has content of other groups where the full one has none." in manager.check()
 
 
 @pytest.mark.parametrize("row", [0, 1])
