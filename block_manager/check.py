@@ -167,7 +167,7 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
         is_full = np.maximum(*(run.blocks_in(place, 0, run.length) for place in (DEVICE, HOST))) >= 0
         for place in range(NUM_PLACES, len(index.pools)):
             if ((run.blocks_in(place, 0, run.length) >= 0) & ~is_full).any():
-                yield f"4: run {run.id} has content of other groups where the full one has none."
+                yield f"5: run {run.id} has content of other groups where the full one has none."
     num_nodes = Counter[Pool]()
     for place, pool in enumerate(index.pools):
         yield from _residence([run for run in all_runs if len(run.blocks[place])], place, pool, index.retentions)
@@ -207,10 +207,6 @@ def _closed_run(run: Run) -> Iterator[str]:
         (blocks < 0).any() or (parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0)
     ):
         yield f"5: a node of run {run.id} is on the device and its parent node is not."
-    for its in run.blocks[NUM_PLACES:]:
-        lacks = np.maximum(*(run.blocks_in(place, 0, len(its)) for place in (DEVICE, HOST))) < 0
-        if (lacks & (its >= 0)).any():
-            yield f"5: run {run.id} has windows or states of nodes that the full group has on no tier."
 
 
 def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:

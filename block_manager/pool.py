@@ -201,7 +201,7 @@ class Pool:
         widths = self._width[blocks]
         if len(blocks) and not np.count_nonzero(widths != widths[0]):
             # Those of one table: this costs half.
-            return self._pages[blocks, : widths[0]].reshape(-1).astype(np.int64)
+            return self._pages[blocks, : widths[0]].ravel().astype(np.int64)
         is_there = np.arange(self._pages.shape[1]) < widths[:, None]
         return self._pages[blocks][is_there].astype(np.int64)
 

@@ -347,12 +347,12 @@ class Tiers:
                 blocks.append(block)
             if new:
                 of_places = zip((1 - place, place), np.array(new).T, strict=True)
-                both = [self.pool(at, table).pages_of(its, pages).reshape(-1).tolist() for at, its in of_places]
+                both = [self.pool(at, table).pages_of(its, pages).ravel().tolist() for at, its in of_places]
                 pairs += zip(*both, strict=True)
             found.append(np.array(blocks, np.int64))
         return found
 
 
 def _pairs(source: Pool, sources: Blocks, target: Pool, targets: Blocks, pages: int) -> Pairs:
-    both = [pool.pages_of(blocks, pages).reshape(-1) for pool, blocks in ((source, sources), (target, targets))]
+    both = [pool.pages_of(blocks, pages).ravel() for pool, blocks in ((source, sources), (target, targets))]
     return np.stack(both, axis=1)

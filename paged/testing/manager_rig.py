@@ -50,7 +50,7 @@ Copy = tuple[Block, Block]
 def build_manager(world: ManagerWorld) -> Any:
     """Our own manager."""
     manager = manager_in(world)
-    manager.load_where(lambda start, stop, *pages: stop - start >= world.least_load)
+    manager.load_where(lambda start, stop: stop - start >= world.least_load)
     return manager
 
 

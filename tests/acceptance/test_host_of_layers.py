@@ -107,3 +107,26 @@ def test_the_end_of_a_row_within_a_block_goes_to_the_host_and_comes_back(make, s
     start, copies = serve(scheduler, [*A, 8, 9, 10])
     # Two full blocks, the partial one, and its state; the partial block is copied before it is written.
     assert (start, copies["host_to_device"], copies["device_to_device"]) == (9, 6, 1)
+
+
+def test_a_row_that_holds_blocks_takes_what_comes_next_from_the_host_with_its_window(make_manager, fill):
+    manager = make_manager(15, 4, groups=[FULL, LayerGroup("window", 5)], host_blocks=30, host_caching=True)
+    manager.free([fill(manager, range(9))])
+    row = manager.add(range(17))
+    manager.free([fill(manager, range(16))])
+    manager.free([fill(manager, range(100, 124))])
+    # Two full blocks, and a block of the window.
+    assert [manager._memory.sharing.extend_hit(row, room=room) for room in (1, 3)] == [0, 8]
+    assert (manager.rows.num_computed[row], manager.group_pages(1, row)[:3].tolist()) == (16, [[-1]] * 3)
+
+
+def test_a_window_stays_on_the_host_with_its_full_block_though_one_before_that_is_lost(make_manager, compute):
+    manager = make_manager(14, 4, groups=[FULL, LayerGroup("window", 5)], host_blocks=3, host_caching=True)
+    row = manager.add(range(16))
+    for _ in range(4):
+        compute(manager, row, 4)
+    manager.free([row])
+    manager.reserve([manager.add(range(100, 140), writes=False)], [6])
+    manager.take_moves()
+    # The first two full blocks are on the device still. The host has the fourth, and lacked room for the third.
+    assert [(each.cached, each.on_host) for each in manager.stats().groups] == [(2, 1), (0, 1)]

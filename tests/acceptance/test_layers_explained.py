@@ -137,6 +137,8 @@ def test_what_is_still_being_computed_is_said_to_be(make_scheduler):
 
 def test_who_found_nothing_and_who_does_not_look_are_told_apart(make_scheduler, request_of):
     scheduler = make_scheduler(60, 4, groups=[FULL, STATE])
+    # Who had the row before found something.
+    serve(scheduler, *[request_of(id, range(9), max_tokens=1) for id in ("before", "again")])
     begun(scheduler, request_of("a", 9, max_tokens=5))
     assert " Its hit ended at 0 tokens: nothing of its prompt was cached. " in str(scheduler.explain("a"))
     begun(scheduler, request_of("b", 9, max_tokens=5, reads_cache=False))

@@ -214,6 +214,23 @@ def test_of_what_is_retained_together_states_leave_before_full_blocks(make_manag
     assert (manager.lookup(range(17)).num_tokens, len(manager.cached_contents())) == (0, 6)
 
 
+def test_states_that_two_rows_read_in_one_batch_are_kept_each_for_its_own_row(make_manager):
+    manager = make_manager(40, 4, groups=ALIKE)
+    prompts = range(13), range(100, 113)
+    rows = [manager.add(prompt, keep_at=[4]) for prompt in prompts]
+    for count in (4, 8):
+        manager.allocate(rows, count)
+        manager.confirm()
+    assert [manager.lookup(prompt).num_tokens for prompt in prompts] == [4, 4]
+
+
+def test_a_state_is_wanted_where_a_third_prompt_parts_from_two_that_parted_there(make_manager, serve):
+    manager = make_manager(40, 4, groups=ALIKE, row_ends=False)
+    for length, last in ((8, 60), (8, 70)):
+        serve(manager, [*range(length), *range(last, last + 2 + last // 70 * 8)])
+    assert manager.next_end(manager.add([*range(8), *range(80, 90)]), 18) == 8
+
+
 def drafted(make_scheduler, request_of, drafts, num_pages=12, length=3, **options):
     """A scheduler with request "r", whose prompt is computed and whose first output is 70, and the batch in which that has these drafts."""
     scheduler = make_scheduler(num_pages, 4, {"r": (length, 20)}, groups=HYBRID, **options)

@@ -98,6 +98,7 @@ def test_the_memory_check_tells_a_corruption_of_layers_of_several_kinds(plant, s
 def test_the_memory_check_tells_a_lost_reference_where_no_group_is_full():
     manager = BlockManager(8, 2, groups=[LayerGroup("window", 3)], prefix_caching=False)
     compute(manager, manager.add(range(3)))
+    assert manager.check() == []
     manager._memory.device.state[1] = 2
     assert "2: device block 1 has ref count 2 and 1 references." in manager.check()
 
@@ -114,14 +115,19 @@ def test_the_memory_check_tells_a_block_that_is_in_another_place_than_its_node_s
     assert manager._memory.device.place[block] == place
     manager._memory.device.place[block] = DEVICE
     assert f"4: device block {block} does not know that it holds node 0:1." in manager.check()
+    run.blocks[DEVICE] = run.blocks[DEVICE][:0]
+    assert "5: run 0 has content of other groups where the full one has none." in manager.check()
 
 
 @pytest.mark.parametrize("row", [0, 1])
-def test_a_run_that_is_open_for_a_row_without_a_path_is_told(row):
+def test_a_run_that_is_open_for_a_row_that_does_not_extend_it_or_has_no_path_is_told(row):
     manager = BlockManager(4, 2)
     for tokens in ([1, 2, 3], [5, 6, 7]):
         compute(manager, manager.add(tokens))
-    del manager._memory.index.paths[row]
+    paths = manager._memory.index.paths
+    paths[row].open = None
+    assert f"4: run {row} is open for row {row}, which does not extend it." in manager.check()
+    del paths[row]
     assert f"4: run {row} is open for row {row}, which has no path." in manager.check()
 
 

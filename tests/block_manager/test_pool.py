@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paged.block_manager.pool import Pool
+from paged.block_manager.pool import Pool, Retentions
 from paged.block_manager.runs import Run
 
 RUN = Run(0, b"", None, -1, -1, 1)
@@ -29,3 +29,12 @@ def cache(pool, *blocks):
     """Release blocks with content, the last one evicted first."""
     pool.carry(np.array(blocks), RUN)
     pool.release(np.array(blocks))
+
+
+def test_retentions_that_ended_early_hide_none_that_ends_later():
+    retentions, run = Retentions([], host_gives_way=False), Run(0, b"", None, -1, -1, 1, 0)
+    first, *_ = [retentions.retain(run, 0, 1, until) for until in (1.0, 9.0, 2.0)]
+    retentions.end(first)
+    for _ in range(70):
+        retentions.end(retentions.retain(run, 0, 1, 100.0))
+    assert retentions.next_end == 2.0

@@ -38,6 +38,8 @@ def test_an_end_goes_with_the_nodes_before_it_though_it_was_used_later(manager):
     manager.allocate(row, 4 * manager.device.num_free)
     assert manager.check() == [] and manager.device.num_cached < cached
     assert manager.lookup(range(12)).num_tokens in (0, 8)
+    manager.reserve(row, 6)
+    assert (manager.check(), manager.device.num_free, manager.device.num_cached) == ([], 1, 0)
 
 
 def test_who_shares_nothing_leaves_no_end(manager):
@@ -155,3 +157,10 @@ def test_a_row_that_fell_to_its_beginning_reads_no_state_of_others():
     manager.fork(other)
     manager.allocate(row, 2)
     assert manager.groups()[1].read.tolist() == [[-1]]
+
+
+def test_an_end_is_found_though_more_blocks_are_there_behind_it(manager):
+    row = manager.add(range(17))
+    ran(manager, row)
+    manager.free(row)
+    assert manager.lookup([*range(14), 99]).num_tokens == 10

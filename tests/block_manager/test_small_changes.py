@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paged import BlockManager
+from paged import BlockManager, LayerGroup
 from paged.base.arguments import int64_array, token_array
 from paged.errors import InvalidConfig, InvalidTokens, UnknownRow
 
@@ -71,3 +71,74 @@ def test_the_highest_integer_of_64_bits_is_one_and_those_above_it_are_none(kind,
 def test_an_integer_that_is_too_large_for_a_token_id_is_said_to_be(token):
     with pytest.raises(InvalidTokens, match="is larger than int32 holds|below 2\\^31"):
         token_array([1, token])
+
+
+def test_where_no_group_is_full_the_host_never_lacks_positions_for_rows():
+    manager = BlockManager(40, 4, host_blocks=40, groups=[LayerGroup("window", 6)], prefix_caching=False)
+    rows = [manager.add(range(20)) for _ in range(2)]
+    for row in rows:
+        manager.allocate([row], [20])
+        manager.confirm()
+        manager.swap_out([row])
+    assert (manager.host.num_used, manager.check()) == (2 * 2, [])
+
+
+def test_content_that_is_retained_once_more_does_not_go_before_what_follows_it():
+    manager = BlockManager(3, 1)
+    manager.allocate([manager.add([1, 2, 3])], [3])
+    manager.confirm()
+    manager.free([0])
+    manager.retain([1])
+    manager.retain([1, 2])
+    manager.allocate([manager.add([9, 8])], [2])
+    assert manager.lookup([1, 2, 3]).num_tokens == 1
+
+
+def test_a_row_that_gets_no_token_draws_no_state():
+    manager = BlockManager(8, 2, groups=[LayerGroup("full"), LayerGroup("state", pages=3)])
+    rows = np.array([manager.add([1, 2, 3])] * 3)
+    assert manager._memory.growth.lacking(rows, np.arange(3)).tolist() == [0, 4, 4]
+
+
+def test_content_that_its_last_holder_copies_stays_until_the_copy_has_run():
+    manager = BlockManager(4, 2)
+    manager.allocate([manager.add([0])], [4], unknown=[3])
+    manager.fork(0)
+    manager.append(0, [0, 0, 0])
+    manager.confirm()
+    manager.free([0])
+    manager.append(1, [0])
+    moves = manager._memory.place(np.array([1]), np.array([1]), np.array([2]))
+    assert (moves.device_to_device.tolist(), manager._memory.device.refs(0)) == ([[0, 2]], 1)
+
+
+@pytest.mark.parametrize("group", [LayerGroup("state", pages=3), LayerGroup("window", 5, pages=3)])
+def test_what_a_hit_loads_of_a_state_or_window_is_not_drawn_before_it_was_copied(group):
+    manager = BlockManager(11, 4, groups=[LayerGroup("full"), group], host_blocks=60, host_caching=True)
+    for first in (0, 100, 200):
+        row = manager.add(range(first, first + 9))
+        for count in (8, 1):
+            manager.allocate([row], [count])
+            manager.confirm()
+        manager.free([row])
+    row = manager.add(range(9))
+    assert manager.rows.num_computed[row] == 8
+    manager.free([row])
+    assert manager.device.num_used == 3
+
+
+def test_what_a_row_has_computed_is_content_before_another_of_its_batch_computes_the_same():
+    manager = BlockManager(24, 1)
+    row = manager.add([1])
+    manager.allocate([row], [3], unknown=[2])
+    manager.next_batch()
+    # Others have its next block pending when it is known, and stand on it; then their batch is cancelled.
+    for tokens, count in (([1, 2, 9], 2), ([1, 2, 8], 1)):
+        manager.allocate([manager.add(tokens)], [count])
+    manager.append(row, [2, 3])
+    manager.confirm()
+    manager.cancel()
+    manager.free([1, 2])
+    manager.append(row, [5])
+    manager.allocate([manager.add([1, 2, 3, 4]), row], [3, 1])
+    assert manager.lookup([1, 2, 3, 4]).blocks.tolist() == manager.table(row)[:3].tolist()

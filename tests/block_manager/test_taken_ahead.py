@@ -118,4 +118,5 @@ def test_who_writes_all_takes_nothing(options):
 
 def test_one_who_does_not_read_takes_nothing(manager_and_blocks):
     manager, _ = manager_and_blocks
-    assert place(manager, manager.add(TOKENS, reads=False), 17) == [0, 0]
+    manager.allocate([manager.add(TOKENS, reads=False), manager.add(TOKENS)], 17)
+    assert manager.groups()[0].written_from.tolist() == [0, 16]

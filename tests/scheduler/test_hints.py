@@ -28,6 +28,7 @@ def test_a_higher_priority_goes_after_a_lower_one_and_a_time_ends_it(desk):
 
 def test_what_is_demoted_goes_first_whatever_retained_it(desk):
     desk = desk(6)
+    desk.serve([1, 1])
     desk.serve([1, 1, 1], "s")
     desk.hint("retain", session="s", priority=3)
     desk.serve([2, 2, 2])
@@ -110,6 +111,16 @@ def test_a_copy_on_the_host_that_is_demoted_does_not_take_what_the_device_keeps_
     desk.scheduler.abort(id)
     desk.serve([4] * 4)
     assert desk.on_device([1, 1, 3, 3]) == 2
+
+
+def test_what_the_host_has_behind_a_lost_block_is_nothing_of_a_session(desk):
+    desk = desk(4, host_blocks=1)
+    desk.serve([1, 1])
+    desk.serve([1, 1, 2], "s")
+    # The host has room for the last block alone, and the one before it is lost.
+    desk.serve([3] * 3)
+    view = desk.scheduler.session("s")
+    assert (view.blocks, view.device_blocks, view.host_blocks, desk.manager.host.num_cached) == (3, 1, 0, 1)
 
 
 def test_what_is_pinned_is_never_evicted_and_counts_as_used_until_it_is_unpinned(desk):
