@@ -287,7 +287,7 @@ def page(cells: list[Cell]) -> str:
         "# Routers over simulated replicas",
         "",
         "Made by `python benchmarks/routing.py run` and `page`: the real memory and scheduler of each replica on a virtual clock, Llama 3.1 8B on an H100, pools as "
-        f"large as the device leaves them, empty at first; open loop; means over the seeds. Goodput counts requests a second that "
+        "large as the device leaves them, empty at first; open loop; means over the seeds. Goodput counts requests a second that "
         "met both promises of their workload. The other routers are modelled from their documentation, see [routing.md](../../docs/routing.md); they see loads at once, `exact` "
         "sees events and reports after 20 ms, and reports every 250 ms.",
         "",
@@ -310,7 +310,9 @@ def page(cells: list[Cell]) -> str:
         missed = [] if ratio >= 0.98 else [f"{best[1]} has more"]
         if place[0] == "unshared" and late > 1.1:
             missed.append("p99 above 1.1 ×")
-        lines.append(f"| {place[0]} | {place[1]} | {seeds[place][0]} | {ratio:.3f} | {late:.2f} | {'; '.join(missed) or 'met'} |")
+        lines.append(
+            f"| {place[0]} | {place[1]} | {seeds[place][0]} | {ratio:.3f} | {late:.2f} | {'; '.join(missed) or 'met'} |"
+        )
     for name, found in ratios.items():
         mean = math.exp(sum(map(math.log, found)) / len(found))
         lines.append(f"| {name} | mean | | {mean:.3f} | | {'met' if mean >= 1.0 else 'below 1.0'} |")
