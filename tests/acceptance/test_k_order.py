@@ -55,6 +55,13 @@ def test_K7_a_follower_keeps_its_place_and_does_not_stop_the_queue(make_schedule
     assert step(scheduler).tokens == {"leader": 1, "follower": 1}
 
 
+def test_K7_the_last_block_of_a_prompt_is_waited_for_too(make_scheduler, request_of, step):
+    scheduler = make_scheduler(40, 4, max_tokens_per_step=40, max_chunk=20)
+    scheduler.add(request_of("leader", range(24), max_tokens=3))
+    scheduler.add(request_of("follower", [*range(24), 60], max_tokens=3))
+    assert step(scheduler).tokens == {"leader": 20}
+
+
 def test_K9_a_request_that_is_gone_before_it_is_scheduled_uses_no_block(make_scheduler, step):
     scheduler = make_scheduler(6, 4, {"gone": 4, "stays": 4})
     output = scheduler.abort("gone")
