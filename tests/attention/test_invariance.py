@@ -85,13 +85,10 @@ def results(scene, backend, options):
 @pytest.mark.parametrize(
     ("name", "asked", "given"),
     [
-        ("reference", False, True),
-        ("reference", True, True),
-        ("torch_gather", False, False),
-        ("torch_gather", True, True),
-        ("native", False, True),
+        ("reference", False, True), ("reference", True, True), ("torch_gather", False, False),
+        ("torch_gather", True, True), ("native", False, True),
     ],
-)
+)  # fmt: skip
 def test_a_backend_bears_its_name_and_says_whether_it_is_invariant(name, asked, given):
     backend = get_backend(name, invariant=asked)
     assert (backend.name, backend.is_invariant) == (name, given)

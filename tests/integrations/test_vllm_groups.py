@@ -33,11 +33,8 @@ def chunk(reach, block_size=2):
 def test_groups_of_one_kind_and_reach_share_blocks_of_several_pages():
     found = groups_of(memory(9, window(4), full(), window(4), window(6), STATE, STATE))
     assert found.layers == (
-        LayerGroup("window", 4, 2),
-        LayerGroup("full"),
-        LayerGroup("window", 6),
-        LayerGroup("state", pages=2),
-    )
+        LayerGroup("window", 4, 2), LayerGroup("full"), LayerGroup("window", 6), LayerGroup("state", pages=2),
+    )  # fmt: skip
     assert [part[:3] for part in found.parts] == [(0, 0, 1), (1, 0, 1), (0, 1, 1), (2, 0, 1), (3, 0, 1), (3, 1, 1)]
     assert (found.block_size, found.is_plain) == (2, False)
 

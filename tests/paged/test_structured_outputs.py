@@ -87,11 +87,10 @@ def test_every_answer_that_ends_has_its_form(ample):
     [
         {"num_blocks": 20, "policy": "vllm", "host_blocks": 40},
         {"num_blocks": 20, "policy": "vllm", "max_tokens_per_step": 7, "steps_ahead": 1},
-        {"num_blocks": 20, "speculate": "lookahead"},
-        {"num_blocks": 20, "speculate": "draft"},
+        {"num_blocks": 20, "speculate": "lookahead"}, {"num_blocks": 20, "speculate": "draft"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_it_is_the_same_answer_whatever_memory_and_drafts_there_are(model, ample, options):
     found, engine = answers(model, **options)
     assert found == ample

@@ -34,14 +34,9 @@ ids = st.sampled_from([-1, -1, 0, 1, 2, 7, 2**30 - 1])
 segments = st.lists(st.tuples(ids, st.integers(1, 40)), min_size=1, max_size=4)
 names = st.sampled_from(["", "acme", 'µ, "quoted"', "0", "-1", "null"])
 requests = st.tuples(
-    st.floats(0, 1e6),
-    st.integers(1, 30),
-    segments,
-    st.none() | st.integers(0, 9),
-    st.sampled_from([0, 0, -3, 5, 2**31 - 1]),
-    names,
-    ids,
-)
+    st.floats(0, 1e6), st.integers(1, 30), segments, st.none() | st.integers(0, 9),
+    st.sampled_from([0, 0, -3, 5, 2**31 - 1]), names, ids,
+)  # fmt: skip
 
 
 @st.composite

@@ -344,14 +344,11 @@ def test_an_address_without_a_wildcard_is_connected_to():
 @pytest.mark.parametrize(
     ("endpoint", "rank", "expected"),
     [
-        ("tcp://*:5557", 0, "tcp://*:5557"),
-        ("tcp://*:5557", 2, "tcp://*:5559"),
-        ("tcp://[::]:5557", 1, "tcp://[::]:5558"),
-        ("tcp://127.0.0.1:*", 2, "tcp://127.0.0.1:*"),
-        ("tcp://*:0", 2, "tcp://*:0"),
-        ("ipc:///tmp/events", 1, "ipc:///tmp/events_dp1"),
+        ("tcp://*:5557", 0, "tcp://*:5557"), ("tcp://*:5557", 2, "tcp://*:5559"),
+        ("tcp://[::]:5557", 1, "tcp://[::]:5558"), ("tcp://127.0.0.1:*", 2, "tcp://127.0.0.1:*"),
+        ("tcp://*:0", 2, "tcp://*:0"), ("ipc:///tmp/events", 1, "ipc:///tmp/events_dp1"),
     ],
-)
+)  # fmt: skip
 def test_replicas_have_addresses_of_their_own(endpoint, rank, expected):
     assert of_rank(endpoint, rank) == expected
 
