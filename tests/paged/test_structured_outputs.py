@@ -21,9 +21,8 @@ SCHEMA = {
         "line": {"type": "integer", "minimum": 0, "maximum": 99},
         "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
     },
-    "required": ["name", "line", "tags"],
-    "additionalProperties": False,
-}
+    "required": ["name", "line", "tags"], "additionalProperties": False,
+}  # fmt: skip
 FORMS = {
     "json": {"json": SCHEMA, "disable_any_whitespace": True},
     "json text": {"json": json.dumps(SCHEMA), "disable_any_whitespace": True},

@@ -121,15 +121,11 @@ def test_a_batch_on_the_wire_is_vllms():
     stored = {"block_hashes": hashes, "parent_block_hash": None, "token_ids": A[:8], "block_size": 4}
     assert set(hashes) == published
     assert second == [
-        2.5,
-        [{"type": "BlockStored"} | stored | {"lora_id": None, "medium": "GPU", "lora_name": None}],
-        3,
-    ]
+        2.5, [{"type": "BlockStored"} | stored | {"lora_id": None, "medium": "GPU", "lora_name": None}], 3,
+    ]  # fmt: skip
     assert [(event["type"], event["medium"]) for event in third[1]] == [
-        ("BlockRemoved", "GPU"),
-        ("BlockStored", "CPU"),
-        ("BlockStored", "GPU"),
-    ]
+        ("BlockRemoved", "GPU"), ("BlockStored", "CPU"), ("BlockStored", "GPU"),
+    ]  # fmt: skip
     assert third[1][0].keys() == {"type", "block_hashes", "medium"}
 
 
