@@ -9,15 +9,7 @@ from paged.study.hardware.kernels.layer_measurements import described, read_laye
 from paged.study.hardware.kernels.layer_tables import LayerTables
 
 from . import files_of_others  # noqa: TID252
-from .files_of_others import (  # noqa: TID252
-    assert_by_hand,
-    by_hand_in,
-    kernel_tables,
-    product_ms,
-    seconds,
-    write_folder,
-    write_kernels,
-)
+from .files_of_others import assert_by_hand, by_hand_in, kernel_tables, product_ms, seconds, write_folder, write_kernels  # noqa: TID252
 
 
 @pytest.fixture(scope="module")
