@@ -7,6 +7,7 @@ and draws new ones. A test that names its own `max_examples` keeps it; state mac
 import gc
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -110,6 +111,14 @@ def fences():
     """fences(page, language): the blocks of that language, of none where it is empty."""
     every = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
     return lambda page, language: [text for name, text in every.findall(page) if name == language]
+
+
+@pytest.fixture
+def handled_by_python():
+    """Python's own handler of Ctrl-C, which a shell's background job does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

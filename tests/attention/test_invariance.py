@@ -85,13 +85,10 @@ def results(scene, backend, options):
 @pytest.mark.parametrize(
     ("name", "asked", "given"),
     [
-        ("reference", False, True),
-        ("reference", True, True),
-        ("torch_gather", False, False),
-        ("torch_gather", True, True),
-        ("native", False, True),
+        ("reference", False, True), ("reference", True, True), ("torch_gather", False, False),
+        ("torch_gather", True, True), ("native", False, True),
     ],
-)
+)  # fmt: skip
 def test_a_backend_bears_its_name_and_says_whether_it_is_invariant(name, asked, given):
     backend = get_backend(name, invariant=asked)
     assert (backend.name, backend.is_invariant) == (name, given)
@@ -101,13 +98,9 @@ def test_a_backend_bears_its_name_and_says_whether_it_is_invariant(name, asked, 
 @each_backend
 @settings(max_examples=4 if IS_INTERPRETED else 40, derandomize=True)
 @given(
-    SIZES,
-    OPTIONS,
-    BLOCK_SIZES,
-    st.lists(SPANS, min_size=1, max_size=6),
-    st.none() | st.integers(1, 3),
+    SIZES, OPTIONS, BLOCK_SIZES, st.lists(SPANS, min_size=1, max_size=6), st.none() | st.integers(1, 3),
     st.integers(0, 99),
-)
+)  # fmt: skip
 def test_a_sequence_gets_what_it_gets_alone_in_whatever_blocks(
     backend, draw_turn, lay_out, sizes, options, block_size, spans, parts, seed
 ):

@@ -44,12 +44,6 @@ def test_a_triton_without_block_pointers_is_refused_with_what_replaces_it(monkey
         get_backend("xformers_splitk")
 
 
-def test_an_invariant_mode_is_referred_to_the_backends_that_have_one():
-    message = 'an invariant mode: .*; the backends "triton", "torch_gather" and "reference" can'
-    with pytest.raises(UnsupportedByBackend, match=message):
-        get_backend("xformers_splitk", invariant=True)
-
-
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_on_a_gpu_is_taken(block_size, dtype):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paged import attention, errors
+from paged import attention
 
 
 def test_asking_for_a_backend_loads_no_other(monkeypatch):
@@ -27,11 +27,3 @@ def test_every_announced_name_exists_and_type_checkers_see_it_where_it_is_loaded
     assert set(seen) <= set(dir(attention))
     with pytest.raises(AttributeError, match="^module 'paged.attention' has no attribute 'KVPoll'$"):
         attention.KVPoll  # noqa: B018
-
-
-def test_an_unknown_backend_is_told_the_known_ones():
-    message = (
-        "^unknown attention backend 'flash'; known ones are reference, native, torch_gather, triton, xformers_splitk.$"
-    )
-    with pytest.raises(errors.UnknownBackend, match=message):
-        attention.get_backend("flash")

@@ -16,13 +16,10 @@ from paged.attention import StepTokens
 @pytest.fixture
 def step():
     return StepTokens(
-        positions=np.array([5, 6, 7, 0, 1]),
-        slot_mapping=np.array([9, 10, 11, 20, 21]),
-        query_start_loc=np.array([0, 3, 5]),
-        seq_lens=np.array([8, 2]),
-        block_tables=np.array([[7, 2, -1], [5, -1, -1]], np.int32),
-        block_size=4,
-    )
+        positions=np.array([5, 6, 7, 0, 1]), slot_mapping=np.array([9, 10, 11, 20, 21]),
+        query_start_loc=np.array([0, 3, 5]), seq_lens=np.array([8, 2]),
+        block_tables=np.array([[7, 2, -1], [5, -1, -1]], np.int32), block_size=4,
+    )  # fmt: skip
 
 
 def test_slots_follow_the_table_and_a_full_block_takes_no_other_one_with_it(step):

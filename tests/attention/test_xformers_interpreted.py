@@ -167,12 +167,11 @@ def test_a_step_of_padding_alone_gives_zeros(build):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"soft_cap": 30.0}, "a soft cap on scores; the backends"),
-        ({"sinks": torch.zeros(4)}, "attention sinks; the"),
+        ({"soft_cap": 30.0}, "a soft cap on scores; the backends"), ({"sinks": torch.zeros(4)}, "attention sinks; the"),
         ({"chunk": 16}, "attention within chunks; the"),
     ],
     ids=["soft cap", "sinks", "chunk"],
-)
+)  # fmt: skip
 def test_what_it_cannot_do_is_refused_before_anything_is_computed(build, option, message):
     with pytest.raises(UnsupportedByBackend, match=message):
         build((3, 2)).attend(XFORMERS, LayerOptions(0.25, **option))

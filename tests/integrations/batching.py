@@ -14,17 +14,9 @@ VOCABULARY = 7
 def tiny_llama():
     """The same random weights every time, large enough that greedy text does not repeat one word at once."""
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(config).eval()
@@ -41,13 +33,9 @@ def alone(prompt, num_tokens):
     given = torch.tensor([prompt])
     with torch.no_grad():
         found = tiny_llama().generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            eos_token_id=-1,
+            given, attention_mask=torch.ones_like(given), max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1,
             pad_token_id=0,
-        )
+        )  # fmt: skip
     return found[0, len(prompt) :].tolist()
 
 

@@ -21,17 +21,9 @@ from paged.testing import Capabilities
 from paged.testing.world import World
 
 LACKS = (
-    "fork",
-    "host_tier",
-    "host_content",
-    "retention",
-    "groups",
-    "external_tokens",
-    "cancel",
-    "drafts",
-    "reserve",
+    "fork", "host_tier", "host_content", "retention", "groups", "external_tokens", "cancel", "drafts", "reserve",
     "hints",
-)
+)  # fmt: skip
 CAPABILITIES = Capabilities(**dict.fromkeys(LACKS, False))
 Share = tuple[list[int], list[int], list[int]]
 """Tokens, positions and slots that a request computes in a step."""

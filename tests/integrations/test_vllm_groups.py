@@ -5,11 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 from integrations.plugged import Runner
-from integrations.vllm_things import Grammars, answer, config, core_of, memory, plug_in, request, spec, step
+from integrations.vllm_things import answer, core_of, memory, plug_in, request, spec, step
 
 from paged import LayerGroup
-from paged.errors import RefusedByPaged
-from paged.integrations.vllm import Scheduler
 from paged.integrations.vllm.groups import Part, groups_of
 
 FULL, WINDOW, CHUNK = "FullAttentionSpec", "SlidingWindowSpec", "ChunkedLocalAttentionSpec"
@@ -33,11 +31,8 @@ def chunk(reach, block_size=2):
 def test_groups_of_one_kind_and_reach_share_blocks_of_several_pages():
     found = groups_of(memory(9, window(4), full(), window(4), window(6), STATE, STATE))
     assert found.layers == (
-        LayerGroup("window", 4, 2),
-        LayerGroup("full"),
-        LayerGroup("window", 6),
-        LayerGroup("state", pages=2),
-    )
+        LayerGroup("window", 4, 2), LayerGroup("full"), LayerGroup("window", 6), LayerGroup("state", pages=2),
+    )  # fmt: skip
     assert [part[:3] for part in found.parts] == [(0, 0, 1), (1, 0, 1), (0, 1, 1), (2, 0, 1), (3, 0, 1), (3, 1, 1)]
     assert (found.block_size, found.is_plain) == (2, False)
 
@@ -66,22 +61,6 @@ def test_layers_that_keep_all_tokens_are_plain_whatever_they_attend_to_and_draft
         assert groups_of(memory(9, each)).is_plain
     assert not groups_of(memory(9, full(), full())).is_plain
     assert groups_of(memory(9, window(4, extra_retained_tokens=2))).layers == (LayerGroup("window", 6),)
-
-
-@pytest.mark.parametrize(
-    ("specs", "words"),
-    [
-        ([], "no group at all"),
-        ([spec(FULL, 2, non_causal=True)], "found: FullAttentionSpec that looks ahead"),
-        (
-            [SimpleNamespace(block_size=2, kv_cache_specs={"0": full(), "1": SimpleNamespace()})],
-            "found: SimpleNamespace",
-        ),
-    ],
-)
-def test_groups_that_are_not_carried_are_named(specs, words):
-    with pytest.raises(RefusedByPaged, match=words):
-        Scheduler(config(), memory(9, *specs), Grammars(), 2)
 
 
 def told(output):

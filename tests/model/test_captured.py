@@ -102,14 +102,9 @@ class Cuda:
 
 def engine_of(model, *, captures=False, batch_invariant=False, **options):
     engine = Engine(
-        model,
-        num_blocks=options.pop("num_blocks", 60),
-        block_size=options.pop("block_size", 4),
-        backend="torch_gather",
-        batch_invariant=batch_invariant,
-        max_sequences=8,
-        **options,
-    )
+        model, num_blocks=options.pop("num_blocks", 60), block_size=options.pop("block_size", 4),
+        backend="torch_gather", batch_invariant=batch_invariant, max_sequences=8, **options,
+    )  # fmt: skip
     if captures:
         engine.runner = engine.worker.runner = Runner(
             engine.model, engine.pool, Renewing(batch_invariant), engine.runner.tile, captures=True

@@ -145,14 +145,9 @@ def choices(rows, count, k, seed=0):
 
 @settings(max_examples=60, derandomize=True)
 @given(
-    st.sampled_from(KINDS),
-    st.integers(1, 40) | st.just(70),
-    st.integers(1, 5),
-    SIZES,
-    SIZES,
-    st.sampled_from(DTYPES),
+    st.sampled_from(KINDS), st.integers(1, 40) | st.just(70), st.integers(1, 5), SIZES, SIZES, st.sampled_from(DTYPES),
     st.data(),
-)
+)  # fmt: skip
 @torch.inference_mode()
 def test_experts_in_c_are_the_modules_and_rows_do_not_depend_on_others(kind, rows, count, hidden, width, dtype, data):
     k = data.draw(st.integers(1, count))
@@ -247,15 +242,11 @@ def test_the_weights_are_held_once_and_limits_are_kept():
 @pytest.mark.parametrize(
     "experts",
     [
-        made(Unknown, 2, 8, 8),
-        made(Normed, 2, 8, 8),
-        made(Says, 2, 8, 8),
-        made(Silu, 2, 8, 8, dtype=torch.float16),
-        made(Silu, 2, 8, 7, dtype=torch.bfloat16),
-        Experts(None, 2, 8, 8),
+        made(Unknown, 2, 8, 8), made(Normed, 2, 8, 8), made(Says, 2, 8, 8), made(Silu, 2, 8, 8, dtype=torch.float16),
+        made(Silu, 2, 8, 7, dtype=torch.bfloat16), Experts(None, 2, 8, 8),
     ],
     ids=["another activation", "a norm behind", "something more", "float16", "an odd width", "no mark"],
-)
+)  # fmt: skip
 @torch.inference_mode()
 def test_what_is_not_known_stays(experts):
     before = {name: each.clone() for name, each in experts.named_parameters()}

@@ -101,9 +101,7 @@ def test_layers_that_reuse_the_kv_of_earlier_ones_keep_nothing():
 
 
 @pytest.mark.parametrize(
-    "model_type",
-    ["inkling_text", "inkling_mm_model", None, ["lfm2"]],
-    ids=["text", "mm", "none", "list"],
+    "model_type", ["inkling_text", "inkling_mm_model", None, ["lfm2"]], ids=["text", "mm", "none", "list"]
 )
 def test_a_kind_that_no_test_holds_is_refused_by_name(model_type):
     with pytest.raises(UnknownLayers, match="keep is not known; known are afmoe, apertus"):

@@ -61,14 +61,10 @@ def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, lo
 
 
 WANTS = [
-    ("mistral", {"window": None}),
-    ("gemma2", {"window": None}),
-    ("gemma2", {"soft_cap": None}),
-    ("gemma2", {"scale": 16**-0.5}),
-    ("gpt2", {"scale": 12**-0.5}),
-    ("gpt_oss", {"window": None}),
+    ("mistral", {"window": None}), ("gemma2", {"window": None}), ("gemma2", {"soft_cap": None}),
+    ("gemma2", {"scale": 16**-0.5}), ("gpt2", {"scale": 12**-0.5}), ("gpt_oss", {"window": None}),
     ("gpt_oss", {"sinks": None}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

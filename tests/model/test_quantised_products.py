@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
-from paged.errors import InvalidConfig
 from paged.model.native.coded import PackedCodes, QuantisedEmbedding, QuantisedLinear, coded_library, replace_linears
 from paged.model.native.packed import padded
 from paged.model.quantised.weights import QuantisedWeight, quantise
@@ -179,10 +178,3 @@ def test_inputs_in_another_order_are_put_back():
     taken = quantise(weight[:, order], bits=8, group_size=2)
     quantised = QuantisedWeight(taken.codes, taken.scales, taken.zeros, 8, 2, order)
     torch.testing.assert_close(quantised.dequantised(), weight, atol=0.05, rtol=0)
-
-
-def test_groups_that_do_not_divide_and_numbers_that_are_none_are_refused():
-    with pytest.raises(InvalidConfig, match="groups of 32 do not divide the 48 inputs"):
-        quantise(torch.zeros(2, 48), bits=4, group_size=32)
-    with pytest.raises(InvalidConfig, match="NaN or infinite"):
-        quantise(torch.full((2, 32), torch.nan), bits=4, group_size=32)

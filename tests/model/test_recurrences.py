@@ -151,17 +151,13 @@ class SelectiveScan(Scan):
 
 KINDS = st.one_of(
     st.builds(
-        Convolution,
-        st.sampled_from([1, 7, 16, 61, 64, 530]),
-        st.integers(2, 4) | st.just(MOST_TAPS),
-        st.sampled_from(DTYPES),
-        has_bias=st.booleans(),
-        has_silu=st.booleans(),
+        Convolution, st.sampled_from([1, 7, 16, 61, 64, 530]), st.integers(2, 4) | st.just(MOST_TAPS),
+        st.sampled_from(DTYPES), has_bias=st.booleans(), has_silu=st.booleans(),
     ),
     st.builds(DeltaRule, st.integers(1, 2), SIZES, SIZES, is_normed=st.booleans(), has_many_decays=st.booleans()),
     st.builds(Scan, st.integers(1, 2), SIZES, SIZES, has_skip=st.booleans()),
     st.builds(SelectiveScan, SIZES, SIZES, has_skip=st.booleans()),
-)
+)  # fmt: skip
 TOKENS = st.integers(1, 9)
 
 
@@ -356,16 +352,13 @@ def causal_conv1d_fn(x, weight, bias, activation, factor):
 @pytest.mark.parametrize(
     ("layer", "dtype", "is_in_c"),
     [
-        (Layer(), torch.float32, True),
-        (Layer(), torch.bfloat16, True),
-        (Layer(activation="silu"), torch.float32, True),
-        (Layer(activation="gelu"), torch.float32, False),
-        (Layer(factor=1.01), torch.float32, False),
-        (Layer(), torch.float64, False),
+        (Layer(), torch.float32, True), (Layer(), torch.bfloat16, True),
+        (Layer(activation="silu"), torch.float32, True), (Layer(activation="gelu"), torch.float32, False),
+        (Layer(factor=1.01), torch.float32, False), (Layer(), torch.float64, False),
         (LayerOfAnotherVersion(), torch.float32, False),
     ],
     ids=["as it is", "in bfloat16", "silu", "other activation", "other answer", "other dtype", "other names"],
-)
+)  # fmt: skip
 def test_a_layer_is_held_against_its_module(layer, dtype, is_in_c):
     layers = follow_states(torch.nn.ModuleList([layer]))
     with torch.inference_mode(), under_way(SimpleNamespace(states=FirstToken(layers, torch.device("cpu")))):

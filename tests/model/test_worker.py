@@ -53,13 +53,9 @@ def recorded(name, engine):
         engine.add_request(prompt, asked)
     outputs_of(engine)
     return {
-        "model": name,
-        "num_blocks": engine.manager.num_blocks,
-        "host_blocks": engine.config.memory.host_blocks,
-        "block_size": engine.manager.block_size,
-        "is_plain": engine.manager.layout.is_plain,
-        "steps": steps,
-    }
+        "model": name, "num_blocks": engine.manager.num_blocks, "host_blocks": engine.config.memory.host_blocks,
+        "block_size": engine.manager.block_size, "is_plain": engine.manager.layout.is_plain, "steps": steps,
+    }  # fmt: skip
 
 
 def test_steps_from_files_give_the_same_logits_in_a_process_without_a_scheduler(tmp_path):
@@ -85,14 +81,10 @@ def step_of(**changes):
     entries = PageChanges(np.arange(2), np.zeros(2, np.int64), np.arange(2, dtype=np.int32))
     numbers = {"number": 7, "oldest": 6, "rows": np.arange(2), "num_drafts": np.zeros(2, np.int64)}
     fields = numbers | {
-        "num_tokens": np.array([2, 1]),
-        "seq_lens": np.array([2, 1]),
-        "samples": np.ones(2, np.bool_),
-        "token_ids": np.array([3, 4, -1], np.int32),
-        "sources": np.array([[2, 6, 0]]),
-        "tables": (entries,),
+        "num_tokens": np.array([2, 1]), "seq_lens": np.array([2, 1]), "samples": np.ones(2, np.bool_),
+        "token_ids": np.array([3, 4, -1], np.int32), "sources": np.array([[2, 6, 0]]), "tables": (entries,),
         "moves": Moves(),
-    }
+    }  # fmt: skip
     return StepInput(**fields | changes)
 
 

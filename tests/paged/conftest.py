@@ -2,7 +2,6 @@
 
 import io
 import json
-import signal
 
 import pytest
 from rich.console import Console
@@ -115,11 +114,3 @@ def hybrid():
     from paged.model.loading import load_model
 
     return load_model("hybrid")
-
-
-@pytest.fixture
-def handled_by_python():
-    """Python's own handler of Ctrl-C, which a shell's background job does not have."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)

@@ -86,15 +86,11 @@ def simulated():
     """What the simulated engine of META did, to its end, with the rows of its requests before they have times."""
     blank = [
         {
-            "input_toks": int(i),
-            "output_toks": int(o),
-            "arrival_time": 1e9 + a,
-            "queued_ts": a,
-            "first_token_ts": a,
+            "input_toks": int(i), "output_toks": int(o), "arrival_time": 1e9 + a, "queued_ts": a, "first_token_ts": a,
             "last_token_ts": a,
         }
         for a, i, o in zip(ARRIVAL, PROMPTS, OUTPUTS)
-    ]
+    ]  # fmt: skip
     with TemporaryDirectory() as folder:
         write_rows(Path(folder), blank)
         run = read_run(Path(folder))

@@ -24,14 +24,10 @@ WISHES = {
     "bias": {"logit_bias": {3: 2.5, 0: -100.0}},
     "allowed": {"allowed_token_ids": (1, 2, 3, 30)},
     "all": {
-        "logit_bias": {9: 4.0},
-        "repetition_penalty": 1.3,
-        "no_repeat_ngram_size": 2,
-        "bad_words": ((7,), (1, 2)),
-        "min_tokens": 6,
-        "allowed_token_ids": tuple(range(0, 40, 3)),
+        "logit_bias": {9: 4.0}, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "bad_words": ((7,), (1, 2)),
+        "min_tokens": 6, "allowed_token_ids": tuple(range(0, 40, 3)),
     },
-}
+}  # fmt: skip
 
 
 def theirs(params, num_prompt):

@@ -37,10 +37,7 @@ def test_the_page_s_own_model_is_one(document, repository, tmp_path):
 
 @pytest.mark.parametrize(
     ("model", "device", "options"),
-    [
-        ("llama-2-70b", "h100", {"tensor_parallel": 4}),
-        ("smollm-135m", "cpu", {"dtype": "fp32"}),
-    ],
+    [("llama-2-70b", "h100", {"tensor_parallel": 4}), ("smollm-135m", "cpu", {"dtype": "fp32"})],
 )
 def test_so_many_sequences_fit_and_one_more_does_not(model, device, options):
     place, figures = found(model, device, **options)

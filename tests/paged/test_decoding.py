@@ -161,17 +161,14 @@ def test_a_conversation_goes_on_from_what_is_known(model):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"repetition_penalty": 1e-6},
-        {"repetition_penalty": 1e6},
-        {"temperature": 5e-324},
+        {"repetition_penalty": 1e-6}, {"repetition_penalty": 1e6}, {"temperature": 5e-324},
         {"temperature": 1.7e308, "top_p": 0.5, "min_p": 0.1},
         {"temperature": 1e-40, "repetition_penalty": 1e-6, "logit_bias": {5: 100}, "logprobs": 3},
-        {"temperature": 1, "top_p": 5e-324},
-        {"temperature": 1, "min_p": 5e-324},
+        {"temperature": 1, "top_p": 5e-324}, {"temperature": 1, "min_p": 5e-324},
         {"temperature": 1, "typical_p": 5e-324},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_farthest_numbers_that_may_be_given_are_answered(model, fields):
     (answer,) = LLM(model).generate("def", SamplingParams(max_tokens=3, ignore_eos=True, **fields))
     assert (answer.finish_reason, len(answer.token_ids)) == ("length", 3)

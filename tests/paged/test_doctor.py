@@ -78,29 +78,23 @@ def zeros(self, queries, pool, layer, plan, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "fault", "what", "answers"),
+    ("name", "fault", "answers", "what"),
     [
         (
-            "torch_gather.Backend.attend",
-            zeros,
+            "torch_gather.Backend.attend", zeros, {"reference": True, "native": True, "torch_gather": False},
             'The model that ships answers otherwise by the backend "torch_gather" on cpu than by "reference".',
-            {"reference": True, "native": True, "torch_gather": False},
         ),
         (
-            "reference.Backend.attend",
-            out_of_order,
+            "reference.Backend.attend", out_of_order, {"native": True, "torch_gather": True},
             'The model that ships does not answer by the backend "reference" on cpu: .*ValueError: no such thing.',
-            {"native": True, "torch_gather": True},
         ),
         (
-            "native.backend.Backend.check",
-            out_of_order,
+            "native.backend.Backend.check", out_of_order, {"reference": True, "torch_gather": True},
             'The backend "native" fails on cpu: ValueError: no such thing.',
-            {"reference": True, "torch_gather": True},
         ),
     ],
-)
-def test_a_backend_that_answers_otherwise_or_not_at_all_is_a_problem(monkeypatch, name, fault, what, answers):
+)  # fmt: skip
+def test_a_backend_that_answers_otherwise_or_not_at_all_is_a_problem(monkeypatch, name, fault, answers, what):
     monkeypatch.setattr(f"paged.attention.{name}", fault)
     found = examine()
     (broken,) = (each for each in found.problems if each.is_broken)

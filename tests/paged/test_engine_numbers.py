@@ -20,15 +20,10 @@ def answer(prompt=PROMPT, params=None, **options):
 
 def test_numpys_small_integers_are_taken_for_what_they_are():
     small = {
-        "num_blocks": np.int8(127),
-        "block_size": np.int8(64),
-        "host_blocks": np.int8(127),
-        "max_sequences": np.int8(127),
-        "max_model_len": np.uint8(255),
-        "max_tokens_per_step": np.int8(127),
-        "max_retries": np.int8(1),
-        "seed": np.uint64(2**64 - 1),
-    }
+        "num_blocks": np.int8(127), "block_size": np.int8(64), "host_blocks": np.int8(127),
+        "max_sequences": np.int8(127), "max_model_len": np.uint8(255), "max_tokens_per_step": np.int8(127),
+        "max_retries": np.int8(1), "seed": np.uint64(2**64 - 1),
+    }  # fmt: skip
     prompt = [number % 8 for number in range(100)]
     plain = {name: int(value) for name, value in small.items()}
     params = SamplingParams(max_tokens=100, min_tokens=50)

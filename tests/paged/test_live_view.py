@@ -11,27 +11,13 @@ from paged.serving.block_map import CACHED, FREE, SHARED
 
 def frame_of(cells, **changes):
     fields = {
-        "step": 412,
-        "now_s": 37.25,
-        "cells": np.asarray(cells, np.int64),
-        "block_size": 16,
-        "used": 4,
-        "cached": 1,
-        "free": 1,
-        "host_blocks": 8,
-        "host_used": 2,
-        "host_cached": 1,
-        "requests": 160,
+        "step": 412, "now_s": 37.25, "cells": np.asarray(cells, np.int64), "block_size": 16, "used": 4, "cached": 1,
+        "free": 1, "host_blocks": 8, "host_used": 2, "host_cached": 1, "requests": 160,
         "counts": {"waiting": 21, "running": 9, "paused": 2, "swapped": 3, "finished": 57, "rejected": 0},
-        "batch_tokens": 96,
-        "batch_sequences": 9,
-        "token_budget": 256,
-        "preemptions_recompute": 14,
-        "preemptions_swap": 22,
-        "hit_tokens": 12_032,
-        "prompt_tokens": 60_230,
+        "batch_tokens": 96, "batch_sequences": 9, "token_budget": 256, "preemptions_recompute": 14,
+        "preemptions_swap": 22, "hit_tokens": 12_032, "prompt_tokens": 60_230,
         "events": tuple((float(i), i, f"event {i} {'with many words ' * 12}") for i in range(40)),
-    }
+    }  # fmt: skip
     return Frame(**(fields | changes))
 
 

@@ -15,13 +15,9 @@ from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator import Device
 
 SHIPPED = [
-    ("llama-3-8b", "a100-80g", "bf16", 1),
-    ("llama-3.1-8b", "h100", "bf16", 1),
-    ("llama-3.1-70b", "h200", "fp8", 4),
-    ("mixtral-8x7b", "h100", "bf16", 2),
-    ("llama-3.1-8b", "rtx4090", "bf16", 1),
-    ("qwen3-32b", "rtxpro6000", "bf16", 1),
-]
+    ("llama-3-8b", "a100-80g", "bf16", 1), ("llama-3.1-8b", "h100", "bf16", 1), ("llama-3.1-70b", "h200", "fp8", 4),
+    ("mixtral-8x7b", "h100", "bf16", 2), ("llama-3.1-8b", "rtx4090", "bf16", 1), ("qwen3-32b", "rtxpro6000", "bf16", 1),
+]  # fmt: skip
 
 
 def roofline(model="llama-3.1-8b", device="h100", dtype="bf16", degree=1, **more):

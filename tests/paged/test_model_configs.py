@@ -8,15 +8,7 @@ from pytest import approx  # noqa: F401, PT013
 
 from paged import PagedError
 from paged.errors import MissingExtra
-from paged.study.hardware import (
-    Device,
-    ModelShape,
-    device_named,
-    device_names,
-    layers_named,
-    model_named,
-    model_names,
-)
+from paged.study.hardware import Device, ModelShape, device_named, device_names, layers_named, model_named, model_names
 
 from .files_of_others import BOX, CONFIGS, TINY, assert_by_hand, by_hand_in, of  # noqa: F401, TID252
 

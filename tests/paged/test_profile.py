@@ -145,17 +145,11 @@ def test_a_design_keeps_to_its_limits_and_holds_out_no_extreme(max_sequences, bl
 
 
 PROFILE = Profile(
-    seconds_per_step=1e-3,
-    seconds_per_computed_token=1e-5,
-    seconds_per_sampled_row=0,
-    seconds_per_context_token=0,
-    seconds_per_attended_pair=0,
-    seconds_per_moved_token=1e-6,
-    seconds_per_tile=5e-3,
+    seconds_per_step=1e-3, seconds_per_computed_token=1e-5, seconds_per_sampled_row=0, seconds_per_context_token=0,
+    seconds_per_attended_pair=0, seconds_per_moved_token=1e-6, seconds_per_tile=5e-3,
     tiling=Tiling(places=32, piece=64),
-    model=ProfiledModel(name="mine", layers=30, heads=9, kv_heads=3, head_dim=64, vocab=49152),
-    about="two cores",
-)
+    model=ProfiledModel(name="mine", layers=30, heads=9, kv_heads=3, head_dim=64, vocab=49152), about="two cores",
+)  # fmt: skip
 SMALL = ["--max-sequences", 4, "--max-context", 64, "--max-tokens-per-step", 8, "--rounds", 1]
 TINY = ["--limit", 12, "--length-scale", 0.02, "--blocks", 64, "--block-size", 8]
 

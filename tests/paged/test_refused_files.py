@@ -42,13 +42,9 @@ PREFIXED = {"arrival_s": 0, "output_tokens": 4, "prompt_tokens": 9, "prefix_id":
 LLAMA, DEEPSEEK_V3 = CONFIGS["LLAMA"], CONFIGS["DEEPSEEK_V3"]
 TURN = {"t": 0, "in": 130, "out": 9, "blocks": [[0, 2]], "api_s": 1.0, "think_s": 0.5, "stop": "tool_use"}
 PROGRAM = {
-    "format": 1,
-    "paged": "0.1.0",
-    "rig": "ManagerRig",
-    "world": {"num_blocks": 4},
-    "calls": [["add", [0, 1], None]],
+    "format": 1, "paged": "0.1.0", "rig": "ManagerRig", "world": {"num_blocks": 4}, "calls": [["add", [0, 1], None]],
     "found": ["1: something"],
-}
+}  # fmt: skip
 HERE = Path()
 PRICES = msgspec.to_builtins(PROFILE)
 

@@ -105,13 +105,9 @@ def test_requests_of_a_chrome_trace_begin_when_they_arrive_and_every_beginning_h
     document, _, _ = traced
     spans = [event for event in document["traceEvents"] if event["ph"] in "be"]
     assert [(e["name"], e["ph"], e["ts"]) for e in spans if e["id"] == "1"] == [
-        ("request 1", "b", 0.5e6),
-        ("to first token", "b", 0.5e6),
-        ("to first token", "e", 2e6),
-        ("writing", "b", 2e6),
-        ("writing", "e", 3e6),
-        ("request 1", "e", 3e6),
-    ]
+        ("request 1", "b", 0.5e6), ("to first token", "b", 0.5e6), ("to first token", "e", 2e6), ("writing", "b", 2e6),
+        ("writing", "e", 3e6), ("request 1", "e", 3e6),
+    ]  # fmt: skip
     assert {e["id"] for e in spans} == {"0", "1"}
 
 

@@ -79,15 +79,10 @@ def law(**wish):
 def drawn(seeds, places, temperature=1.0, top_k=ALL, top_p=1.0, min_p=0.0, typical_p=1.0):
     """How often each token comes up."""
     tokens = sample(
-        torch.tensor([LOGITS]).repeat(COUNT, 1),
-        temperature=np.full(COUNT, temperature),
-        top_k=np.full(COUNT, top_k),
-        top_p=np.full(COUNT, top_p),
-        min_p=np.full(COUNT, min_p),
-        typical_p=np.full(COUNT, typical_p),
-        seeds=seeds,
+        torch.tensor([LOGITS]).repeat(COUNT, 1), temperature=np.full(COUNT, temperature), top_k=np.full(COUNT, top_k),
+        top_p=np.full(COUNT, top_p), min_p=np.full(COUNT, min_p), typical_p=np.full(COUNT, typical_p), seeds=seeds,
         places=places,
-    )
+    )  # fmt: skip
     return np.bincount(tokens, minlength=ALL)
 
 

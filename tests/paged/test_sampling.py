@@ -24,13 +24,9 @@ def drawn(logits, *, temperature=1.0, top_k=2**62, top_p=1.0, seeds=0, places=0)
         return np.broadcast_to(np.asarray(value, dtype), num_rows).copy()
 
     return sample(
-        logits,
-        temperature=column(temperature, np.float64),
-        top_k=column(top_k, np.int64),
-        top_p=column(top_p, np.float64),
-        seeds=column(seeds, np.uint64),
-        places=column(places, np.int64),
-    )
+        logits, temperature=column(temperature, np.float64), top_k=column(top_k, np.int64),
+        top_p=column(top_p, np.float64), seeds=column(seeds, np.uint64), places=column(places, np.int64),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -166,12 +162,10 @@ def test_every_row_is_drawn_as_by_hand():
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ([0.0, NAN, -INF], "row 2: a logit is NaN"),
-        ([NAN, INF, 0.0], "row 2: a logit is NaN"),
-        ([-INF, -INF, -INF], "row 2: all its logits are -inf"),
-        ([0.0, INF, 0.0], "row 2: a logit is inf"),
+        ([0.0, NAN, -INF], "row 2: a logit is NaN"), ([NAN, INF, 0.0], "row 2: a logit is NaN"),
+        ([-INF, -INF, -INF], "row 2: all its logits are -inf"), ([0.0, INF, 0.0], "row 2: a logit is inf"),
     ],
-)
+)  # fmt: skip
 def test_logits_that_no_token_can_be_chosen_from_are_refused(row, message, temperature, dtype, device):
     logits = torch.zeros(4, 3, dtype=getattr(torch, dtype), device=device)
     logits[2] = torch.tensor(row)

@@ -131,14 +131,9 @@ def test_groups_on_made_up_models(early):
     for case in cases:
         chances, prompt = made_up(case["seed"])
         search = BeamGroups(
-            case["width"],
-            case["num_groups"],
-            case["diversity_penalty"],
-            stops=[STOP],
-            max_tokens=FIXTURES["max_tokens_of_tables"],
-            length_penalty=case["length_penalty"],
-            early_stopping=early,
-        )
+            case["width"], case["num_groups"], case["diversity_penalty"], stops=[STOP],
+            max_tokens=FIXTURES["max_tokens_of_tables"], length_penalty=case["length_penalty"], early_stopping=early,
+        )  # fmt: skip
         found = hypotheses_of(search, chances, prompt)
         assert [list(each.tokens) for each in found] == case["answers"]
         assert [each.score for each in found] == pytest.approx(case["scores"], rel=1e-4, abs=2e-6)

@@ -21,9 +21,8 @@ SCHEMA = {
         "line": {"type": "integer", "minimum": 0, "maximum": 99},
         "tags": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
     },
-    "required": ["name", "line", "tags"],
-    "additionalProperties": False,
-}
+    "required": ["name", "line", "tags"], "additionalProperties": False,
+}  # fmt: skip
 FORMS = {
     "json": {"json": SCHEMA, "disable_any_whitespace": True},
     "json text": {"json": json.dumps(SCHEMA), "disable_any_whitespace": True},
@@ -87,11 +86,10 @@ def test_every_answer_that_ends_has_its_form(ample):
     [
         {"num_blocks": 20, "policy": "vllm", "host_blocks": 40},
         {"num_blocks": 20, "policy": "vllm", "max_tokens_per_step": 7, "steps_ahead": 1},
-        {"num_blocks": 20, "speculate": "lookahead"},
-        {"num_blocks": 20, "speculate": "draft"},
+        {"num_blocks": 20, "speculate": "lookahead"}, {"num_blocks": 20, "speculate": "draft"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_it_is_the_same_answer_whatever_memory_and_drafts_there_are(model, ample, options):
     found, engine = answers(model, **options)
     assert found == ample

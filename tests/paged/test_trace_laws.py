@@ -34,14 +34,9 @@ ids = st.sampled_from([-1, -1, 0, 1, 2, 7, 2**30 - 1])
 segments = st.lists(st.tuples(ids, st.integers(1, 40)), min_size=1, max_size=4)
 names = st.sampled_from(["", "acme", 'µ, "quoted"', "0", "-1", "null"])
 requests = st.tuples(
-    st.floats(0, 1e6),
-    st.integers(1, 30),
-    segments,
-    st.none() | st.integers(0, 9),
-    st.sampled_from([0, 0, -3, 5, 2**31 - 1]),
-    names,
-    ids,
-)
+    st.floats(0, 1e6), st.integers(1, 30), segments, st.none() | st.integers(0, 9),
+    st.sampled_from([0, 0, -3, 5, 2**31 - 1]), names, ids,
+)  # fmt: skip
 
 
 @st.composite
@@ -52,18 +47,13 @@ def traces(draw):
     flat = [segment for prompt in prompts for segment in prompt]
     declared = [NOT_DECLARED if slack is None else out + slack for out, slack in zip(outputs, slacks, strict=True)]
     return Trace(
-        name="drawn",
-        arrival_s=arrival_s,
-        output_tokens=np.array(outputs, np.int64),
+        name="drawn", arrival_s=arrival_s, output_tokens=np.array(outputs, np.int64),
         segment_starts=np.cumsum([0, *map(len, prompts)]),
         segment_ids=np.array([content for content, _ in flat], np.int64),
-        segment_lengths=np.array([length for _, length in flat], np.int64),
-        max_tokens=np.array(declared, np.int64),
-        priority=np.array(priorities, np.int64),
-        tenant=np.array(tenants, np.str_),
-        output_ids=np.array(output_ids, np.int64),
-        seed=draw(st.integers(0, 3)),
-    )
+        segment_lengths=np.array([length for _, length in flat], np.int64), max_tokens=np.array(declared, np.int64),
+        priority=np.array(priorities, np.int64), tenant=np.array(tenants, np.str_),
+        output_ids=np.array(output_ids, np.int64), seed=draw(st.integers(0, 3)),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -67,13 +67,9 @@ def test_over_time_is_compared_where_it_was_recorded(tmp_path):
 
 def test_a_result_of_bench_serve_is_a_run(tmp_path):
     found = {
-        "model_id": "meta-llama/Llama-3.1-8B",
-        "input_lens": [100, 200, 300],
-        "output_lens": [3, 2, 0],
-        "ttfts": [0.1, 0.2, 0.0],
-        "itls": [[0.02, 0.03], [0.04], []],
-        "start_times": [5.0, 4.0, 4.5],
-    }
+        "model_id": "meta-llama/Llama-3.1-8B", "input_lens": [100, 200, 300], "output_lens": [3, 2, 0],
+        "ttfts": [0.1, 0.2, 0.0], "itls": [[0.02, 0.03], [0.04], []], "start_times": [5.0, 4.0, 4.5],
+    }  # fmt: skip
     (tmp_path / "bench.json").write_text(json.dumps(found))
     run = read_run(tmp_path / "bench.json")
     # In order of arrival; who has no token is left out.

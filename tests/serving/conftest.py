@@ -21,12 +21,9 @@ def usual_server():
 def impatient_server():
     """One that waits for no slow client, lets pages of one origin ask, and has a policy of the study."""
     options = {
-        "header_timeout_s": 1.5,
-        "body_timeout_s": 1.5,
-        "stall_timeout_s": 1.0,
-        "allowed_origin": "https://a.example",
+        "header_timeout_s": 1.5, "body_timeout_s": 1.5, "stall_timeout_s": 1.0, "allowed_origin": "https://a.example",
         "policy": "static",
-    }
+    }  # fmt: skip
     with served(**options) as found:
         yield found
 

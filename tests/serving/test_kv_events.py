@@ -121,15 +121,11 @@ def test_a_batch_on_the_wire_is_vllms():
     stored = {"block_hashes": hashes, "parent_block_hash": None, "token_ids": A[:8], "block_size": 4}
     assert set(hashes) == published
     assert second == [
-        2.5,
-        [{"type": "BlockStored"} | stored | {"lora_id": None, "medium": "GPU", "lora_name": None}],
-        3,
-    ]
+        2.5, [{"type": "BlockStored"} | stored | {"lora_id": None, "medium": "GPU", "lora_name": None}], 3,
+    ]  # fmt: skip
     assert [(event["type"], event["medium"]) for event in third[1]] == [
-        ("BlockRemoved", "GPU"),
-        ("BlockStored", "CPU"),
-        ("BlockStored", "GPU"),
-    ]
+        ("BlockRemoved", "GPU"), ("BlockStored", "CPU"), ("BlockStored", "GPU"),
+    ]  # fmt: skip
     assert third[1][0].keys() == {"type", "block_hashes", "medium"}
 
 
@@ -344,14 +340,11 @@ def test_an_address_without_a_wildcard_is_connected_to():
 @pytest.mark.parametrize(
     ("endpoint", "rank", "expected"),
     [
-        ("tcp://*:5557", 0, "tcp://*:5557"),
-        ("tcp://*:5557", 2, "tcp://*:5559"),
-        ("tcp://[::]:5557", 1, "tcp://[::]:5558"),
-        ("tcp://127.0.0.1:*", 2, "tcp://127.0.0.1:*"),
-        ("tcp://*:0", 2, "tcp://*:0"),
-        ("ipc:///tmp/events", 1, "ipc:///tmp/events_dp1"),
+        ("tcp://*:5557", 0, "tcp://*:5557"), ("tcp://*:5557", 2, "tcp://*:5559"),
+        ("tcp://[::]:5557", 1, "tcp://[::]:5558"), ("tcp://127.0.0.1:*", 2, "tcp://127.0.0.1:*"),
+        ("tcp://*:0", 2, "tcp://*:0"), ("ipc:///tmp/events", 1, "ipc:///tmp/events_dp1"),
     ],
-)
+)  # fmt: skip
 def test_replicas_have_addresses_of_their_own(endpoint, rank, expected):
     assert of_rank(endpoint, rank) == expected
 

@@ -57,10 +57,8 @@ def test_a_part_that_cannot_be_done_is_clipped_and_said(payload, why):
 
 def test_dynamos_actions_are_of_the_session_or_else_of_the_request():
     of_blocks = {
-        "execute_at": "request_completion",
-        "include_current_request": True,
-        "block_hashes": ["11", str(2**64 - 1)],
-    }
+        "execute_at": "request_completion", "include_current_request": True, "block_hashes": ["11", str(2**64 - 1)],
+    }  # fmt: skip
     kept = one(OF_TURN, "kv.retain", of_blocks | {"priority": 3, "ttl_seconds": 2.5})
     assert kept.hints == [Planned(Hint(action="retain", session=AGENT, priority=1, lasts=2.5), True)]
     assert one(OF_TURN, "kv.evict", of_blocks).hints == [Planned(Hint(action="demote", session=AGENT), True)]

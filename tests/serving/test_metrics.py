@@ -28,17 +28,10 @@ STATES = {"running": 3, "waiting": 2, "paused": 5, "swapped": 7, "loading": 11}
 BLOCKS = {"free": 50, "cached": 20, "used": 30, "shared": 4, "reserved": 6}
 HOST_BLOCKS = {"host_free": 13, "host_cached": 5, "host_used": 2}
 FIGURES = Figures(
-    now=1.0,
-    **STATES,
-    **{f"{state}_blocks": count for state, count in BLOCKS.items()},
-    **HOST_BLOCKS,
-    totals=msgspec.structs.asdict(SchedulerStats()),
-    steps=0,
-    failed_steps=0,
-    host_s=0.0,
-    model_s=0.0,
+    now=1.0, **STATES, **{f"{state}_blocks": count for state, count in BLOCKS.items()}, **HOST_BLOCKS,
+    totals=msgspec.structs.asdict(SchedulerStats()), steps=0, failed_steps=0, host_s=0.0, model_s=0.0,
     forecast=[0.1, 0.2, 0.5, 0.9],
-)
+)  # fmt: skip
 NOTHING = Stepped(**dict.fromkeys(Stepped.__struct_fields__, 0) | {"outputs": [], "completions": [], "begun": []})
 
 
@@ -164,18 +157,12 @@ def test_parts_add_up_to_their_wholes(metrics):
     totals = {"prompt_tokens": 1000, "hit_tokens": 300, "host_hit_tokens": 100, "drafted_tokens": 50}
     metrics.stepped(told(now, **totals, accepted_tokens=30, preemptions_recompute=3, preemptions_swap=4))
     wholes = {
-        "vllm:num_preemptions_total": 7,
-        "vllm:prompt_tokens_cached_total": 340,
-        "vllm:prefix_cache_hits_total": 200,
-        "vllm:prefix_cache_queries_total": 1000,
-        "vllm:spec_decode_num_draft_tokens_total": 50,
-        "vllm:spec_decode_num_accepted_tokens_total": 30,
-        "paged:rejected_drafts_total": 20,
-        "vllm:num_requests_running": 3,
-        "vllm:num_requests_waiting": 2 + 5 + 7 + 11,
-        "vllm:kv_cache_usage_perc": 0.3,
+        "vllm:num_preemptions_total": 7, "vllm:prompt_tokens_cached_total": 340, "vllm:prefix_cache_hits_total": 200,
+        "vllm:prefix_cache_queries_total": 1000, "vllm:spec_decode_num_draft_tokens_total": 50,
+        "vllm:spec_decode_num_accepted_tokens_total": 30, "paged:rejected_drafts_total": 20,
+        "vllm:num_requests_running": 3, "vllm:num_requests_waiting": 2 + 5 + 7 + 11, "vllm:kv_cache_usage_perc": 0.3,
         "paged:sessions": 8,
-    }
+    }  # fmt: skip
     assert_has(metrics, wholes)
     assert of_label(metrics, "paged:preemptions_total", "kind") == {"recompute": 3, "swap": 4}
     cached = of_label(metrics, "vllm:prompt_tokens_cached_by_source_total", "source")
@@ -230,14 +217,9 @@ def test_the_cache_is_described_once_as_the_latest_engine_has_it_and_where_there
     (sample,) = families(metrics)["vllm:cache_config_info"].samples
     assert sample.value == 1
     assert sample.labels == {
-        "block_size": "16",
-        "cache_dtype": "float32",
-        "enable_prefix_caching": "False",
-        "kv_cache_size_tokens": "1431",
-        "num_cpu_blocks": "20",
-        "num_gpu_blocks": "90",
-        "engine": "0",
-    }
+        "block_size": "16", "cache_dtype": "float32", "enable_prefix_caching": "False", "kv_cache_size_tokens": "1431",
+        "num_cpu_blocks": "20", "num_gpu_blocks": "90", "engine": "0",
+    }  # fmt: skip
 
 
 def test_a_request_that_ended_is_observed_once_by_its_own_times_and_sizes(metrics):

@@ -15,10 +15,9 @@ def made():
 
     def make(store=None, **options):
         if store is not None:
-            options["open_store"] = lambda identity, block_bytes: store
-        engines.append(
-            Engine(tiny_model(64), **{"block_size": 4, "num_blocks": 40, "max_tokens_per_step": 16} | options)
-        )
+            options["open_store"] = lambda *_: store
+        usual = {"block_size": 4, "num_blocks": 40, "max_tokens_per_step": 16}
+        engines.append(Engine(tiny_model(64), **usual | options))
         return engines[-1]
 
     yield make
@@ -31,3 +30,9 @@ def filled(made):
     """A store in which an engine has left an answer to PROMPT, and that answer."""
     store = Memory()
     return store, ask(made(store))
+
+
+@pytest.fixture
+def store(filled):
+    """That store."""
+    return filled[0]

@@ -46,12 +46,10 @@ def test_two_engines_of_one_model_share_an_identity_and_one_of_which_two_numbers
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        ("__version__", "99.0"),
-        ("torch.__version__", "99.0"),
-        ("transformers.__version__", "99.0"),
+        ("__version__", "99.0"), ("torch.__version__", "99.0"), ("transformers.__version__", "99.0"),
         ("processor", lambda: "another one"),
     ],
-)
+)  # fmt: skip
 def test_another_version_or_processor_is_another_identity(is_invariant, monkeypatch, name, other):
     engine = engine_of(batch_invariant=is_invariant)
     here = identity(engine, is_invariant)

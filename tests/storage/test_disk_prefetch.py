@@ -18,6 +18,7 @@ from ..driving import driven  # noqa: TID252
 from .asking import PROMPT, Memory, ask, assert_same, begun  # noqa: TID252
 
 ASKED = Hint(action="prefetch", tokens=PROMPT)
+OTHER = [5 * place % 59 + 1 for place in range(43)]
 
 
 def said(outcome):
@@ -123,8 +124,7 @@ def test_what_the_host_has_takes_its_room_first(made):
     assert engine.scheduler.explain_prefix(longer).device_tokens == 48
 
 
-def test_it_takes_free_blocks_alone_and_says_how_many(made, filled):
-    store, _ = filled
+def test_it_takes_free_blocks_alone_and_says_how_many(made, store):
     engine = made(store, num_blocks=16)
     ask(engine, [9] * 40, max_tokens=1)
     assert engine.manager.device.num_free == 6
@@ -141,29 +141,26 @@ def test_it_takes_free_blocks_alone_and_says_how_many(made, filled):
     )
 
 
-def test_hints_that_name_the_same_prompt_are_read_once_and_count_for_the_room(made, filled):
-    store, _ = filled
+def test_hints_that_name_the_same_prompt_are_read_once_and_count_for_the_room(made, store):
     engine = made(store, num_blocks=16)
-    ask(made(store), other := [5 * place % 59 + 1 for place in range(43)])
+    ask(made(store), OTHER)
     assert [said(engine.hint(ASKED)) for _ in range(2)] == [("accepted", 40)] * 2
-    assert said(engine.hint(Hint(action="prefetch", tokens=other))) == ("clipped", 24)
+    assert said(engine.hint(Hint(action="prefetch", tokens=OTHER))) == ("clipped", 24)
     driven(engine)
     assert engine.disk.stats().prefetched == 16
 
 
-def test_no_more_than_so_many_are_read(made, filled, monkeypatch):
+def test_no_more_than_so_many_are_read(made, store, monkeypatch):
     monkeypatch.setattr("paged.engine.disk_prefetch.MOST", 1)
-    store, _ = filled
     engine = made(store)
-    ask(made(store), other := [5 * place % 59 + 1 for place in range(43)])
+    ask(made(store), OTHER)
     engine.hint(ASKED)
-    outcome = engine.hint(Hint(action="prefetch", tokens=other))
+    outcome = engine.hint(Hint(action="prefetch", tokens=OTHER))
     assert said(outcome) == ("rejected", 0)
     assert outcome.reason == "40 tokens lie on the disk alone; 1 prefetches are read from it already."
 
 
-def test_nothing_on_the_disk_is_missing_and_a_prompt_longer_than_the_model_takes_is_clipped(made, filled):
-    store, _ = filled
+def test_nothing_on_the_disk_is_missing_and_a_prompt_longer_than_the_model_takes_is_clipped(made, store):
     engine = made(store, max_model_len=24)
     assert prefetched(engine, Hint(action="prefetch", tokens=[1] * 20)) == ("missing", 0)
     assert prefetched(engine) == ("clipped", 24)
@@ -171,8 +168,7 @@ def test_nothing_on_the_disk_is_missing_and_a_prompt_longer_than_the_model_takes
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_a_running_request_keeps_its_blocks_and_its_bits_and_takes_what_was_prefetched(made, filled, steps_ahead):
-    store, _ = filled
+def test_a_running_request_keeps_its_blocks_and_its_bits_and_takes_what_was_prefetched(made, store, steps_ahead):
     prompt = [3 * place % 61 + 1 for place in range(9)]
     expected = ask(made(), prompt, max_tokens=50)
     engine = made(store, num_blocks=16, steps_ahead=steps_ahead, max_sequences=1)
@@ -208,16 +204,15 @@ def test_a_slow_disk_holds_no_request_up(made, filled):
     assert_same(ask(engine, id="again"), expected)
 
 
-def test_requests_are_read_first(made, filled, monkeypatch):
+def test_requests_are_read_first(made, store, monkeypatch):
     monkeypatch.setattr("paged.engine.disk_tier.PIECE_BYTES", 1)
-    store, _ = filled
-    ask(made(store), other := [5 * place % 59 + 1 for place in range(43)])
+    ask(made(store), OTHER)
     engine, read, order = made(store), store.read, []
     monkeypatch.setattr(store, "read", lambda keys, into: order.append(keys[0]) or read(keys, into))
     begun(engine, PROMPT, "a")
     while not engine.disk.is_loading:
         engine.step()
-    assert said(engine.hint(Hint(action="prefetch", tokens=other))) == ("accepted", 40)
+    assert said(engine.hint(Hint(action="prefetch", tokens=OTHER))) == ("accepted", 40)
     driven(engine)
     keys = list(store.blocks)
     assert order == keys[:10] + [key for key in order if key not in keys[:10]] and len(order) == 20
@@ -248,9 +243,8 @@ def test_what_cannot_be_read_ends_a_prefetch_and_what_comes_before_stays(made, f
     assert_same(ask(engine), expected)
 
 
-def test_a_prompt_is_read_in_pieces_and_ends_where_what_came_before_has_gone(made, filled, monkeypatch):
+def test_a_prompt_is_read_in_pieces_and_ends_where_what_came_before_has_gone(made, store, monkeypatch):
     monkeypatch.setattr("paged.engine.disk_tier.PIECE_BYTES", 1)
-    store, _ = filled
     engine = made(store)
     engine.hint(ASKED)
     while engine.disk.stats().prefetched < 4:
@@ -263,8 +257,7 @@ def test_a_prompt_is_read_in_pieces_and_ends_where_what_came_before_has_gone(mad
     assert engine.scheduler.explain_prefix(PROMPT).device_tokens == 40
 
 
-def test_an_engine_that_is_closed_meanwhile_has_nothing_left_to_do(made, filled):
-    store, _ = filled
+def test_an_engine_that_is_closed_meanwhile_has_nothing_left_to_do(made, store):
     engine = made(store)
     engine.hint(ASKED)
     engine.step()
@@ -272,13 +265,9 @@ def test_an_engine_that_is_closed_meanwhile_has_nothing_left_to_do(made, filled)
     assert not engine.has_unfinished
 
 
-def test_an_engine_for_asyncio_makes_the_steps_of_a_prefetch(filled):
-    store, _ = filled
-
+def test_an_engine_for_asyncio_makes_the_steps_of_a_prefetch(store):
     async def asked():
-        engine = AsyncEngine(
-            tiny_model(64), block_size=4, num_blocks=40, open_store=lambda identity, block_bytes: store
-        )
+        engine = AsyncEngine(tiny_model(64), block_size=4, num_blocks=40, open_store=lambda *_: store)
         try:
             assert said(await engine.hint(ASKED)) == ("accepted", 40)
             while (found := await engine.explain_prefix(PROMPT)).device_tokens < 40:
@@ -295,9 +284,8 @@ def test_answers_under_pressure_with_a_disk_and_prefetches_are_those_without(tmp
     loaded = brought = 0
     for seed in range(16):
         drawn = random.Random(seed)
-        world = EngineWorld(
-            num_blocks=drawn.randint(6, 14), block_size=drawn.randint(1, 3), host_blocks=drawn.choice([0, 6])
-        )
+        sizes = {"num_blocks": drawn.randint(6, 14), "block_size": drawn.randint(1, 3)}
+        world = EngineWorld(**sizes, host_blocks=drawn.choice([0, 6]))
         alone_in = alone(build_engine, EngineWorld().ample(1))
         rig = EngineRig(world, lambda world: build_engine(world, steps_ahead, disk_cache=tmp_path), reference=alone_in)
         for number in range(10):

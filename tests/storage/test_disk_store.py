@@ -35,11 +35,24 @@ def write(store, keys):
     return store.write(keys, lambda places: blocks_of([keys[place] for place in places]))
 
 
+def keep(store, keys):
+    """Write these, and wait until they are on the disk."""
+    write(store, keys)
+    store.flush()
+
+
 def read(store, keys):
     into = np.zeros((len(keys), BLOCK), np.uint8)
     count = store.read(keys, into)
     assert np.array_equal(into[:count], blocks_of(keys)[:count])
     return count
+
+
+def wait_until(is_so):
+    for _ in range(6000):
+        if is_so():
+            break
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -86,8 +99,7 @@ def test_large_blocks_are_read_by_several_threads_and_end_before_the_first_that_
 
 def test_a_look_up_ends_at_the_first_block_that_is_not_there_and_finds_none_of_another_model(open_store):
     keys, ours = keys_of("a", 4), open_store()
-    write(ours, [keys[0], keys[1], keys[3]])
-    ours.flush()
+    keep(ours, [keys[0], keys[1], keys[3]])
     theirs = open_store(identity=b"another model".ljust(32))
     for store, found, missed in ((ours, 2, 1), (theirs, 0, 4)):
         assert (store.look_up(keys), read(store, keys), store.stats().missed) == (found, found, missed)
@@ -95,28 +107,21 @@ def test_a_look_up_ends_at_the_first_block_that_is_not_there_and_finds_none_of_a
 
 def test_two_processes_on_one_folder_find_what_the_other_wrote_while_both_run(open_store):
     one, other, keys = open_store(), open_store(), keys_of("a", 3)
-    write(one, keys)
-    one.flush()
+    keep(one, keys)
     other.flush()
-    write(other, keys_of("b", 1))
-    other.flush()
-    for _ in range(6000):
-        if other.look_up(keys):
-            break
-        # It looks when it has nothing to write.
-        time.sleep(0.01)
+    keep(other, keys_of("b", 1))
+    # It looks when it has nothing to write.
+    wait_until(lambda: other.look_up(keys))
     assert read(other, keys) == 3
 
 
 def test_the_block_that_was_not_used_for_longest_goes_first_and_of_a_prompt_its_last(open_store):
     store, old, new = open_store(blocks=6), keys_of("old", 3), keys_of("new", 3)
     for keys in (old, new):
-        write(store, keys)
-        store.flush()
+        keep(store, keys)
     assert store.look_up(old) == 3
     store.flush()
-    write(store, keys_of("newest", 2))
-    store.flush()
+    keep(store, keys_of("newest", 2))
     assert (store.look_up(old), store.look_up(new), store.stats().evicted) == (3, 1, 2)
     assert read(store, new) == 1
 
@@ -124,21 +129,17 @@ def test_the_block_that_was_not_used_for_longest_goes_first_and_of_a_prompt_its_
 def test_of_a_prompt_that_was_looked_up_the_last_block_goes_first(open_store):
     store, keys = open_store(blocks=3), keys_of("a", 3)
     for key in reversed(keys):
-        write(store, [key])
-        store.flush()
+        keep(store, [key])
     assert store.look_up(keys) == 3
-    write(store, keys_of("b", 1))
-    store.flush()
+    keep(store, keys_of("b", 1))
     assert store.look_up(keys) == 2
 
 
 def test_the_limit_holds_for_all_models_of_a_folder(open_store, folder):
     theirs = open_store(identity=b"another model".ljust(32), blocks=4)
-    write(theirs, keys_of("theirs", 4))
-    theirs.flush()
+    keep(theirs, keys_of("theirs", 4))
     ours = open_store(blocks=4)
-    write(ours, keys_of("ours", 3))
-    ours.flush()
+    keep(ours, keys_of("ours", 3))
     assert len([*folder.glob("objects/*/*")]) == 4
     assert read(theirs, keys_of("theirs", 4)) == 1
 
@@ -166,14 +167,14 @@ def keys(open_store):
     return found
 
 
-def without_rows(index):
-    with closing(sqlite3.connect(index)) as found, found:
-        found.execute("DELETE FROM objects")
+def changed(statement):
+    """A harm: this is done to the index."""
 
+    def spoil(index):
+        with closing(sqlite3.connect(index)) as found, found:
+            found.execute(statement)
 
-def without_tables(index):
-    with closing(sqlite3.connect(index)) as found, found:
-        found.execute("DROP TABLE objects")
+    return spoil
 
 
 def without_page(number):
@@ -190,7 +191,7 @@ def without_page(number):
     "spoil",
     [
         *(lambda index: index.write_bytes(b""), lambda index: index.write_bytes(b"no database at all" * 100)),
-        *(without_rows, without_tables, *map(without_page, range(8))),
+        *(changed("DELETE FROM objects"), changed("DROP TABLE objects"), *map(without_page, range(8))),
     ],
 )
 def test_objects_of_a_lost_or_broken_index_are_found_again_and_others_are_written(open_store, folder, keys, spoil):
@@ -198,8 +199,7 @@ def test_objects_of_a_lost_or_broken_index_are_found_again_and_others_are_writte
     again = open_store()
     again.flush()
     assert read(again, keys[: again.look_up(keys)]) == 3
-    write(again, keys_of("b", 1))
-    again.flush()
+    keep(again, keys_of("b", 1))
     assert (again.stats().written, again.stats().failed) == (1, 0)
 
 
@@ -210,8 +210,7 @@ def test_an_object_of_the_future_is_found_again_and_goes_in_its_turn(open_store,
     again = open_store(blocks=4)
     again.flush()
     assert again.look_up(keys) == 3
-    write(again, keys_of("b", 4))
-    again.flush()
+    keep(again, keys_of("b", 4))
     assert (again.look_up(keys), again.look_up(keys_of("b", 4))) == (0, 4)
 
 
@@ -235,23 +234,19 @@ def test_what_is_no_object_of_ours_is_swept_away(open_store, folder):
 
 def test_an_object_that_is_gone_is_a_miss_and_is_written_again(open_store):
     store, keys = open_store(), keys_of("a", 2)
-    write(store, keys)
-    store.flush()
+    keep(store, keys)
     store.path_of(keys[0]).unlink()
     assert (store.look_up(keys), read(store, keys), store.look_up(keys)) == (2, 0, 0)
-    write(store, keys)
-    store.flush()
+    keep(store, keys)
     assert read(store, keys) == 2
 
 
 def test_a_folder_that_is_removed_under_way_is_a_miss_and_stays_removed(open_store, folder):
     store, keys = open_store(), keys_of("a", 2)
-    write(store, keys)
-    store.flush()
+    keep(store, keys)
     shutil.rmtree(folder)
     assert read(store, keys) == 0
-    write(store, keys_of("b", 2))
-    store.flush()
+    keep(store, keys_of("b", 2))
     assert (store.stats().failed, store.look_up(keys_of("b", 2)), folder.exists()) == (2, 0, False)
 
 
@@ -268,13 +263,9 @@ def test_a_writer_without_room_or_memory_loses_what_it_cannot_write_and_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(name, fail)
         write(store, keys)
-        for _ in range(6000):
-            if store.stats().failed == 2:
-                break
-            time.sleep(0.01)
+        wait_until(lambda: store.stats().failed == 2)
     assert (store.stats().failed, store.stats().queued, store.look_up(keys)) == (2, 0, 0)
-    write(store, keys)
-    store.flush()
+    keep(store, keys)
     assert read(store, keys) == 2
 
 
@@ -315,8 +306,7 @@ def files(**texts):
 
 def a_newer_index(folder):
     files(paged_kv_cache="paged KV cache, form 1\n")(folder)
-    with closing(sqlite3.connect(folder / "index.sqlite")) as index, index:
-        index.execute("PRAGMA user_version = 2")
+    changed("PRAGMA user_version = 2")(folder / "index.sqlite")
 
 
 @pytest.mark.parametrize(
@@ -399,6 +389,5 @@ def test_what_a_dead_process_was_writing_goes_and_what_a_living_one_is_writing_s
     (folder / "writing/dead.lock").touch()
     open_store()
     assert not dead.exists()
-    write(living, keys_of("a", 1))
-    living.flush()
+    keep(living, keys_of("a", 1))
     assert read(living, keys_of("a", 1)) == 1

@@ -91,10 +91,9 @@ def test_others_go_on_while_a_request_waits_for_its_blocks(made, filled):
     assert np.array_equal(logits, expected[1])
 
 
-def test_blocks_that_come_too_late_are_computed_and_never_copied(made, monkeypatch):
+def test_blocks_that_come_too_late_are_computed_and_never_copied(made, filled, monkeypatch):
     monkeypatch.setattr("paged.engine.disk_tier.PATIENCE_S", 0.0)
-    store = Memory()
-    expected = ask(made(store))
+    store, expected = filled
     store.may_read.clear()
     engine = made(store)
     found = ask(engine)
@@ -119,9 +118,7 @@ def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(made, filled):
     assert (engine.manager.device.num_used, engine.disk.is_loading) == (0, False)
 
 
-def test_what_is_cheaper_to_compute_is_not_asked_for(made):
-    store = Memory()
-    ask(made(store))
+def test_what_is_cheaper_to_compute_is_not_asked_for(made, store):
     engine = made(store)
     assert ask(engine)[2] == 40
     engine.disk.note_costs(block_s=1.0, token_s=0.001)
@@ -215,10 +212,8 @@ def test_several_answers_to_a_prompt_are_written_and_not_read(made):
     assert len(store.blocks) in (13, 14)
 
 
-def test_a_search_writes_nothing_and_reads_nothing(made):
-    store, empty = Memory(), Memory()
-    ask(made(store))
-    for each in (store, empty):
+def test_a_search_writes_nothing_and_reads_nothing(made, store):
+    for each in (store, Memory()):
         engine, before = made(each), len(each.blocks)
         engine.add_request(PROMPT, BeamSearchParams(beam_width=2, max_tokens=8), id="a")
         driven(engine)

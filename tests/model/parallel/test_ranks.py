@@ -32,14 +32,6 @@ SHORT = {"num_blocks": 24, "block_size": 4, "host_blocks": 16, "max_tokens_per_s
 NEAR = 1e-4
 
 
-@pytest.fixture
-def _interruptible():
-    """Where tests were begun with interrupts ignored, as by nohup, too."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def requests():
     """Prompts of which some begin alike."""
     words = np.random.default_rng(1).integers(3, 97, (4, 30)).tolist()
@@ -162,7 +154,7 @@ def test_a_rank_that_is_killed_ends_the_engine_at_once_and_every_step_says_so(fo
     assert not engine.has_unfinished
 
 
-@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.usefixtures("handled_by_python")
 def test_an_interrupt_behind_a_message_leaves_all_ranks_at_the_same_step(roomy, monkeypatch):
     asked, prompt, messages, interrupts = SamplingParams(max_tokens=6, ignore_eos=True), [5, 6, 7, 8], [], 0
     want = completion_of(roomy, prompt, asked).token_ids
@@ -195,7 +187,7 @@ def test_a_runtime_error_of_rank_0_and_of_another_rank_is_a_failure_of_the_ranks
         raise RuntimeError("the connection is closed")
 
 
-@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.usefixtures("handled_by_python")
 def test_an_interrupt_of_a_load_is_not_held_back_and_ends_all_ranks(folder, monkeypatch):
     processes, held_back = [], []
 
