@@ -613,10 +613,12 @@ class PrefixIndex:
         is_there = np.maximum(*(run.blocks_in(place, first, run.length) for place in (DEVICE, HOST))) >= 0
         for begin, stop in stretches(~is_there):
             self._give_up(run, first + begin, NUM_PLACES, first + stop)
-            for at in [at - first for at in run.children] if self.ends else ():
-                if begin <= at < stop and (end := self.end_of(run, first + at)) is not None:
-                    self._give_up(end, 0)
-                    self._unlink(end, trims=False)
+        for at in list(run.children) if self.ends and run.row < 0 else ():
+            end = self.end_of(run, at)
+            if end is not None and run.block(DEVICE, at) < 0 <= end.block(DEVICE, 0):
+                # It was used later than its node, without which the device has nothing.
+                self._give_up(end, 0)
+                self._unlink(end, trims=False)
 
     def _span_blocks(self, place: int, run: Run, first: int, stop: int) -> Blocks:
         if run.row < 0 or place != DEVICE:

@@ -443,16 +443,13 @@ class Content:
         return num
 
     def unpin(self, held: list[tuple[int, Blocks]]) -> None:
-        for place, blocks in held:
+        for place, blocks in _as_they_go(held):
             self._index.pools[place].let_go(blocks.copy())
 
     def fetch(self, parts: list[Part]) -> None:
         """Plan copies of what only the host has of these parts to free blocks of the device, where all is cached as just used."""
         assert self._offload is not None, "content is on the host alone only where it is offloaded"
-        # What comes later in a prompt goes first, and what windows and states have before all of the full group.
-        brought = self._offload.bring(parts)[::-1]
-        brought.sort(key=lambda held: held[0] == DEVICE)
-        for place, blocks in brought:
+        for place, blocks in _as_they_go(self._offload.bring(parts)):
             self._index.pools[place].release(blocks)
 
     def demote(self, way: list[Node], most: int | None = None) -> tuple[Blocks, int]:
@@ -526,3 +523,10 @@ class Content:
         if self._events is None:
             self._events = EventLog(self._index, self._growth, self._sides)
         return self._events
+
+
+def _as_they_go(held: list[tuple[int, Blocks]]) -> list[tuple[int, Blocks]]:
+    """Places and blocks of a prompt in the order in which they are let go, to be evicted: what comes later goes first, and
+    what windows and states have before all of the full group."""
+    last_first = held[::-1]
+    return sorted(last_first, key=lambda its: its[0] == DEVICE)

@@ -24,7 +24,10 @@ def compute(manager, row, *, ends=True):
     assert manager.check() == []
 
 
-def test_an_end_goes_with_the_nodes_before_it_though_it_was_used_later(manager):
+@pytest.mark.parametrize("host_blocks", [0, 20])
+def test_an_end_goes_with_the_nodes_before_it_though_it_was_used_later(host_blocks):
+    manager = BlockManager(10, 4, groups=GROUPS, host_blocks=host_blocks, host_caching=host_blocks > 0)
+    compute(manager, manager.add(range(10)))
     assert manager.lookup(range(12)).num_tokens == 10
     # It holds the end until the copies ran, and gives back the nodes before that.
     manager.free(manager.add(range(12)))
@@ -40,6 +43,21 @@ def test_an_end_goes_with_the_nodes_before_it_though_it_was_used_later(manager):
     assert manager.lookup(range(12)).num_tokens in (0, 8)
     manager.reserve(row, 6)
     assert (manager.check(), manager.device.num_free, manager.device.num_cached) == ([], 1, 0)
+
+
+def test_an_end_stays_on_the_device_with_its_node_when_the_host_has_that_no_more():
+    manager = BlockManager(12, 4, groups=GROUPS, host_blocks=4, host_caching=True)
+    for tokens, writes in ((range(10), True), (range(100, 144), False), (range(200, 210), True)):
+        row = manager.add(tokens, writes=writes)
+        ran(manager, row)
+        manager.free(row)
+    row = manager.add(range(12))
+    manager.take_moves()
+    manager.free(row)
+    # What comes to the host now takes the place of copies of what the device has, too.
+    manager.allocate(manager.add(range(300, 340)), 4 * manager.device.num_free + 4)
+    assert manager.check() == [] and not manager.cached_contents("host")
+    assert manager.lookup(range(12)).num_tokens == 10
 
 
 def test_who_shares_nothing_leaves_no_end(manager):

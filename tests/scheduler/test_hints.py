@@ -344,6 +344,25 @@ def test_what_is_pinned_of_layers_of_several_kinds_is_found_whole_however_much_c
     assert desk.manager.device.num_used == 0
 
 
+def test_what_is_unpinned_goes_windows_and_states_first_and_then_last_blocks_first(desk):
+    desk = desk(40, 4, groups=(FULL, WINDOW, STATE), max_pinned=12)
+    turn = list(range(14))
+    desk.serve(turn, "s")
+    # Full blocks, a window and a state: the end of the row counts only where the session is named.
+    for what, num_pages in (({"tokens": turn}, 3 + 2 + 3), ({"session": "s"}, 4 + 3 + 3)):
+        desk.hint("pin", **what)
+        assert desk.scheduler.num_pinned == num_pages
+        desk.hint("unpin", **what)
+    for token in (8, 9):
+        desk.add([token] * (9 + token), writes_cache=False, max_tokens=60)
+    full, left = 4, set()
+    while full > 2:
+        desk.step()
+        full, *others = [each.cached for each in desk.manager.stats().groups]
+        left.add((full, any(others)))
+    assert left == {(4, True), (4, False), (3, False), (2, False)}
+
+
 def test_a_window_that_a_running_request_will_pass_stays_where_it_is_pinned(desk):
     desk = desk(60, 4, groups=(FULL, WINDOW), max_pinned=20)
     known = [1, 2, 3, 4] + [0] * 24
