@@ -615,8 +615,8 @@ class PrefixIndex:
             self._give_up(run, first + begin, NUM_PLACES, first + stop)
         for at in list(run.children) if self.ends and run.row < 0 else ():
             end = self.end_of(run, at)
-            if end is not None and run.block(DEVICE, at) < 0 <= end.block(DEVICE, 0):
-                # It was used later than its node, without which the device has nothing.
+            if end is not None and run.block(DEVICE, at) < 0 and (run.block(HOST, at) < 0 or end.block(DEVICE, 0) >= 0):
+                # It was used later than its node, without which a tier has nothing.
                 self._give_up(end, 0)
                 self._unlink(end, trims=False)
 
