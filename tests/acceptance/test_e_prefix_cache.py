@@ -256,6 +256,19 @@ def test_what_came_from_elsewhere_is_found_though_another_batch_computes_a_part_
     assert manager.lookup([0, 1, 0, 1, 0, 1, 9]).num_tokens == 6
 
 
+def test_what_the_host_has_behind_a_block_that_is_still_computed_is_not_found(make_manager):
+    manager = make_manager(6, 2, host_blocks=6, host_caching=True)
+    manager.allocate([manager.add([1, 2, 9])], [2])
+    arriving = manager.add([1, 2, 3, 4, 5, 6])
+    manager.reserve([arriving], [3])
+    manager._memory.set_computed(arriving, 6)
+    manager.free([arriving])
+    manager.reserve([manager.add([8])], [5])
+    assert manager.host.num_used == 2
+    found = manager.lookup([1, 2, 3, 4, 5, 6, 7])
+    assert (found.num_tokens, found.host_tokens) == (2, 0)
+
+
 def test_requests_that_keep_to_themselves(make_scheduler, request_of, run):
     scheduler, a, b = make_scheduler(8, 4), range(9), range(100, 109)
     for id, prompt, wish, found in (
