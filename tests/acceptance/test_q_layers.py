@@ -279,6 +279,15 @@ def test_a_row_without_drafts_takes_no_pages_from_those_of_the_next_one(make_sch
     assert scheduler.schedule(drafts={"b": [71]}).num_drafts.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("length", [5, 7])
+def test_the_state_that_drafts_left_is_not_that_of_a_token_more_or_less(make_scheduler, length):
+    scheduler = make_scheduler(20, 4, {"r": ([1, 2, 3], 20)}, groups=HYBRID)
+    for token in range(4, length + 2):
+        scheduler.update(scheduler.schedule(), [token])
+    scheduler.update(scheduler.schedule(drafts={"r": [length + 2]}), [length + 2, length + 3], [2])
+    assert scheduler.manager.lookup(range(1, 20)).num_tokens == 0
+
+
 def test_drafts_behind_a_first_token_have_no_states_to_go_back_to(make_scheduler):
     scheduler = make_scheduler(12, 4, {"r": (1, 9)}, groups=HYBRID)
     scheduler.cancel(scheduler.schedule())

@@ -5,6 +5,7 @@ import pytest
 
 from paged import BlockManager, LayerGroup
 from paged.base.arguments import int64_array, token_array
+from paged.block_manager.content_key import root_prefix
 from paged.errors import InvalidConfig, InvalidTokens, UnknownRow
 
 
@@ -142,3 +143,27 @@ def test_what_a_row_has_computed_is_content_before_another_of_its_batch_computes
     manager.append(row, [5])
     manager.allocate([manager.add([1, 2, 3, 4]), row], [3, 1])
     assert manager.lookup([1, 2, 3, 4]).blocks.tolist() == manager.table(row)[:3].tolist()
+
+
+def test_what_comes_next_may_be_found_while_the_row_that_computes_it_goes_on():
+    manager = BlockManager(8, 2)
+    manager.allocate([manager.add([1, 2, 3])], [3])
+    manager.confirm()
+    content, prompt = manager._memory.content, np.array([1, 2, 3, 4, 5], np.int32)
+    assert content.may_be_found(prompt, root_prefix(None))
+    manager.free([0])
+    assert not content.may_be_found(prompt, root_prefix(None))
+
+
+def test_what_the_host_has_behind_a_block_that_is_still_computed_is_not_found():
+    manager = BlockManager(6, 2, host_blocks=6, host_caching=True)
+    manager.allocate([manager.add([1, 2, 9])], [2])
+    arriving = manager.add([1, 2, 3, 4, 5, 6])
+    manager.reserve([arriving], [3])
+    manager._memory.set_computed(arriving, 6)
+    manager.free([arriving])
+    manager.reserve([manager.add([8])], [5])
+    assert manager.host.num_used == 2
+    found = manager.lookup([1, 2, 3, 4, 5, 6, 7])
+    assert (found.num_tokens, found.host_tokens) == (2, 0)
+    assert manager.check() == []
