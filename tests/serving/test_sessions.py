@@ -110,7 +110,7 @@ def test_of_a_request_whose_client_left_nothing_is_carried_out(server):
 
 def test_what_a_running_request_holds_is_not_let_go(server):
     async def main():
-        body = LONG | {"prompt": SAID, "session_id": "runs", "max_tokens": 200}
+        body = LONG | {"prompt": SAID, "session_id": "runs", "max_tokens": 600}
         turn = ask(server.port, TEXT, body, headers={"x-request-id": "the-one-that-runs"}, heard=(heard := Heard()))
         running = asyncio.create_task(turn)
         while not heard.pieces:
