@@ -609,14 +609,14 @@ class PrefixIndex:
                 self._trim(run)
 
     def _lose(self, run: Run, first: int) -> None:
-        """Give up what rests on the run's nodes from `first` on that the full group has on no tier: no prompt can begin there."""
+        """Give up what rests on the run's nodes from `first` on that the full group has on no tier, and the ends of rows behind nodes
+        that have left the device, or both tiers, before them: no prompt can begin there."""
         is_there = np.maximum(*(run.blocks_in(place, first, run.length) for place in (DEVICE, HOST))) >= 0
         for begin, stop in stretches(~is_there):
             self._give_up(run, first + begin, NUM_PLACES, first + stop)
         for at in list(run.children) if self.ends and run.row < 0 else ():
             end = self.end_of(run, at)
             if end is not None and run.block(DEVICE, at) < 0 and (run.block(HOST, at) < 0 or end.block(DEVICE, 0) >= 0):
-                # It was used later than its node, without which a tier has nothing.
                 self._give_up(end, 0)
                 self._unlink(end, trims=False)
 

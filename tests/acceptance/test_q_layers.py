@@ -180,15 +180,6 @@ def test_a_state_is_kept_where_the_caller_says_that_others_begin(make_scheduler,
         assert (id, usage.hit_tokens) == (id, hit)
 
 
-def test_states_of_several_rows_are_kept_apart(make_scheduler, request_of, run):
-    scheduler = make_scheduler(200, 4, groups=HYBRID, max_chunk=100)
-    firsts = {"a": range(30), "b": range(100, 130)}
-    for hits in (0, 8):
-        for id, tokens in firsts.items():
-            scheduler.add(request_of(f"{id}{hits}", [*tokens[: 30 - hits], hits], max_tokens=1, keep_at=(9,)))
-        assert {output.usage.hit_tokens for step in run(scheduler) for output in step.outputs.values()} >= {hits}
-
-
 @pytest.mark.parametrize("beside", [LayerGroup("state", pages=3), LayerGroup("window", 6)])
 def test_what_a_prompt_shares_with_those_that_wait_is_kept_the_first_time(make_scheduler, request_of, run, beside):
     scheduler = make_scheduler(60, 4, groups=(LayerGroup("full"), beside), max_sequences=1, max_chunk=100)

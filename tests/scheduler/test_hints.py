@@ -51,22 +51,6 @@ def test_only_the_end_that_nothing_goes_on_behind_is_demoted(desk):
     assert said(desk.hint("demote", tokens=[5, 5])) == ("rejected", 0)
 
 
-def test_an_end_reaches_over_all_that_nothing_else_goes_on_behind(desk):
-    desk = desk(8)
-    desk.serve([1, 1])
-    desk.serve([1, 1, 2, 2])
-    assert said(desk.hint("demote", tokens=[1, 1, 2, 2])) == ("accepted", 4)
-
-
-def test_what_a_session_left_of_one_block_is_retained(desk):
-    desk = desk(4)
-    desk.serve([1], "s")
-    assert said(desk.hint("retain", session="s")) == ("accepted", 1)
-    desk.serve([2] * 3)
-    desk.serve([3] * 3)
-    assert desk.on_device([1]) == 1
-
-
 def test_what_comes_before_an_end_that_is_demoted_stays_retained(desk):
     desk = desk(6)
     desk.serve([1, 1, 1, 2])
