@@ -111,10 +111,10 @@ class SideContent:
         asked = dict.fromkeys(length // self._size for length in keep_at if self._size <= length <= num_tokens)
         self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT]])
 
-    def longest(self, match: Match, have: int = 0, row: int = -1, tiers: int = 1) -> Found:
-        """The part of a match behind the first `have` blocks, which `row` has, after which every side can stand with what the
+    def longest(self, match: Match, have: int = 0, tiers: int = 1) -> Found:
+        """The part of a match behind the first `have` blocks, which a row has, after which every side can stand with what the
         first `tiers` have, 1: the device."""
-        stands = self._stands(match, have, row, tiers)
+        stands = self._stands(match, have, tiers)
         return _cut(Found(match, stands, NOTHING, None), _last(np.logical_and.reduce(stands)))
 
     def standing(self, spans: list[Span], tiers: int, *, with_end: bool) -> Found:
@@ -132,7 +132,7 @@ class SideContent:
             data = tokens[have * self._size : stop * self._size].tobytes()
             rest = self._index.match(path, data, stop - have, HOST, match)
             match = Match(match.spans + rest.spans, match.num_blocks + rest.num_blocks, -1)
-        found = self.longest(match, have, row, tiers)
+        found = self.longest(match, have, tiers)
         return self.ends.find(path, tokens, have, found, tiers, is_new=row < 0)
 
     def cheapest(
@@ -167,8 +167,8 @@ class SideContent:
         parts.append((DEVICE, spans, full))
         return parts if end is None else parts + [(at, [(end, 0, 1)], end.blocks_in(at, 0, 1)) for at in self._pages]
 
-    def _stands(self, match: Match, have: int, row: int, tiers: int = 1) -> list[NDArray[np.bool_]]:
-        """`Found.stands` of a match that begins at column `have`."""
+    def _stands(self, match: Match, have: int, tiers: int = 1) -> list[NDArray[np.bool_]]:
+        """`Found.stands` of a match that begins at column `have`; a row that stands there holds what windows reach back to."""
         most = match.num_blocks if match.first_pending < 0 else min(match.num_blocks, match.first_pending - have)
         ends, found = np.arange(have + 1, have + most + 1), list[NDArray[np.bool_]]()
         for side in self._layout.sides:
@@ -181,14 +181,12 @@ class SideContent:
             # Holes before each column; none may lie between where a window begins and its end.
             holes = np.concatenate([[0], np.cumsum(~is_there)])
             found[-1] = holes[1:] == holes[np.maximum(begins - have, 0)]
-            if have:
-                found[-1] &= (begins >= have) | (begins >= self._tables.first[side.table, row])
         return found
 
     def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
         """Whether every side can stand after each of the run's first `length` nodes, bool [length], which are confirmed."""
         spans = [(each, 0, at + 1) for each, at in upwards(run, length - 1)][::-1]
-        stands: NDArray[np.bool_] = np.logical_and.reduce(self._stands(Match(spans, num_nodes(spans), -1), 0, -1))
+        stands: NDArray[np.bool_] = np.logical_and.reduce(self._stands(Match(spans, num_nodes(spans), -1), 0))
         return stands[-length:]
 
     def hit_end(self, lookup: Found, sought: int, have: int = 0, from_host: int = 0) -> HitEnd:
