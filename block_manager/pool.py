@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paged.base.arguments import logical_time
 from paged.errors import InvalidConfig, OutOfBlocks
 
-from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Run, upwards
+from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Reach, Run
 
 # Number, blocks in eviction order, and the step that released them.
 Segment = tuple[int, Blocks, int]
@@ -319,6 +319,9 @@ class Pool:
         """Let these cached blocks, last one first, be the next of their levels to be evicted, the first one first."""
         self.hold(blocks)
         self.release(blocks[::-1].copy(), is_next=True)
+        if self.goes_next is not None:
+            # On another tier it can be of use.
+            self.goes_next[blocks] = False
 
     def keep(self, blocks: Blocks) -> None:
         """`hold` beyond the tables, counted for the checker."""
@@ -457,7 +460,8 @@ class CachedQueue:
 
 class Retentions:
     """Content that is evicted later than the rest, for good or until a logical time. A retention raises the level, 0 to 3, of
-    a node and of all before it: no child is kept longer than its parent. If the `host_gives_way`, a host block is at the
+    a node and of all before it, for no child is kept longer than its parent, and of the windows and states that a row behind
+    it begins with. If the `host_gives_way`, a host block is at the
     lowest level while the device has its node, too, and back at the node's own when the device lets go of it."""
 
     def __init__(self, pools: Sequence[Pool], *, host_gives_way: bool) -> None:
@@ -470,11 +474,9 @@ class Retentions:
         # The first logical time at which a retention ends; every step reads it.
         self.next_end = np.inf
 
-    def retain(self, run: Run, at: int, level: int, until: float | None) -> Retained:
-        """Keep a node and all before it at `level` or higher until then (None: for good). Raises InvalidConfig."""
-        way, number = list(upwards(run, at)), next(self._numbers)
-        # One list, which `extend` adds to.
-        runs = [each for each, _ in way]
+    def retain(self, reaches: dict[Run, list[Reach]], level: int, until: float | None) -> Retained:
+        """Keep these nodes, of runs last one first, at `level` or higher until then (None: for good). Raises InvalidConfig."""
+        number, runs = next(self._numbers), list(reaches)
         if until is not None:
             until = logical_time("until", until)
             if not self.now < until < np.inf:
@@ -485,9 +487,9 @@ class Retentions:
             heapq.heappush(self._ends, (until, number))
             self._runs[number], self.next_end = runs, self._ends[0][0]
         # Last run first: children become old, and are evicted, before parents.
-        for each, last in way:
-            each.retain(number, last, level)
-            self.apply_to(each, renewed=(last, level))
+        for run, its in reaches.items():
+            run.retain(number, its, level)
+            self.apply_to(run, renewed=run.retained[number])
         return number, runs
 
     def end(self, retained: Retained) -> None:
@@ -500,22 +502,11 @@ class Retentions:
 
     def cut(self, run: Run, first: int) -> None:
         """End what retains nodes of a run from `first` on; what is before them stays retained."""
-        for number, (last, level) in list(run.retained.items()):
-            if last >= first:
-                run.end_retention(number)
-                if first:
-                    run.retain(number, first - 1, level)
+        for number, (reaches, level) in list(run.retained.items()):
+            run.end_retention(number)
+            if stay := [(group, begin, min(stop, first)) for group, begin, stop in reaches if begin < first]:
+                run.retain(number, stay, level)
         self.apply_to(run)
-
-    def extend(self, run: Run, at: int, end: Run) -> None:
-        """Keep what hangs off a node, one node of its own, as long and as high as that."""
-        for number, (last, level) in run.retained.items():
-            if last >= at:
-                end.retain(number, 0, level)
-                # First: it becomes old before its parent.
-                self._runs.get(number, []).insert(0, end)
-        if end.retained:
-            self.apply_to(end)
 
     def expire(self, now: float) -> None:
         """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""
@@ -532,22 +523,23 @@ class Retentions:
 
     def levels_of(self, place: int, run: Run, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: the level of each node's block in a place."""
-        levels = run.levels_of(offsets)
+        levels = run.levels_of(place // NUM_PLACES, offsets)
         if self.host_gives_way and place % NUM_PLACES == HOST and len(offsets):
             is_here = run.blocks_in(place - HOST, 0, offsets.item(-1) + 1)[offsets] >= 0
             # Of an open run the device has the full blocks, in its row's table.
             levels[is_here | (place == HOST and run.row >= 0)] = DOUBLED
         return levels
 
-    def apply_to(self, run: Run, renewed: tuple[int, int] | None = None) -> None:
+    def apply_to(self, run: Run, renewed: tuple[list[Reach], int] = ([], 0)) -> None:
         """Set levels of the run's blocks as its retentions say; those of an open run on the device wait until it
-        closes. `renewed`, (last node, level): blocks up to it at this level become newest, so that no child outlives
+        closes. `renewed`, nodes and a level: blocks of these at this level become newest, so that no child outlives
         its parent. Windows and states are older than the full blocks that they are of no use without."""
         for place, (pool, there) in reversed(list(enumerate(zip(self._pools, run.blocks, strict=True)))):
             offsets = (there >= 0).nonzero()[0]
             blocks, levels = there[offsets], self.levels_of(place, run, offsets)
             changed = levels != pool.level[blocks]
-            if renewed is not None:
-                changed |= (offsets <= renewed[0]) & (levels == renewed[1])
+            for group, first, stop in renewed[0]:
+                if group == place // NUM_PLACES:
+                    changed |= (offsets >= first) & (offsets < stop) & (levels == renewed[1])
             if changed.any():
                 pool.set_levels(blocks[changed], levels[changed])

@@ -343,7 +343,10 @@ class PrefixIndex:
 
     def branches(self, run: Run, at: int) -> bool:
         """Whether another run than the node's own goes on behind it; ends of rows do not count."""
-        return run.children.get(at, 0) > (self.end_of(run, at) is not None)
+        return self._num_behind(run, at) > 0
+
+    def _num_behind(self, run: Run, at: int) -> int:
+        return run.children.get(at, 0) - (self.end_of(run, at) is not None)
 
     def end_of(self, run: Run, at: int) -> Run | None:
         return self.ends.get(node_prefix(run.id, at))
@@ -361,8 +364,6 @@ class PrefixIndex:
         for place, block in blocks.items():
             self.pools[place].carry(np.array([block]), end, place)
             end.put(place, 0, np.array([block]))
-        if path.run is not None and path.run.retained:
-            self.retentions.extend(path.run, path.at, end)
 
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
@@ -549,27 +550,53 @@ class PrefixIndex:
                 start += stop - first
         return found
 
-    def loose_end(self, place: int, way: list[Node]) -> Blocks:
-        """The cached blocks at the end of a path that nothing goes on behind, last node first, int64 [n]. `way`: the last node
-        of each of its runs, as `upwards` gave them once; nodes that are nowhere by now are passed over."""
-        pool, parts, child = self.pools[place], [NO_BLOCKS], None
+    def loose_end(self, place: int, way: list[Node], most: int | None = None) -> list[Span]:
+        """The cached nodes, `most` at most, at the end of a path that nothing but ends of rows goes on behind, last span first.
+        `way`: the last node of each of its runs, as `upwards` gave them once; nodes that are nowhere by now are passed over."""
+        pool, found, child = self.pools[place], list[Span](), None
         for run, at in way:
             if run.row >= 0:
                 break
             if not run.length:
                 continue
             own = -1 if child is None else child.at
-            first = max((offset + 1 for offset, num in run.children.items() if num > (offset == own)), default=0)
+            first = max(
+                (offset + 1 for offset in run.children if self._num_behind(run, offset) > (offset == own)), default=0
+            )
             there, child = run.blocks[place], run
             if len(there) > at + 1:
                 break
-            blocks = there[first:][::-1]
+            blocks = there[first:][::-1][:most]
             is_loose = (pool.state[blocks] < 0) & (blocks >= 0)
             num = len(blocks) if is_loose.all() else int(is_loose.argmin())
-            parts.append(blocks[:num])
-            if first or num < len(blocks):
+            if num:
+                found.append((run, len(there) - num, len(there)))
+            most = None if most is None else most - num
+            if first or num < len(there):
                 break
-        return np.concatenate(parts)
+        return found
+
+    def ends_of(self, run: Run, first: int = 0) -> list[Run]:
+        """The ends of rows behind the run's nodes from `first` on."""
+        ends = [self.end_of(run, at) for at in run.children if at >= first] if self.ends else []
+        return [end for end in ends if end is not None]
+
+    def pages(self, place: int) -> Pool:
+        """The pool of a tier's pages, by the place of its full group, which may have positions alone."""
+        return self.pools[place - NUM_PLACES]
+
+    def cached_blocks(self, place: int, spans: list[Span]) -> list[Blocks]:
+        """The cached blocks with pages that a tier has of these nodes as they go, int64 [n] each: of windows and states, ends of
+        rows first, and then of the full group, whose place it is."""
+        pool, found = self.pages(place), list[Blocks]()
+        both = [(end, 0, 1) for run, first, _ in spans for end in self.ends_of(run, first)] + spans
+        for at in range(place, self._num_places, NUM_PLACES):
+            if self.pools[at] is pool:
+                parts = [run.blocks_in(at, first, stop)[::-1] for run, first, stop in both]
+                blocks = np.concatenate([NO_BLOCKS, *parts])
+                blocks = blocks[blocks >= 0]
+                found.append(blocks[pool.state[blocks] < 0])
+        return found[::-1]
 
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
         pool = self.pools[place]

@@ -34,6 +34,9 @@ Node = tuple["Run", int]
 # Consecutive nodes of a run: the first, and the one after the last.
 Span = tuple["Run", int, int]
 
+# Of a group: the first of consecutive nodes of a run, and the one after the last.
+Reach = tuple[int, int, int]
+
 # A node without a block, as bytes of int64: searching bytes costs a fifth of a numpy reduction. No block id ends in
 # such a byte: ids are little-endian and less than 2**31.
 _BYTE = b"\xff"
@@ -53,7 +56,7 @@ class Run:
     tokens      the nodes' token ids, int32 as bytes
     blocks      by place: int64 [n], each node's block up to the last one there, -1 for a node not there. An open run
                 has its row's on the device. Arrays are replaced, never changed: a queue may have them
-    retained    number of a retention → (its last node on this run, its level)
+    retained    number of a retention → (what it is of on this run, its level)
     pending     of a closed run with unconfirmed nodes: batch → the first node that it computes, both rising
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as computed
@@ -70,9 +73,9 @@ class Run:
     ) -> None:
         self.id, self.key, self.parent, self.at, self.row, self.born = id, key, parent, at, row, born
         self.blocks = [NO_BLOCKS] * num_places
-        self.retained: dict[int, tuple[int, int]] = {}
-        # How many retentions reach just so far, at this level.
-        self._reaches: dict[tuple[int, int], int] = {}
+        self.retained: dict[int, tuple[list[Reach], int]] = {}
+        # How many retentions are of just these nodes, at this level.
+        self._levels: dict[tuple[Reach, int], int] = {}
         self.pending: dict[int, int] = {}
         self.children: dict[int, int] = {}
         self.digests: list[bytes] = []
@@ -168,7 +171,7 @@ class Run:
         self.unlink(keep_content=False)
         self.blocks = [NO_BLOCKS] * len(self.blocks)
         self.retained.clear()
-        self._reaches.clear()
+        self._levels.clear()
         self.children.clear()
 
     def add_child(self, at: int) -> None:
@@ -178,23 +181,25 @@ class Run:
         """Return whether it was the last one of node `at`."""
         return _count_down(self.children, at)
 
-    def retain(self, number: int, last: int, level: int) -> None:
-        """Note a retention of this number, up to node `last`."""
+    def retain(self, number: int, reaches: list[Reach], level: int) -> None:
+        """Note a retention of this number, of these nodes."""
         self.end_retention(number)
-        self.retained[number] = last, level
-        self._reaches[last, level] = self._reaches.get((last, level), 0) + 1
+        self.retained[number] = reaches, level
+        for reach in reaches:
+            self._levels[reach, level] = self._levels.get((reach, level), 0) + 1
 
     def end_retention(self, number: int) -> bool:
         """Forget the retention of this number, if there is one. Return whether levels may have changed."""
-        reach = self.retained.pop(number, None)
-        return reach is not None and _count_down(self._reaches, reach)
+        reaches, level = self.retained.pop(number, ([], 0))
+        return sum(_count_down(self._levels, (reach, level)) for reach in reaches) > 0
 
-    def levels_of(self, offsets: Blocks) -> NDArray[np.int8]:
-        """int8 [n]: each node's level, the highest of the retentions that reach it, else 0."""
+    def levels_of(self, group: int, offsets: Blocks) -> NDArray[np.int8]:
+        """int8 [n]: each node's level in a group, the highest of the retentions that reach it, else 0."""
         levels = np.zeros(len(offsets), np.int8)
         # Of many sessions that begin alike, most retain the same of the first run.
-        for last, level in self._reaches:
-            np.maximum(levels, level, out=levels, where=offsets <= last)
+        for (its, first, stop), level in self._levels:
+            if its == group:
+                np.maximum(levels, level, out=levels, where=(offsets >= first) & (offsets < stop))
         return levels
 
 

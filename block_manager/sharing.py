@@ -23,7 +23,22 @@ from .growth import Growth
 from .layout import Counts
 from .pool import Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
+from .runs import (
+    DEVICE,
+    HOST,
+    NO_BLOCKS,
+    NUM_PLACES,
+    Blocks,
+    Node,
+    Path,
+    Reach,
+    Run,
+    Span,
+    first_of,
+    num_nodes,
+    stretches,
+    upwards,
+)
 from .side_content import HitEnd, Part, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
@@ -333,9 +348,33 @@ class Content:
         """`BlockManager.retain`. Raises UnknownContent, or InvalidConfig for `until`."""
         if not (spans := self.confirmed(tokens, root)):
             raise UnknownContent(len(tokens))
-        run, _, stop = spans[-1]
-        self.retentions.retain(run, stop - 1, level, until)
+        self.retentions.retain(self._reached(spans, with_end=False), level, until)
         return num_nodes(spans) * self._tables.block_size
+
+    def retain_way(self, way: list[Node], level: int, until: float | None, *, was_left: bool) -> Retained | None:
+        """`retain` what is cached of a way; None, and nothing is done, if that is nothing or `until` has passed. `was_left`: a row
+        ended behind it."""
+        if (until is not None and until <= self.retentions.now) or not (spans := self.spans_of(way)):
+            return None
+        return self.retentions.retain(self._reached(spans, with_end=was_left and _is_whole(way, spans)), level, until)
+
+    def _reached(self, spans: list[Span], *, with_end: bool) -> dict[Run, list[Reach]]:
+        """What a retention of these nodes is of, by run, last one first: with them, what windows and states have where a row behind
+        them, or behind as many of them as it can, begins; or `with_end` where one ended."""
+        reaches: dict[Run, list[Reach]] = {run: [(0, first, stop)] for run, first, stop in reversed(spans)}
+        if not self._growth.layout.sides:
+            return reaches
+        found = self._sides.standing(spans, 1 + (self._offload is not None), with_end=with_end)
+        for place, its, blocks in self._sides.taken_by(found, 0, 0):
+            start = 0
+            for run, first, stop in its:
+                # Of the full group all is.
+                is_needed = (blocks[start : start + stop - first] > -2) & (place != DEVICE or run.is_end)
+                for begin, end in stretches(is_needed):
+                    reaches.setdefault(run, []).append((place // NUM_PLACES, first + begin, first + end))
+                start += stop - first
+        # The end of a row, if there is one, was added last.
+        return dict(sorted(reaches.items(), key=lambda its: -its[0].id))
 
     def confirmed(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
         """The confirmed nodes of a prefix, all of these tokens at most: what the device has, and then the host."""
@@ -399,8 +438,7 @@ class Content:
         """How many blocks of a way, behind which every group can stand, are on the device (`room` -1), or come to it with so
         many free pages; and what a row takes of them there. `was_left`: a row ended behind it, and its end counts, too."""
         spans = self.spans_of(way)
-        # Where only a part of it is cached, another row ended behind that.
-        with_end = was_left and num_nodes(spans) == sum(at + 1 for _, at in way)
+        with_end = was_left and _is_whole(way, spans)
         here, there = self.split(spans)
         num_here, sides = num_nodes(here), self._sides
         if not self._growth.layout.sides:
@@ -455,41 +493,44 @@ class Content:
     def demote(self, way: list[Node], most: int | None = None) -> tuple[Blocks, int]:
         """Let the end of a way that nothing goes on behind, its last `most` blocks, be the next to be evicted, whatever retained
         it. Returns its blocks on the device, and how many it has there and on the host."""
-        total, gone = 0, NO_BLOCKS
+        index, total, gone = self._index, 0, NO_BLOCKS
         for place in (DEVICE, HOST):
-            blocks, pool = self._index.loose_end(place, way)[:most], self._index.pools[place]
+            spans = index.loose_end(place, way, most)
             if place == HOST:
                 # What stays on the device is retained there for those behind it.
-                nodes = [node for node in self._index.node_of_each(HOST, blocks) if node is not None]
-                there = np.array([run.block(DEVICE, at) for run, at in nodes], np.int64)
+                here = [run.blocks_in(DEVICE, first, stop)[::-1] for run, first, stop in spans]
+                there = np.concatenate([NO_BLOCKS, *here])
                 stays = (there >= 0) & ~np.isin(there, gone)
-                blocks = blocks[: int(stays.argmax())] if stays.any() else blocks
-            for run in dict.fromkeys(pool.run[blocks].tolist()):
-                lost = np.isin(run.blocks[place], blocks).nonzero()[0]
-                self.retentions.cut(run, int(lost[0]))
-            if len(blocks):
-                pool.put_first(blocks)
-                total, gone = total + len(blocks), gone if place else blocks
+                spans = index.loose_end(place, way, int(stays.argmax())) if stays.any() else spans
+            for run, first, _ in spans:
+                for lost, start in [(end, 0) for end in index.ends_of(run, first)] + [(run, first)]:
+                    self.retentions.cut(lost, start)
+            self.put_first(place, index.cached_blocks(place, spans))
+            total += num_nodes(spans)
+            gone = gone if place else index.blocks_of(DEVICE, spans)
         return gone, total
 
     def on_raised(self, choose: Callable[[int, int, int], None]) -> None:
-        """Call `choose` with a place, a level and a number of blocks before so many of a raised level are evicted there."""
+        """Call `choose` with a place, a level and a number of pages before so many of a raised level are evicted there."""
         for place in (DEVICE, HOST):
-            self._index.pools[place].on_raised(partial(choose, place))
+            self._index.pages(place).on_raised(partial(choose, place))
 
-    def loose_end(self, place: int, way: list[Node], level: int) -> Blocks:
-        """`PrefixIndex.loose_end`, of a raised level: what is evicted with it may be of a lower one."""
-        blocks = self._index.loose_end(place, way)
-        found: Blocks = blocks[self._index.pools[place].level[blocks] == level]
-        return found
+    def loose_end(self, place: int, way: list[Node], level: int) -> list[Blocks]:
+        """`PrefixIndex.loose_end`, as blocks of a raised level: what is evicted with it may be of a lower one."""
+        levels, blocks = (
+            self._index.pages(place).level,
+            self._index.cached_blocks(place, self._index.loose_end(place, way)),
+        )
+        of_level = [each[levels[each] == level] for each in blocks]
+        return [each for each in of_level if len(each)]
 
     def is_any_there(self, place: int, way: list[Node]) -> bool:
         return any(run.is_any_there(place, 0, at + 1) for run, at in way)
 
     def put_first(self, place: int, ends: list[Blocks]) -> tuple[Blocks, Blocks]:
-        """Let the blocks of these loose ends, of one level, be the next of it to be evicted, the first end first. Returns what
+        """Let these blocks with pages, of loose ends, be the next of their level to be evicted, the first ones first. Returns what
         `num_first` takes."""
-        pool = self._index.pools[place]
+        pool = self._index.pages(place)
         for blocks in reversed(ends):
             pool.put_first(blocks)
         blocks = np.concatenate([NO_BLOCKS, *ends])
@@ -497,17 +538,11 @@ class Content:
 
     def num_first(self, place: int, blocks: Blocks, marks: Blocks) -> int:
         """How many of the blocks that `put_first` marked are still there."""
-        return int(np.count_nonzero(self._index.pools[place].state[blocks] == marks))
+        return int(np.count_nonzero(self._index.pages(place).state[blocks] == marks))
 
     def device_blocks(self, way: list[Node]) -> Blocks:
         """The blocks of a way on the device, first to last, int64 [n]."""
         return self._index.blocks_of(DEVICE, self.split(self.spans_of(way))[0])
-
-    def retain_node(self, node: Node, level: int, until: float | None) -> Retained | None:
-        """`retain` a node and all before it; None, and nothing is done, if `until` has passed."""
-        if until is not None and until <= self.retentions.now:
-            return None
-        return self.retentions.retain(*node, level, until)
 
     def reset(self) -> bool:
         """Forget all content. Return False and change nothing while any block of either tier is used, or pinned."""
@@ -523,6 +558,11 @@ class Content:
         if self._events is None:
             self._events = EventLog(self._index, self._growth, self._sides)
         return self._events
+
+
+def _is_whole(way: list[Node], spans: list[Span]) -> bool:
+    """Whether all of a way is cached: behind a part of it another row may have ended."""
+    return num_nodes(spans) == sum(at + 1 for _, at in way)
 
 
 def _as_they_go(held: list[tuple[int, Blocks]]) -> list[tuple[int, Blocks]]:

@@ -316,7 +316,7 @@ def end_sequences(
         state.outstanding.hold(request, request.id)
     for sequence in sequences:
         num_output, is_turn = state.books.num_output(request, sequence), is_last and sequence == sequences[-1]
-        way = _retain(state, request, -1 if sentence else request.rows[sequence], num_output, is_turn=is_turn)
+        way = _way_left(state, request, -1 if sentence else request.rows[sequence], is_turn=is_turn)
         if sentence is None:
             state.lengths.note(num_output)
             if state.foresight is not None:
@@ -324,12 +324,7 @@ def end_sequences(
         request.note_ended(num_output)
         if (row := state.unseat(request, sequence, None)) >= 0:
             state.manager.release(row)
-        if way:
-            if is_turn:
-                state.hints.finish(request, way)
-            if state.quotas is not None:
-                hit_tokens = request.hit_tokens if request.request.num_sequences == 1 else 0
-                state.quotas.note(request.request.tenant, way, hit_tokens)
+        _keep(state, request, way, num_output, is_turn=is_turn)
     if not is_last:
         return None
     state.books.lift_bound(request)
@@ -337,15 +332,27 @@ def end_sequences(
     return request.usage()
 
 
-def _retain(state: State, request: RequestState, row: int, num_output: int, *, is_turn: bool) -> list[Node]:
-    """Retain the content of a row that finishes as its request and its session wish; -1: none does. `is_turn`: with it the
-    session's turn ends. Return its way if hints or a quota wait for its release."""
-    if is_turn and (session_id := request.request.session_id) is not None:
-        state.hints.sessions.end(session_id, row, num_output)
+def _way_left(state: State, request: RequestState, row: int, *, is_turn: bool) -> list[Node] | None:
+    """What a row that finishes leaves, if anyone wants to know; None: -1, no row does."""
     if row < 0:
-        return []
-    content = state.manager.content
-    if (retention := request.request.retention) is not None and (way := content.way_of(row)):
-        until = state.now + (math.inf if retention.lasts is None else retention.lasts)
-        content.retain_node(way[0], int(retention.priority), until if until < math.inf else None)
-    return content.way_of(row) if request.hints or state.quotas is not None else []
+        return None
+    its = request.request
+    is_wanted = request.hints or its.retention is not None or (is_turn and its.session_id is not None)
+    return state.manager.content.way_of(row) if is_wanted or state.quotas is not None else []
+
+
+def _keep(state: State, request: RequestState, way: list[Node] | None, num_output: int, *, is_turn: bool) -> None:
+    """Keep what a released row has left as its request, session, hints and tenant's quota wish. `is_turn`:
+    with it the session's turn ends."""
+    its, content = request.request, state.manager.content
+    if is_turn and its.session_id is not None:
+        state.hints.sessions.end(its.session_id, way, num_output)
+    if not way:
+        return
+    if its.retention is not None:
+        until = math.inf if its.retention.lasts is None else state.now + its.retention.lasts
+        content.retain_way(way, int(its.retention.priority), until if until < math.inf else None, was_left=True)
+    if is_turn:
+        state.hints.finish(request, way)
+    if state.quotas is not None:
+        state.quotas.note(its.tenant, way, request.hit_tokens if its.num_sequences == 1 else 0)

@@ -133,7 +133,7 @@ class Hints:
         if not (num := num_nodes(self._content.spans_of(way))):
             return HintOutcome("missing", "no full block of it is in the cache.")
         if hint.action == "retain":
-            self._retain(hint, way[0])
+            self._retain(hint, way, was_left=was_left)
             return self._done(num, wanted, "retained")
         if hint.action == "demote":
             return self._demoted(self._content.demote(way)[1])
@@ -151,12 +151,12 @@ class Hints:
         self.to_fetch += [(way, was_left)] if is_lacking and (way, was_left) not in self.to_fetch else []
         return self._done(num, wanted, "on the device, or will be after the next step")
 
-    def _retain(self, hint: Hint, node: Node) -> None:
-        """Retain a node as the hint says, and no longer as the last one of the same target said."""
+    def _retain(self, hint: Hint, way: list[Node], *, was_left: bool) -> None:
+        """Retain a way as the hint says, and no longer as the last one of the same target said."""
         before = self._retained.pop(hint.target, None)
         # An end, though a late one: the retention can be ended.
         until = min(self._until(hint), sys.float_info.max)
-        if (retained := self._content.retain_node(node, hint.priority, until)) is not None:
+        if (retained := self._content.retain_way(way, hint.priority, until, was_left=was_left)) is not None:
             self._retained[hint.target] = retained
         if before is not None:
             self._content.retentions.end(before)

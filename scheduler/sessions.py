@@ -135,12 +135,12 @@ class Sessions:
             session.pace = session.pace ** (1 - PACE) * shown**PACE if session.pace else shown
         session.live += 1
 
-    def end(self, session_id: str, row: int, num_output: int) -> None:
-        """Note that a turn of so many outputs has ended. Row -1: it did not finish, and what the last one left stays."""
+    def end(self, session_id: str, way: list[Node] | None, num_output: int) -> None:
+        """Note that a turn of so many outputs has left this way. None: it did not finish, and what the last one left stays."""
         session = self.by_id[session_id]
         session.live -= 1
-        if row >= 0:
-            session.way, session.ended_at, session.num_output = self._content.way_of(row), self.now(), num_output
+        if way is not None:
+            session.way, session.ended_at, session.num_output = way, self.now(), num_output
             session.num_blocks = sum(at + 1 for _, at in session.way)
             self.by_id.move_to_end(session_id)
             self._retain(session)
@@ -155,11 +155,10 @@ class Sessions:
 
     def _retain(self, session: Session) -> None:
         """Retain what the session's last turn left from now on, and what it had retained no longer."""
-        before, retention, session.retained = session.retained, session.retention, None
+        before, retention = session.retained, session.retention
         session.until = self.now() + (self._gaps.latest(session.kind) if retention.lasts is None else retention.lasts)
         session.empty.clear()
-        if way := self._content.way_to(self._content.spans_of(session.way)):
-            session.retained = self._content.retain_node(way[0], int(retention.priority), session.until)
+        session.retained = self._content.retain_way(session.way, int(retention.priority), session.until, was_left=True)
         if before is not None:
             self._content.retentions.end(before)
 
@@ -209,9 +208,9 @@ class Sessions:
         waits = [(self._expected_in(session, now), session) for session in idle if place not in session.empty]
         chosen: list[Blocks] = []
         for _, session in sorted(waits, key=itemgetter(0), reverse=True):
-            if len(blocks := self._content.loose_end(place, session.way, level)):
-                chosen.append(blocks)
-                num_blocks -= len(blocks)
+            if parts := self._content.loose_end(place, session.way, level):
+                chosen += parts
+                num_blocks -= sum(map(len, parts))
                 # What leaves the device may come to the host.
                 session.empty.discard(HOST)
             elif not self._content.is_any_there(place, session.way):

@@ -33,8 +33,8 @@ def cache(pool, *blocks):
 
 def test_retentions_that_ended_early_hide_none_that_ends_later():
     retentions, run = Retentions([], host_gives_way=False), Run(0, b"", None, -1, -1, 1, 0)
-    first, *_ = [retentions.retain(run, 0, 1, until) for until in (1.0, 9.0, 2.0)]
+    first, *_ = [retentions.retain({run: [(0, 0, 1)]}, 1, until) for until in (1.0, 9.0, 2.0)]
     retentions.end(first)
     for _ in range(70):
-        retentions.end(retentions.retain(run, 0, 1, 100.0))
+        retentions.end(retentions.retain({run: [(0, 0, 1)]}, 1, 100.0))
     assert retentions.next_end == 2.0

@@ -195,7 +195,7 @@ def test_a_prompt_that_is_retained_often_is_retained_once(desk):
     for priority in (3, 2, 1):
         desk.hint("retain", tokens=[1, 1, 1], priority=priority)
     [run] = desk.manager._memory.index.runs.values()
-    assert list(run.retained.values()) == [(2, 1)]
+    assert list(run.retained.values()) == [([(0, 0, 3)], 1)]
 
 
 def test_what_may_be_pinned_counts_as_taken_from_the_start(desk):
@@ -377,6 +377,48 @@ def test_what_the_host_has_of_layers_of_several_kinds_is_brought_to_free_pages(d
     assert found(desk, [*turn, 7, 8, 9]) == (length, 0)
     desk.serve([*turn, 7, 8, 9], "s")
     assert desk.scheduler.stats().hit_tokens == length
+
+
+@SEVERAL
+@pytest.mark.parametrize("host_blocks", [0, 200])
+def test_what_is_demoted_of_layers_of_several_kinds_goes_before_what_is_older(desk, groups, host_blocks):
+    desk = desk(90, 4, host_blocks=host_blocks, groups=groups)
+    older, demoted = list(range(100, 130)), list(range(30))
+    for turn, session in ((older, "o"), (demoted[:14], "s"), (demoted, "s")):
+        desk.serve(turn, session)
+    length, _ = found(desk, [*demoted, 7, 8, 9])
+    assert desk.hint("retain", session="s", priority=2).status == "accepted"
+    assert desk.hint("demote", session="s").status == "accepted"
+    # Fresh ones fill what is free, and then take of what was demoted alone.
+    fresh = 200
+    while sum(found(desk, [*demoted, 7, 8, 9])) == length and not desk.manager.stats().offloaded_blocks:
+        desk.serve([fresh] * 8)
+        fresh += 1
+    assert found(desk, [*older, 7, 8, 9]) == (length, 0)
+    if host_blocks:
+        # All of it comes to the host, windows and states, too.
+        for token in range(300, 310):
+            desk.serve([token] * 20)
+        assert found(desk, [*demoted, 7, 8, 9]) == (0, length)
+
+
+def test_of_a_session_that_is_retained_the_states_of_earlier_turns_go_before_other_content(desk):
+    desk = desk(300, 4, groups=(FULL, STATE))
+    said_so_far = []
+    for turn in range(12):
+        said_so_far += [turn] * 11
+        desk.serve(said_so_far, "s")
+        desk.hint("retain", session="s", priority=2)
+        said_so_far += [0]
+    other, goes_on = [500] * 40, [*said_so_far, 7, 8, 9]
+    desk.serve(other)
+    assert desk.manager.stats().groups[1].cached > 60
+    desk.add([9] * 3, writes_cache=False, max_tokens=5000)
+    while desk.on_device(other) == 40:
+        assert desk.step().seq_lens.any()
+        assert desk.manager.lookup(goes_on).num_tokens == 143
+    # Of its own, and one of the other content.
+    assert desk.manager.stats().groups[1].cached <= 6
 
 
 @pytest.mark.parametrize(("call", "shown"), shown_in("scheduler/refused_hints.txt", ">>>"))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from paged import LayerGroup
 from paged.errors import InvalidConfig, UnknownSession
 from paged.scheduler.sessions import FEWEST, GUESS, PATIENCE, Gaps, Session
 
@@ -31,6 +32,29 @@ def test_the_end_of_the_session_whose_next_turn_is_expected_last_goes_first(desk
     desk.serve([3, 3], now=now)
     kept = {"tool": 4, "person": 2}
     assert (desk.on_device([1] * 4), desk.on_device([2] * 4)) == (kept[first], kept[second])
+
+
+@pytest.mark.parametrize("waits", [("tool", "person"), ("person", "tool")])
+@pytest.mark.parametrize("sides", [[LayerGroup("window", 6)], [LayerGroup("state", pages=3)]])
+@pytest.mark.parametrize("has_full", [True, False])
+def test_of_sessions_of_several_kinds_of_layers_the_one_expected_last_goes_first_whole(desk, has_full, sides, waits):
+    desk = desk(
+        90 if has_full else 45, 4, groups=[LayerGroup("full" if has_full else "window", 0 if has_full else 9), *sides]
+    )
+    now = train(desk, "person", 300.0, train(desk, "tool", 5.0, 0.0))
+    turns = {wait: list(range(token, token + 30)) for wait, token in zip(waits, (0, 100), strict=True)}
+    for wait, turn in turns.items():
+        desk.serve(turn, wait, now)
+        desk.hint("retain", now, session=wait, waits_for=wait)
+    goes_on = {wait: [*turn, 7, 8, 9] for wait, turn in turns.items()}
+    length = desk.manager.lookup(goes_on["tool"]).num_tokens
+    assert length == 28 if sides[0].kind == "window" else 30
+    others = iter(range(200, 220))
+    while desk.manager.lookup(goes_on["person"]).num_tokens:
+        assert desk.manager.lookup(goes_on["tool"]).num_tokens == length
+        desk.serve([token := next(others)] * 30, f"{token}", now)
+        desk.hint("retain", now, session=f"{token}", priority=2)
+    assert desk.manager.lookup(goes_on["tool"]).num_tokens == length
 
 
 def test_what_was_kept_too_long_does_not_stand_in_for_what_is_kept(desk):
