@@ -90,7 +90,8 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     """The weights and limits of a router.
 
     bound_s, bound_times
-                  the expected first token may be so much later than where it is earliest, and so many times as late
+                  the expected first token may be so much later than at half of the replicas (of two: the better one), and so many
+                  times as late
     spared        what a second of computing that is spared counts beside a second of waiting: others wait for it, too
     crowded       what it counts more where as many tokens as memory holds were computed lately: what is computed there evicts
     lately_s      in which what was computed counts for 1 / e as much
@@ -277,8 +278,8 @@ class Router:
     def choose(self, prompt: Prompt, now: float, candidates: Sequence[str] | None = None) -> Choice:
         """Rank replicas for a request, `candidates` or all; those that are full come last. Nothing is reserved (`routed`).
 
-        The first one's expected first token is at most `bound_times` · the earliest + `bound_s`, and later than that by what other routers
-        may have sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
+        The first one's expected first token is at most `bound_times` · the median replica's + `bound_s`, and later than that by what other
+        routers may have sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
         """
         replicas = self._replicas if candidates is None else {name: self._replica(name) for name in candidates}
         if not replicas:
@@ -358,7 +359,9 @@ class Router:
     def _ranked(self, scored: list[_Scored]) -> list[_Scored]:
         """Order replicas: those that are expected too late come after the others, and before those that are full."""
         rules = self.rules
-        within = min([each[1] for each in scored if not each[4]], default=math.inf) * rules.bound_times + rules.bound_s
+        # Of many replicas one always waits little: by the earliest alone sessions would leave what they have all the time.
+        expected = sorted([each[1] for each in scored if not each[4]]) or [math.inf]
+        within = expected[(len(expected) - 1) // 2] * rules.bound_times + rules.bound_s
 
         def rank(each: _Scored) -> int:
             return 2 * each[4] + (each[1] > within)
