@@ -111,3 +111,17 @@ def test_a_prompt_can_begin_where_the_last_group_s_part_came_and_not_where_the_f
     manager.free([row])
     manager.reset_cache()
     assert [type(event) for event in manager.take_events(restart_points=True)] == [Cleared]
+
+
+def test_where_prompts_can_begin_is_told_to_those_who_ask_counted_from_the_root(make_manager, compute):
+    manager = make_manager(60, 4, groups=HYBRID)
+    rows = [manager.add(range(17), keep_at=(8,))]
+    compute(manager, rows[0], 8)
+    compute(manager, rows[0], 9)
+    assert points(manager.take_events()) == []
+    assert points(manager.take_events(restart_points=True)) == [(8, True)]
+    rows.append(manager.add([*range(8), *range(90, 99)]))
+    compute(manager, rows[1], 8)
+    compute(manager, rows[1], 1)
+    assert points(manager.take_events()) == [(16, True)]
+    manager.free(rows)

@@ -304,3 +304,14 @@ def test_what_a_conversation_left_makes_room_before_what_another_needs(make_sche
             starts, _ = begun(scheduler, request_of(f"{name}.{turn}", tokens, max_tokens=6))
             assert starts[0] >= len(tokens) - 8 or not turn
             known[name] = tokens + [7] * 6 + [2000 + turn] * 3
+
+
+def test_Q_two_requests_of_one_batch_read_one_state_and_each_lets_go_of_it(make_scheduler, request_of, step):
+    scheduler = make_scheduler(60, 4, groups=HYBRID)
+    for ends in ([9], [50, 60]):
+        for end in ends:
+            scheduler.add(request_of(f"r{end}", [*range(8), end], max_tokens=3))
+        while scheduler.has_unfinished:
+            step(scheduler)
+    assert scheduler.stats().hit_tokens == 16
+    assert scheduler.manager.device.num_used == 0

@@ -101,6 +101,25 @@ def test_a_row_that_gets_no_token_draws_no_state():
     assert manager._memory.growth.lacking(rows, np.arange(3)).tolist() == [0, 4, 4]
 
 
+def test_a_row_owes_what_its_window_lacks_of_all_that_it_ever_holds_beside_full_blocks():
+    manager = BlockManager(60, 4, groups=[LayerGroup("full"), LayerGroup("window", 6)])
+    row = manager.add(range(60))
+    manager.allocate([row], [24])
+    manager.confirm()
+    # 5 blocks, and 2 in its window, which has 4 at most and 2 now.
+    assert manager._memory.growth.owed(np.array([row]), np.array([44])).tolist() == [7]
+
+
+def test_of_what_a_window_has_passed_what_is_wanted_goes_as_all_does_and_the_rest_next():
+    manager = BlockManager(60, 4, groups=[LayerGroup("full"), LayerGroup("window", 6)])
+    row = manager.add(range(30), keep_at=(8,))
+    for _ in range(7):
+        manager.allocate([row], [4])
+        manager.confirm()
+    (run,) = manager._memory.index.runs.values()
+    assert manager._memory.blocks.goes_next[run.blocks[2]].tolist() == [False, False, True, True, True]
+
+
 def test_content_that_its_last_holder_copies_stays_until_the_copy_has_run():
     manager = BlockManager(4, 2)
     manager.allocate([manager.add([0])], [4], unknown=[3])

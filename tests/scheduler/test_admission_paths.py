@@ -37,3 +37,15 @@ def test_either_way_draws_alike_and_counts_a_request_once_and_the_short_one_is_f
     stats = scheduler.stats()
     assert (stats.admitted, stats.prompt_tokens, stats.preemptions) == (2, 14, 1)
     assert bool(short) == is_ordinary
+
+
+def test_a_prompt_does_not_find_what_rows_before_it_in_the_step_evict(desk):
+    desk = desk(12)
+    desk.serve([1] * 3)
+    desk.serve([2] * 6)
+    desk.add([9, 9], max_tokens=8, writes_cache=False)
+    while desk.manager.device.num_free:
+        desk.step()
+    desk.add([1, 1, 1, 5])
+    desk.step()
+    assert (desk.scheduler.stats().hit_tokens, desk.on_device([2] * 6)) == (2, 4)
