@@ -191,7 +191,7 @@ def _residence(runs: list[Run], place: int, pool: Pool, retentions: Retentions) 
             if pool.run[block] is not run or (pool.place is not None and pool.place[block] != place):
                 yield f"4: {pool.tier} block {block} does not know that it holds node {run.id}:{offset}."
             holder[block] = run
-        if run.row < 0:
+        if run.row < 0 or place >= NUM_PLACES:
             kept, wanted = pool.level[blocks[offsets]].tolist(), retentions.levels_of(place, run, offsets).tolist()
             if kept != wanted:
                 yield f"3: {pool.tier} blocks of run {run.id} are kept at levels {kept}, not {wanted}."

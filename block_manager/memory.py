@@ -98,12 +98,13 @@ class Memory:
         reads: bool = True,
         writes: bool = True,
         keep_at: Sequence[int] = (),
+        level: int = 0,
     ) -> int:
         """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
-        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up."""
+        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up. `level`: see `Path`."""
         caches = self.prefix_caching
         row = self._open(tokens, keep_at)
-        path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches)
+        path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches, level=level)
         if not path.reads:
             return row
         try:
@@ -122,7 +123,7 @@ class Memory:
         return row
 
     def admit(
-        self, tokens: NDArray[np.int32], root: bytes, most: int, *, keep_at: Sequence[int] = ()
+        self, tokens: NDArray[np.int32], root: bytes, most: int, *, keep_at: Sequence[int] = (), level: int = 0
     ) -> tuple[int, int, int]:
         """`add_counted` and `place_one` of at most `most` tokens; blocks must be available. Other calls, and reading
         tables, come after `draw_promised`. Returns (row, tokens found, tokens placed)."""
@@ -131,12 +132,12 @@ class Memory:
         if self.prefix_caching and key not in index.runs and num_tokens >= size and most >= size:
             # Most new prompts begin a run, which needs no lookup: `benchmarks/compare.py --only churn`.
             row = self._open(tokens, keep_at)
-            index.open_path(row, root, key=key)
+            index.open_path(row, root, key=key, level=level)
             self.sharing.count_lookup(num_tokens, 0)
         else:
             if key in index.runs:
                 self.growth.evict_promised()
-            row = self.add_counted(tokens, root, keep_at=keep_at)
+            row = self.add_counted(tokens, root, keep_at=keep_at, level=level)
             computed = self.tables.num_computed.item(row)
         end = computed + most
         if end > num_tokens:

@@ -73,9 +73,13 @@ class PrefixIndex:
         """Remember the last `most` evictions from now on, in `gone`."""
         self._most_gone = most
 
-    def open_path(self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"") -> Path:
+    def open_path(
+        self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"", level: int = 0
+    ) -> Path:
         """Open a path for a row. `key`: of its first block, which is not cached and which the row computes: a run begins."""
         path = self.paths[row] = Path(root, reads=reads, writes=writes)
+        if level and self.has_sides:
+            path.level = level
         if key:
             self.open_run(row, path, key)
         else:
@@ -95,7 +99,11 @@ class PrefixIndex:
         run, start, computed = path.open, path.published, tables.num_computed.item(row)
         num = computed // size - start
         if run is not None and (
-            num <= 0 or path.guard >= 0 or run.retained or tables.content_end(row) // size != num + start
+            num <= 0
+            or path.guard >= 0
+            or run.retained
+            or run.open_level
+            or tables.content_end(row) // size != num + start
         ):
             self.close_run(row)
             run, start = None, path.published
@@ -322,7 +330,7 @@ class PrefixIndex:
         blocks = self._span_blocks(DEVICE, run, 0, length)
         self._keep(run, row, start, blocks)
         self.pools[DEVICE].carry(blocks, run)
-        if run.retained:
+        if run.retained or run.open_level:
             self.retentions.apply_to(run)
         path.close(length)
         self._mark(row, path)
@@ -369,7 +377,7 @@ class PrefixIndex:
         """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
         self.pools[place].carry(blocks, run, place)
         run.put(place, first, blocks)
-        if run.retained or (self.retentions.host_gives_way and place % NUM_PLACES == HOST):
+        if run.retained or run.open_level or (self.retentions.host_gives_way and place % NUM_PLACES == HOST):
             offsets = np.arange(first, first + len(blocks))
             self.pools[place].set_levels(blocks, self.retentions.levels_of(place, run, offsets))
         self._set_host_levels(place, run)

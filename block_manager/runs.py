@@ -60,12 +60,13 @@ class Run:
     pending     of a closed run with unconfirmed nodes: batch → the first node that it computes, both rising
     children    offset → number of runs that hang off that node
     digests     chained SHA-256 of the first nodes, as far as computed
+    open_level  of what sides have of it while it is open
     is_end      its one node is where a row ended within a block: see `RowEnds`
     evicted     by place of a side, the nodes that it has evicted, a bit each
     """
 
     # Of the class until a run has its own: one is made for each request.
-    length, tokens, is_end = 0, b"", False
+    length, tokens, is_end, open_level = 0, b"", False, 0
     evicted: Mapping[int, int] = MappingProxyType({})
 
     def __init__(
@@ -195,7 +196,7 @@ class Run:
 
     def levels_of(self, group: int, offsets: Blocks) -> NDArray[np.int8]:
         """int8 [n]: each node's level in a group, the highest of the retentions that reach it, else 0."""
-        levels = np.zeros(len(offsets), np.int8)
+        levels = np.full(len(offsets), self.open_level if group and self.row >= 0 else 0, np.int8)
         # Of many sessions that begin alike, most retain the same of the first run.
         for (its, first, stop), level in self._levels:
             if its == group:
@@ -216,12 +217,13 @@ class Path:
     open      the row extends its own run, `open`, from block `published` on: each full block is a node at no cost
     guarded   open, but another run hangs off node `guard` - 1 of `open`: the block after it is looked up first
 
+    `level`: of what windows and states keep of its open run, before the row ends and its retention begins.
     A path without `reads` takes no hits. One without `writes` is closed for good, and looks no block up: guard -1.
     """
 
     run: Run | None = None
     at = -1
-    published = 0
+    published = level = 0
     open: Run | None = None
 
     def __init__(self, root: bytes, *, reads: bool = True, writes: bool = True) -> None:
@@ -235,7 +237,7 @@ class Path:
     def closed(self, length_of: Callable[[Run], int]) -> Path:
         """A copy that is closed after the first `length_of(run)` nodes of the open run, if there is one."""
         path = Path(self.root, reads=self.reads, writes=self.writes)
-        path.run, path.at, path.published = self.run, self.at, self.published
+        path.run, path.at, path.published, path.level = self.run, self.at, self.published, self.level
         if self.open is not None and (length := length_of(self.open)) > 0:
             path.step_on(self.open, length - 1, length)
         return path
@@ -246,7 +248,7 @@ class Path:
         self.published += num_nodes
 
     def open_run(self, run: Run) -> None:
-        self.open, self.guard = run, -1
+        self.open, self.guard, run.open_level = run, -1, self.level
 
     def guard_at(self, length: int) -> None:
         self.guard = length

@@ -364,8 +364,10 @@ class Content:
         reaches: dict[Run, list[Reach]] = {run: [(0, first, stop)] for run, first, stop in reversed(spans)}
         if not self._growth.layout.sides:
             return reaches
-        found = self._sides.standing(spans, 1 + (self._offload is not None), with_end=with_end)
-        for place, its, blocks in self._sides.taken_by(found, 0, 0):
+        tiers, sides = 1 + (self._offload is not None), self._sides
+        # The next prompt may not repeat an answer: where its own prompt ended is kept beside the row's end.
+        found = [sides.standing(spans, tiers, with_end=is_end) for is_end in (False, True)[: 1 + with_end]]
+        for place, its, blocks in [part for each in found for part in sides.taken_by(each, 0, 0)]:
             start = 0
             for run, first, stop in its:
                 # Of the full group all is.

@@ -132,13 +132,13 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
 def admit(state: State, step: Step, request: RequestState) -> None:
     """Give a waiting request its rows and place what the budget allows; there is room for it."""
     manager = state.manager
-    keep_at = _lengths_to_keep(state, request) if manager.layout.sides else ()
+    keep_at, level = (_lengths_to_keep(state, request), _level(state, request)) if manager.layout.sides else ((), 0)
     state.waiting.let_in(request)
     step.admitted.append(request.id)
     if request.is_plain and _are_ordinary(state, step):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
         known, most = request.first_tokens, min(step.budget, state.limits.max_chunk)
-        row, found, count = manager.admit(known, request.root, most, keep_at=keep_at)
+        row, found, count = manager.admit(known, request.root, most, keep_at=keep_at, level=level)
         state.seat(request, 0, row, found)
         state.stats.count_admission(len(known))
         request.admitted()
@@ -156,7 +156,9 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         if tokens is None:
             continue
         count, reads, writes = request.is_new, request.request.reads_cache, request.request.writes_cache
-        row = manager.add_counted(tokens, request.root, count=count, reads=reads, writes=writes, keep_at=keep_at)
+        row = manager.add_counted(
+            tokens, request.root, count=count, reads=reads, writes=writes, keep_at=keep_at, level=level
+        )
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
@@ -173,6 +175,15 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.books.owe(request)
     else:
         _start(state, step, request, is_fresh=request.num_live == 1)
+
+
+def _level(state: State, request: RequestState) -> int:
+    """The level at which the request's content will be retained."""
+    its = request.request
+    wishes = [] if its.retention is None else [its.retention]
+    if its.session_id is not None:
+        wishes.append(state.hints.sessions.by_id[its.session_id].retention)
+    return max([int(wish.priority) for wish in wishes], default=0)
 
 
 def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:

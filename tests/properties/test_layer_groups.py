@@ -14,7 +14,8 @@ from paged.testing.shadow_groups import ShadowGroups
 # Hypothesis switches rules off for many examples at a time: of a hundred, few see what is rarer.
 SHARES = {
     0.1: "preempted by recompute, switch, void, none sampled, append, several outstanding, computes unknown tokens",
-    0.03: "preempted by swap, hit, abort in flight, cancel of states, drafts accepted, drafts rejected, set back by drafts",
+    0.03: "hit, abort in flight, cancel of states, drafts accepted, drafts rejected, set back by drafts",
+    0.02: "preempted by swap",
     0.01: "content offloaded, content loaded",
     0.005: "state is void, hit within a block",
 }

@@ -421,6 +421,20 @@ def test_of_a_session_that_is_retained_the_states_of_earlier_turns_go_before_oth
     assert desk.manager.stats().groups[1].cached <= 6
 
 
+def test_what_a_live_turn_keeps_of_its_prompt_goes_no_sooner_than_what_other_sessions_left(desk):
+    desk = desk(120, 4, groups=(FULL, STATE))
+    for token in (100, 200):
+        desk.serve([token] * 80, f"{token}")
+    prompt = [1] * 41
+    desk.add(prompt, "live", max_tokens=300)
+    desk.add([9] * 9, writes_cache=False, max_tokens=300)
+    desk.step()
+    desk.step()
+    while desk.on_device([100] * 80):
+        desk.step()
+        assert found(desk, [*prompt[:40], 7]) == (40, 0)
+
+
 @pytest.mark.parametrize(("call", "shown"), shown_in("scheduler/refused_hints.txt", ">>>"))
 def test_a_wrong_hint_is_refused_by_name_and_changes_nothing(desk, call, shown):
     served = desk(4)

@@ -54,7 +54,6 @@ def test_of_sessions_of_several_kinds_of_layers_the_one_expected_last_goes_first
         assert desk.manager.lookup(goes_on["tool"]).num_tokens == length
         desk.serve([token := next(others)] * 30, f"{token}", now)
         desk.hint("retain", now, session=f"{token}", priority=2)
-    assert desk.manager.lookup(goes_on["tool"]).num_tokens == length
 
 
 def test_what_was_kept_too_long_does_not_stand_in_for_what_is_kept(desk):
