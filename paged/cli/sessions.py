@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Exit, Option
 
+from paged import LayerGroup
 from paged.base.words import counted
 from paged.cli.options import VIOLATIONS_FOUND, Check, Json, check_outputs, chosen
 from paged.cli.show import as_time, print_json, printed, say, table
@@ -33,7 +34,7 @@ Until = Annotated[float | None, Option(metavar="S", help="Leave out what comes a
 Bounds = Annotated[bool, Option("--bounds", help="Nothing takes time, and turns begin when they did in the recording: what an order of eviction gives.")]
 Model = Annotated[str, Option(help=f"{', '.join(model_names())}; or a JSON file.")]
 DeviceName = Annotated[str, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.")]
-Blocks = Annotated[int | None, Option(min=2, help="Device blocks, of as many tokens as the recording's.", show_default="what the device has left")]
+Blocks = Annotated[int | None, Option(min=2, help="Device blocks, of as many tokens as the recording's; pages where the model's layers are of several kinds.", show_default="what the device has left")]
 HostBlocks = Annotated[int, Option(min=0, help="Host blocks, for content that leaves the device.")]
 HostUs = Annotated[float, Option(min=0, metavar="µS", help="Of a step's copies between device and host, before the first byte; the rate is the device's.")]
 DiskBlocks = Annotated[int, Option(min=0, help="Blocks on a disk, which holds what was computed; 0: no disk.")]
@@ -85,6 +86,7 @@ def sessions(
     roofline = on.roofline()
     assert roofline is not None, "a model and a device are named"
     size = begun[0].session.block_size
+    groups = on.groups(size)
     if blocks is None:
         blocks = roofline.num_blocks(
             size, _MEMORY_SHARE, max_tokens_per_step=max_tokens_per_step, max_sequences=max_sequences
@@ -110,6 +112,7 @@ def sessions(
             max_tokens_per_step=max_tokens_per_step,
             max_sequences=max_sequences,
             check=check,
+            groups=groups,
         ).run()
         for way in ways
     ]
@@ -119,13 +122,13 @@ def sessions(
         print_json([{**msgspec.to_builtins(each), "hit": each.hit} for each in found])
         _fail_if_violated(found)
         return
-    _show(found, tiers, size, has_times=not bounds)
+    _show(found, tiers, size, "blocks" if [*groups] == [LayerGroup("full")] else "pages", has_times=not bounds)
     if html is not None:
         printed(f"Plots: {html}")
     _fail_if_violated(found)
 
 
-def _show(found: list[SessionResult], tiers: Tiers, size: int, *, has_times: bool) -> None:
+def _show(found: list[SessionResult], tiers: Tiers, size: int, unit: str, *, has_times: bool) -> None:
     columns = ["keeps", "hit", "device", "host", "disk", "kept", "offline", "computed twice"]
     rows = [
         [
@@ -146,7 +149,7 @@ def _show(found: list[SessionResult], tiers: Tiers, size: int, *, has_times: boo
     printed(f"{title}, {counted(first.prompt_blocks, 'block')} of {size} tokens in their prompts.")
     if first.shortened:
         printed(
-            f"Note: {first.shortened:,} of the prompts did not fit into {tiers.device_blocks:,} blocks; their ends were left out, and count as missed: "
+            f"Note: {first.shortened:,} of the prompts did not fit into {tiers.device_blocks:,} {unit}; their ends were left out, and count as missed: "
             f"{first.reachable:.3f} can hit at most."
         )
 

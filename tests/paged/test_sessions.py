@@ -98,6 +98,15 @@ def test_sessions_that_ship_break_no_rule_in_three_tiers(keeps):
     assert 0 < found.hit <= found.kept
 
 
+def test_sessions_of_a_model_with_states_hit_where_one_is_kept(begun_of):
+    groups = Device(model="qwen3-next-80b", device="h100").groups(4)
+    assert {group.kind for group in groups} == {"full", "state"}
+    for again, hit in (([[0, 3]], 0.5), ([[0, 2], [7, 8]], 0.0)):
+        turns = [request(0, [[0, 3]]), request(5, again)]
+        found = SessionRun(begun_of({0: turns}), Tiers(device_blocks=9000), None, check=True, groups=groups).run()
+        assert (found.hit, found.violations) == (hit, 0)
+
+
 def test_the_page_of_a_run_draws_what_hit_and_when_the_first_tokens_came(begun_of, tmp_path):
     pytest.importorskip("plotly")
     begun, names = begun_of({0: turns_at(0, 9)}), {}

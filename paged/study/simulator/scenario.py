@@ -1,6 +1,7 @@
 """One simulation as data: which trace, on what memory, by which policy, timed how. What a study varies, and what crosses processes."""
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
@@ -151,6 +152,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     def can_be_faster(self) -> bool:
         """Whether steps are timed by rates that could be others: neither steps that were timed nor a formula are."""
         return self.model is not None and (self.profile is None or holds_kernels(self.profile))
+
+    def groups(self, block_size: int) -> Sequence[LayerGroup]:
+        """The kinds of layers of the model's plan, or where there is none blocks of all layers."""
+        roofline = self.roofline()
+        plan = None if roofline is None else roofline.plan(block_size)
+        return [LayerGroup(each.kind, each.reach, each.pages) for each in plan.groups] if plan else [LayerGroup("full")]
 
     def cost_model(self) -> CostModel:
         """Raises InvalidConfig, UnknownModel, UnknownDevice, and for a profile BadHardwareFile or OSError."""
@@ -316,13 +323,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return settling_s(trace, self.device.cost_model(), rows_at=self.rows_at)
 
     def layout(self) -> Layout:
-        """The kinds of layers, and pages of them: those of the model's plan, or where there is none blocks of all layers."""
-        roofline = self.device.roofline()
-        plan = None if roofline is None else roofline.plan(self.block_size)
-        groups = (
-            [LayerGroup(each.kind, each.reach, each.pages) for each in plan.groups] if plan else [LayerGroup("full")]
-        )
-        return Layout(groups, self.block_size, keeps=self.prefix_caching)
+        """The kinds of layers, and pages of them."""
+        return Layout(self.device.groups(self.block_size), self.block_size, keeps=self.prefix_caching)
 
     def rows_at(self, length: int) -> int:
         """How many sequences of so many tokens run at once: as memory and rows allow, at least one."""

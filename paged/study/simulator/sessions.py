@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Batch, BlockManager, Costs, Request, Scheduler
+from paged import Batch, BlockManager, Costs, LayerGroup, Request, Scheduler
+from paged.block_manager import Layout
 from paged.errors import InvalidConfig, SimulationStuck
 from paged.scheduler import Hint, Policy
 from paged.study.hardware import CostModel, Spans, StepWork, Tiling
@@ -75,7 +76,8 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
     device, host, disk
                      shares of them that hit there
     kept             share that would hit if nothing were ever forgotten; reachable: the same of prompts as far as the device can hold them
-    offline          share that would hit by the offline order in device and host, which wants no room for a prompt while it is computed
+    offline          share that would hit by the offline order in device and host, which wants no room for a prompt while it is computed, nor for
+                     windows and states
     computed_twice   prompt tokens that had been computed before, preemptions included
     preemptions      of requests
     ttft_s           of all turns; ttft_by_turn: of each of TURN_GROUPS
@@ -250,9 +252,10 @@ class SessionRun:
         max_sequences: int = 64,
         seed: int = 0,
         check: bool = False,
+        groups: Sequence[LayerGroup] = (LayerGroup("full"),),
     ) -> None:
         """`longest_pause_s`: longer pauses are cut. `until_s`: what comes later is left out. `token_bytes`: K and V of a token. `seed` chooses tokens, and nothing that depends on them.
-        Raises InvalidConfig."""
+        `groups`: the kinds of layers; of several, device blocks are pages. Raises InvalidConfig, and UnsupportedByLayers for other tiers then."""
         tiers.check()
         if keeps not in KEEPS:
             raise InvalidConfig(f"keeps is {keeps!r}; known are {', '.join(KEEPS)}")
@@ -265,6 +268,10 @@ class SessionRun:
         self._begun, self._tiers, self._keeps, self._seed = begun, tiers, keeps, seed
         self._longest_pause_s, self._until_s, self._is_bound = longest_pause_s, until_s, cost_model is None
         self._size = begun[0].session.block_size
+        self._layout = Layout(groups, self._size, keeps=True)
+        if tiers.host_blocks or tiers.disk_blocks:
+            # A block has a price on its way, and a page has none.
+            self._layout.refuse("a tier under the device (host_blocks, disk_blocks)")
         self._lines = lines = _Lines(begun)
         step = _Timeless() if cost_model is None else _WithLatency(cost_model, tiers.host_latency_s)
         outputs = [1 if self._is_bound else turn.output_tokens for turn in lines.turns]
@@ -272,7 +279,11 @@ class SessionRun:
         prompts = [self._num_tokens(number) for number in range(len(lines.turns))]
         trace = Trace.from_lengths(np.zeros(len(prompts)), prompts, outputs, name="sessions")
         manager = BlockManager(
-            tiers.device_blocks, self._size, host_blocks=tiers.host_blocks, host_caching=tiers.host_blocks > 0
+            tiers.device_blocks,
+            self._size,
+            host_blocks=tiers.host_blocks,
+            host_caching=tiers.host_blocks > 0,
+            groups=groups,
         )
         self.scheduler = Scheduler(
             manager,
@@ -342,6 +353,7 @@ class SessionRun:
         host = figures.host_hit_tokens // size
         held = [(session, blocks[: self._kept[turn]]) for turn, (session, blocks) in zip(seen, prompts, strict=True)]
         reachable = blocks_if_all_kept(held, num_ids)
+        capacity = self._tiers.device_blocks // (self._layout.full_pages or 1) + self._tiers.host_blocks
         places = np.array([lines.place(turn) + 1 for turn in range(len(ttft))])
         groups = [(places >= first) & (places <= last) & ~np.isnan(ttft) for first, last in TURN_GROUPS]
         return SessionResult(
@@ -355,7 +367,7 @@ class SessionRun:
             disk=self._num_read / whole,
             kept=blocks_if_all_kept(prompts, num_ids) / whole,
             reachable=reachable / whole,
-            offline=blocks_offline(prompts, self._tiers.device_blocks + self._tiers.host_blocks) / whole,
+            offline=blocks_offline(prompts, capacity) / whole,
             computed_twice=max(0, reachable - device - host - self._num_read) * size + stats.recomputed_tokens,
             preemptions=stats.preemptions_recompute + stats.preemptions_swap,
             ttft_s=Percentiles.of(ttft[~np.isnan(ttft)]),
@@ -375,7 +387,7 @@ class SessionRun:
 
     def _num_kept(self, turn: Turn, output: int) -> int:
         """Blocks of a prompt that the device can hold beside its rest and its output."""
-        most = self._tiers.device_blocks * self._size - output - 1
+        most = self._layout.tokens_in(self._tiers.device_blocks) - output - 1
         return min(turn.num_blocks, max(0, most // self._size - 1))
 
     def _num_tokens(self, number: int) -> int:
