@@ -38,7 +38,7 @@ from .runs import (
     num_nodes,
     stretches,
     upwards,
-)
+)  # fmt: skip
 from .side_content import HitEnd, Part, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
@@ -361,7 +361,8 @@ class Content:
     def _reached(self, spans: list[Span], *, with_end: bool) -> dict[Run, list[Reach]]:
         """What a retention of these nodes is of, by run, last one first: with them, what windows and states have where a row behind
         them, or behind as many of them as it can, begins; or `with_end` where one ended."""
-        reaches: dict[Run, list[Reach]] = {run: [(0, first, stop)] for run, first, stop in reversed(spans)}
+        # Not by spans: of one run the device may have the first nodes, and the host the rest.
+        reaches: dict[Run, list[Reach]] = {run: [(0, 0, at + 1)] for run, at in self.way_to(spans)}
         if not self._growth.layout.sides:
             return reaches
         tiers, sides = 1 + (self._offload is not None), self._sides
@@ -519,12 +520,9 @@ class Content:
 
     def loose_end(self, place: int, way: list[Node], level: int) -> list[Blocks]:
         """`PrefixIndex.loose_end`, as blocks of a raised level: what is evicted with it may be of a lower one."""
-        levels, blocks = (
-            self._index.pages(place).level,
-            self._index.cached_blocks(place, self._index.loose_end(place, way)),
-        )
-        of_level = [each[levels[each] == level] for each in blocks]
-        return [each for each in of_level if len(each)]
+        levels, spans = self._index.pages(place).level, self._index.loose_end(place, way)
+        of_level = [blocks[levels[blocks] == level] for blocks in self._index.cached_blocks(place, spans)]
+        return [blocks for blocks in of_level if len(blocks)]
 
     def is_any_there(self, place: int, way: list[Node]) -> bool:
         return any(run.is_any_there(place, 0, at + 1) for run, at in way)
