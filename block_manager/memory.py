@@ -101,7 +101,7 @@ class Memory:
         level: int = 0,
     ) -> int:
         """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
-        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up. `level`: see `Path`."""
+        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up. `level`: see `Path.open_level`."""
         caches = self.prefix_caching
         row = self._open(tokens, keep_at)
         path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches, level=level)

@@ -77,9 +77,7 @@ class PrefixIndex:
         self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"", level: int = 0
     ) -> Path:
         """Open a path for a row. `key`: of its first block, which is not cached and which the row computes: a run begins."""
-        path = self.paths[row] = Path(root, reads=reads, writes=writes)
-        if level and self.has_sides:
-            path.level = level
+        path = self.paths[row] = Path(root, reads=reads, writes=writes, open_level=level if self.has_sides else 0)
         if key:
             self.open_run(row, path, key)
         else:

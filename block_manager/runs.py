@@ -217,17 +217,23 @@ class Path:
     open      the row extends its own run, `open`, from block `published` on: each full block is a node at no cost
     guarded   open, but another run hangs off node `guard` - 1 of `open`: the block after it is looked up first
 
-    `level`: of what windows and states keep of its open run, before the row ends and its retention begins.
+    `open_level`: of what windows and states keep of its open run, before the row ends and its retention begins.
     A path without `reads` takes no hits. One without `writes` is closed for good, and looks no block up: guard -1.
     """
 
     run: Run | None = None
     at = -1
-    published = level = 0
+    published = 0
     open: Run | None = None
 
-    def __init__(self, root: bytes, *, reads: bool = True, writes: bool = True) -> None:
-        self.root, self.reads, self.writes, self.guard = root, reads, writes, 0 if writes else -1
+    def __init__(self, root: bytes, *, reads: bool = True, writes: bool = True, open_level: int = 0) -> None:
+        self.root, self.reads, self.writes, self.open_level, self.guard = (
+            root,
+            reads,
+            writes,
+            open_level,
+            0 if writes else -1,
+        )
 
     @property
     def prefix(self) -> bytes:
@@ -236,8 +242,8 @@ class Path:
 
     def closed(self, length_of: Callable[[Run], int]) -> Path:
         """A copy that is closed after the first `length_of(run)` nodes of the open run, if there is one."""
-        path = Path(self.root, reads=self.reads, writes=self.writes)
-        path.run, path.at, path.published, path.level = self.run, self.at, self.published, self.level
+        path = Path(self.root, reads=self.reads, writes=self.writes, open_level=self.open_level)
+        path.run, path.at, path.published = self.run, self.at, self.published
         if self.open is not None and (length := length_of(self.open)) > 0:
             path.step_on(self.open, length - 1, length)
         return path
@@ -248,7 +254,7 @@ class Path:
         self.published += num_nodes
 
     def open_run(self, run: Run) -> None:
-        self.open, self.guard, run.open_level = run, -1, self.level
+        self.open, self.guard, run.open_level = run, -1, self.open_level
 
     def guard_at(self, length: int) -> None:
         self.guard = length

@@ -95,6 +95,25 @@ def test_content_that_is_retained_once_more_does_not_go_before_what_follows_it()
     assert manager.lookup([1, 2, 3]).num_tokens == 1
 
 
+def test_what_is_retained_and_partly_on_the_host_is_retained_there_too():
+    manager = BlockManager(5, 1, host_blocks=5, host_caching=True)
+
+    def serve(token, count, writes=True):
+        row = manager.add([token] * count, writes=writes)
+        manager.allocate([row], [count])
+        manager.take_moves()
+        manager.confirm()
+        manager.free([row])
+
+    serve(1, 4)
+    serve(2, 3, writes=False)
+    assert manager.lookup([1] * 5).host_tokens == 2
+    assert manager.retain([1] * 4) == 4
+    for token in range(3, 9):
+        serve(token, 3)
+    assert manager.lookup([1] * 5).host_tokens == 2
+
+
 def test_a_row_that_gets_no_token_draws_no_state():
     manager = BlockManager(8, 2, groups=[LayerGroup("full"), LayerGroup("state", pages=3)])
     rows = np.array([manager.add([1, 2, 3])] * 3)

@@ -62,17 +62,6 @@ def test_what_comes_before_an_end_that_is_demoted_stays_retained(desk):
     assert (desk.on_device([1, 1, 1, 2]), desk.on_device([4] * 4)) == (2, 2)
 
 
-def test_what_is_retained_and_partly_on_the_host_is_retained_there_too(desk):
-    desk = desk(5, host_blocks=5)
-    desk.serve([1] * 4)
-    desk.serve([2] * 3, writes_cache=False)
-    assert (desk.on_device([1] * 4), desk.on_host([1] * 4)) == (2, 2)
-    assert said(desk.hint("retain", tokens=[1] * 4)) == ("accepted", 4)
-    for token in range(3, 9):
-        desk.serve([token] * 3)
-    assert desk.on_device([1] * 4) + desk.on_host([1] * 4) == 4
-
-
 def test_what_is_said_of_a_live_request_is_done_when_it_finishes(desk):
     desk = desk(6)
     id = desk.add([1, 1, 1])
