@@ -23,22 +23,7 @@ from .growth import Growth
 from .layout import Counts
 from .pool import Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import (
-    DEVICE,
-    HOST,
-    NO_BLOCKS,
-    NUM_PLACES,
-    Blocks,
-    Node,
-    Path,
-    Reach,
-    Run,
-    Span,
-    first_of,
-    num_nodes,
-    stretches,
-    upwards,
-)  # fmt: skip
+from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
 from .side_content import HitEnd, Part, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
@@ -271,7 +256,7 @@ class Content:
 
     def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent) -> None:
         self._index, self._growth, self._offload, self._sides = index, growth, offload, sides
-        self._tables = growth.tables
+        self._tables, self._num_tiers = growth.tables, 1 + (offload is not None)
         self.retentions = index.retentions
         # None until events are read.
         self._events: EventLog | None = None
@@ -348,7 +333,7 @@ class Content:
         """`BlockManager.retain`. Raises UnknownContent, or InvalidConfig for `until`."""
         if not (spans := self.confirmed(tokens, root)):
             raise UnknownContent(len(tokens))
-        self.retentions.retain(self._reached(spans, with_end=False), level, until)
+        self.retentions.retain(self._sides.reached(spans, self._num_tiers, with_end=False), level, until)
         return num_nodes(spans) * self._tables.block_size
 
     def retain_way(self, way: list[Node], level: int, until: float | None, *, was_left: bool) -> Retained | None:
@@ -356,28 +341,8 @@ class Content:
         ended behind it."""
         if (until is not None and until <= self.retentions.now) or not (spans := self.spans_of(way)):
             return None
-        return self.retentions.retain(self._reached(spans, with_end=was_left and _is_whole(way, spans)), level, until)
-
-    def _reached(self, spans: list[Span], *, with_end: bool) -> dict[Run, list[Reach]]:
-        """What a retention of these nodes is of, by run, last one first: with them, what windows and states have where a row behind
-        them, or behind as many of them as it can, begins; or `with_end` where one ended."""
-        # Not by spans: of one run the device may have the first nodes, and the host the rest.
-        reaches: dict[Run, list[Reach]] = {run: [(0, 0, at + 1)] for run, at in self.way_to(spans)}
-        if not self._growth.layout.sides:
-            return reaches
-        tiers, sides = 1 + (self._offload is not None), self._sides
-        # The next prompt may not repeat an answer: where its own prompt ended is kept beside the row's end.
-        found = [sides.standing(spans, tiers, with_end=is_end) for is_end in (False, True)[: 1 + with_end]]
-        for place, its, blocks in [part for each in found for part in sides.taken_by(each, 0, 0)]:
-            start = 0
-            for run, first, stop in its:
-                # Of the full group all is.
-                is_needed = (blocks[start : start + stop - first] > -2) & (place != DEVICE or run.is_end)
-                for begin, end in stretches(is_needed):
-                    reaches.setdefault(run, []).append((place // NUM_PLACES, first + begin, first + end))
-                start += stop - first
-        # The end of a row, if there is one, was added last.
-        return dict(sorted(reaches.items(), key=lambda its: -its[0].id))
+        with_end = was_left and _is_whole(way, spans)
+        return self.retentions.retain(self._sides.reached(spans, self._num_tiers, with_end=with_end), level, until)
 
     def confirmed(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
         """The confirmed nodes of a prefix, all of these tokens at most: what the device has, and then the host."""
@@ -449,7 +414,7 @@ class Content:
             blocks = np.append(self._index.blocks_of(DEVICE, here), np.full(num := num_nodes(there), -1))
             return num_here + num, [(DEVICE, here + there, blocks)]
         found = sides.standing(here, 1, with_end=with_end and not there)
-        both = sides.standing(spans, 1 + (self._offload is not None), with_end=with_end)
+        both = sides.standing(spans, self._num_tiers, with_end=with_end)
         best, parts = sides.cheapest(found, both, 0, room, lambda *_: True)
         return best.hit.num_blocks, parts or sides.taken_by(best, 0, num_here)
 

@@ -26,7 +26,7 @@ from .flights import Flight, StateRead
 from .growth import Growth
 from .layout import Side
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Path, Run, Span, first_of, num_nodes, stretches, upwards
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Path, Reach, Run, Span, first_of, num_nodes, stretches, upwards
 from .tables import Rows
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
@@ -166,6 +166,26 @@ class SideContent:
         full[:num_here] = self._index.blocks_of(DEVICE, first_of(spans, num_here))
         parts.append((DEVICE, spans, full))
         return parts if end is None else parts + [(at, [(end, 0, 1)], end.blocks_in(at, 0, 1)) for at in self._pages]
+
+    def reached(self, spans: list[Span], tiers: int, *, with_end: bool) -> dict[Run, list[Reach]]:
+        """What a retention of confirmed nodes is of, by run, last one first: with them, what the sides have on these tiers where a row
+        behind them, or behind as many of them as it can, begins; and `with_end` where one ended."""
+        # Not by spans: of one run the device may have the first nodes, and the host the rest.
+        reaches: dict[Run, list[Reach]] = {run: [(0, 0, at + 1)] for run, at in upwards(spans[-1][0], spans[-1][2] - 1)}
+        if not self._layout.sides:
+            return reaches
+        # The next prompt may not repeat an answer: where its own prompt ended is kept beside the row's end.
+        found = [self.standing(spans, tiers, with_end=is_end) for is_end in (False, True)[: 1 + with_end]]
+        for place, its, blocks in [part for each in found for part in self.taken_by(each, 0, 0)]:
+            start = 0
+            for run, first, stop in its:
+                # Of the full group all is.
+                is_needed = (blocks[start : start + stop - first] > -2) & (place != DEVICE or run.is_end)
+                for begin, end in stretches(is_needed):
+                    reaches.setdefault(run, []).append((place // NUM_PLACES, first + begin, first + end))
+                start += stop - first
+        # The end of a row, if there is one, was added last.
+        return dict(sorted(reaches.items(), key=lambda its: -its[0].id))
 
     def _stands(self, match: Match, have: int, tiers: int = 1) -> list[NDArray[np.bool_]]:
         """`Found.stands` of a match that begins at column `have`; a row that stands there holds what windows reach back to."""
