@@ -75,8 +75,9 @@ class Side:
         self.place = 2 * table
         self.is_state = group.kind == "state"
         self._size, self._keeps = block_size, keeps
-        # Whole blocks that a window, or at most a chunk, reaches back over from the end of a block.
-        self._behind = -(-(group.reach - 1) // block_size)
+        span = group.reach - 1 if group.kind == "window" else group.reach
+        # Whole blocks that a window reaches back over from the end of a block.
+        self._behind = -(-span // block_size)
         self.most = 1 if self.is_state else self._behind + 2
 
     def first_column(self, computed: Any) -> Any:

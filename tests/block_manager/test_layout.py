@@ -6,6 +6,7 @@ import pytest
 from paged.block_manager import LayerGroup
 from paged.block_manager.layout import PLAIN, Layout
 from paged.errors import UnsupportedByLayers
+from paged.testing import naive_layers
 
 FULL, WINDOW, STATE = LayerGroup("full", pages=2), LayerGroup("window", 6), LayerGroup("state", pages=3)
 
@@ -15,6 +16,15 @@ FULL, WINDOW, STATE = LayerGroup("full", pages=2), LayerGroup("window", 6), Laye
 )
 def test_only_one_full_group_of_one_page_is_plain(groups, is_plain):
     assert Layout(groups, 4).is_plain is is_plain
+
+
+@pytest.mark.parametrize("reach", range(1, 12))
+@pytest.mark.parametrize("kind", ["window", "chunk"])
+def test_what_a_row_holds_at_most_is_what_the_naive_model_says(kind, reach):
+    for block_size in (1, 2, 4, 5):
+        groups = [LayerGroup("full"), LayerGroup(kind, reach)]
+        said = [Layout(groups, block_size).pages_for(tokens) for tokens in range(40)]
+        assert said == [naive_layers.pages_for(groups, tokens, block_size) for tokens in range(40)]
 
 
 @pytest.mark.parametrize(
