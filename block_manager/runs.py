@@ -318,6 +318,15 @@ def stretches(are_there: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
+def spans_where(spans: list[Span], are_there: NDArray[np.bool_]) -> list[Span]:
+    """Those of the nodes of spans that are there, one of `are_there` each."""
+    found, start = list[Span](), 0
+    for run, first, stop in spans:
+        its, start = are_there[start : start + stop - first], start + stop - first
+        found += [(run, first + begin, first + end) for begin, end in stretches(its)]
+    return found
+
+
 def _count_down(counts: dict[_Key, int], key: _Key) -> bool:
     """Count one less of `key`. Return whether none is left."""
     counts[key] -= 1

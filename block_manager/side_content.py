@@ -26,7 +26,21 @@ from .flights import Flight, StateRead
 from .growth import Growth
 from .layout import Side
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Path, Reach, Run, Span, first_of, num_nodes, stretches, upwards
+from .runs import (
+    DEVICE,
+    HOST,
+    NUM_PLACES,
+    Blocks,
+    Path,
+    Reach,
+    Run,
+    Span,
+    first_of,
+    num_nodes,
+    spans_where,
+    stretches,
+    upwards,
+)
 from .tables import Rows
 
 # In `tables.wanted`: after the prompt's end, which is wanted while pages are free, come its last full block, the end of
@@ -177,13 +191,10 @@ class SideContent:
         # The next prompt may not repeat an answer: where its own prompt ended is kept beside the row's end.
         found = [self.standing(spans, tiers, with_end=is_end) for is_end in (False, True)[: 1 + with_end]]
         for place, its, blocks in [part for each in found for part in self.taken_by(each, 0, 0)]:
-            start = 0
-            for run, first, stop in its:
+            for run, first, stop in spans_where(its, blocks > -2):
                 # Of the full group all is.
-                is_needed = (blocks[start : start + stop - first] > -2) & (place != DEVICE or run.is_end)
-                for begin, end in stretches(is_needed):
-                    reaches.setdefault(run, []).append((place // NUM_PLACES, first + begin, first + end))
-                start += stop - first
+                if place != DEVICE or run.is_end:
+                    reaches.setdefault(run, []).append((place // NUM_PLACES, first, stop))
         # The end of a row, if there is one, was added last.
         return dict(sorted(reaches.items(), key=lambda its: -its[0].id))
 

@@ -18,7 +18,7 @@ from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, num_nodes, stretches
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, num_nodes, spans_where, stretches
 from .side_content import Part, SideContent
 from .tables import Rows
 
@@ -111,11 +111,7 @@ class Offload:
         none, changing nothing, if there is no room."""
         index, wanted, lacking = self._index, 0, list[tuple[int, list[Span]]]()
         for place, spans, blocks in parts:
-            its, start = list[Span](), 0
-            for run, first, stop in spans:
-                is_lacking = blocks[start : start + stop - first] == -1
-                its += [(run, first + begin, first + end) for begin, end in stretches(is_lacking)]
-                start += stop - first
+            its = spans_where(spans, blocks == -1)
             lacking.append((place, its))
             # What is cached is no longer available then.
             num = num_nodes(its) + int(np.count_nonzero(index.pools[place].state[blocks[blocks >= 0]] < 0))
