@@ -1,5 +1,5 @@
-"""What a disk below memory costs and saves: to open it, to read a prefix in place of computing it, and a step that
-neither reads nor writes.
+"""What a disk below memory costs and saves: to open it, to read a prefix in place of computing it, a step that neither
+reads nor writes, and the decisions of steps that do.
 
     python benchmarks/disk_cache.py --model FOLDER --out benchmarks/results/disk_cache.md
 
@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sqlite3
 import tempfile
 import time
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from paged import Batch, Engine, Hint, SamplingParams
 from paged.storage.disk_store import DiskStore
@@ -117,6 +121,39 @@ def idle(folder: Path, rounds: int) -> tuple[float, float]:
     return host, added
 
 
+def busy(folder: Path | None, share: float) -> tuple[float, float]:
+    """p50 and p99 of the processor seconds of `schedule`, of 800 prompts of 60 to 199 tokens, all new, or of the second half a
+    `share` sent before, which memory or the disk has. A batch of prompts fills some blocks of 16 in every step."""
+    disk = {} if folder is None else {"disk_cache": folder}
+    engine = Engine(
+        tiny_model(128), num_blocks=1024, max_sequences=_ROWS, max_tokens_per_step=512, clock=time.thread_time, **disk
+    )
+    draws, prompts = random.Random(1), list[list[int]]()
+    for nth in range(800):
+        is_sent = nth >= 400 and draws.random() < share
+        new = [draws.randrange(1, 127) for _ in range(draws.randrange(60, 200))]
+        prompts.append(prompts[draws.randrange(nth)] if is_sent else new)
+    seconds, schedule = list[float](), engine.scheduler.schedule
+
+    def timed(*given: Any, **more: Any) -> Batch:
+        began = time.thread_time()
+        batch = schedule(*given, **more)
+        seconds.append(time.thread_time() - began)
+        return batch
+
+    engine.scheduler.schedule = timed  # type: ignore[method-assign]
+    num_live = 0
+    while prompts or engine.has_unfinished:
+        while prompts and num_live < _ROWS + 8:
+            engine.add_request(prompts.pop(0), SamplingParams(max_tokens=draws.randrange(10, 50), ignore_eos=True))
+            num_live += 1
+        num_live -= sum(output.finish_reason is not None for output in engine.step())
+    engine.close()
+    # The first steps fill an empty pool.
+    p50, p99 = np.percentile(seconds[50:], (50, 99))
+    return float(p50), float(p99)
+
+
 def main() -> None:
     """Measure, and print a page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -142,6 +179,25 @@ def main() -> None:
                 f"{host * 1e6:.0f}; {added * 1e6:.1f} ({1 + added / host:.3f} ×)",
             )
         )
+        for share in (0.0, 0.5):
+            pairs = []
+            for nth in range(asked.rounds):
+                # In turns, and each first as often as the other.
+                both = [None, Path(where) / f"busy-{share}-{nth}"][:: 1 - 2 * (nth % 2)]
+                pairs.append([busy(each, share) for each in both][:: 1 - 2 * (nth % 2)])
+            p50, p99 = np.moveaxis(np.array(pairs), 2, 0)
+            shown = [
+                f"{its[:, 0].min() * 1e6:.0f}, {its[:, 1].min() * 1e6:.0f} ({np.median(ratios := its[:, 1] / its[:, 0]):.2f} ×, "
+                f"{ratios.min():.2f} to {ratios.max():.2f})"
+                for its in (p50, p99)
+            ]
+            rows.append(
+                (
+                    f"`schedule` under load, {share:.0%} of the later prompts sent before, µs without and with a disk that is written "
+                    f"and read, least of {asked.rounds} runs, and ratios of pairs: p50; p99",
+                    "; ".join(shown),
+                )
+            )
         if asked.model:
             found = prefix(asked.model, Path(where) / "prefix", asked.rounds)
             for name, (wall, used, cached) in found.items():

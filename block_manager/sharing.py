@@ -263,7 +263,7 @@ class Content:
 
     def _match(self, tokens: NDArray[np.int32], root: bytes) -> Match:
         """The prefix of these tokens, but never all of them, that the full group has."""
-        if not self.has_first(self.first_key(tokens, root)):
+        if not self.has_first(tokens, root):
             # Without a copy of the tokens.
             return NOTHING
         return self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
@@ -305,9 +305,9 @@ class Content:
         """The key under which the first block of these tokens is cached."""
         return root + tokens[: self._tables.block_size].tobytes()
 
-    def has_first(self, key: bytes) -> bool:
-        """Whether the first block of tokens with this `first_key` may be cached: if not, nothing of them is."""
-        return key in self._index.runs
+    def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
+        """Whether the first block of these tokens may be cached: if not, nothing of them is."""
+        return self.first_key(tokens, root) in self._index.runs
 
     def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
         """Blocks of the cached prefix that rows hold already: sharing them takes nothing from what is available. With
@@ -325,7 +325,7 @@ class Content:
         """Whether the cached prefix of these tokens ends where an open run does: its row may compute what follows."""
         spans = self._hit(tokens, root).spans
         if not spans:
-            return self.has_first(self.first_key(tokens, root))
+            return self.has_first(tokens, root)
         run, _, stop = spans[-1]
         return run.row >= 0 and stop >= self._index.confirmed_length(run)
 

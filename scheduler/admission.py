@@ -104,7 +104,7 @@ def _may_enter(state: State, step: Step, request: RequestState, free: int | None
         has_room = books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
         # Sharing takes no blocks: a prompt whose first block is cached may fit all the same. One that passes draws first.
         is_sure = is_head if has_room else free <= 0
-        if is_sure or not manager.content.has_first(manager.content.first_key(request.first_tokens, request.root)):
+        if is_sure or not manager.content.has_first(request.first_tokens, request.root):
             return has_room and (foresight is None or foresight.fits(request))
     if not _has_seats(state, step, request):
         return False
@@ -135,7 +135,13 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     keep_at, level = (_lengths_to_keep(state, request), _level(state, request)) if manager.layout.sides else ((), 0)
     state.waiting.let_in(request)
     step.admitted.append(request.id)
-    if request.is_plain and _are_ordinary(state, step):
+    asks = request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0)
+    more: tuple[int, bool] | None = None
+    if asks and request.is_plain and not manager.content.has_first(request.first_tokens, request.root):
+        # Nothing is here, and most often nothing elsewhere.
+        more = _ask(state, request, 0)
+        asks = more[0] > 0
+    if request.is_plain and not asks and _are_ordinary(state, step):
         # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
         known, most = request.first_tokens, min(step.budget, state.limits.max_chunk)
         row, found, count = manager.admit(known, request.root, most, keep_at=keep_at, level=level)
@@ -162,8 +168,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.seat(request, sequence, row, manager.rows.num_launched.item(row))
         num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
-        asks = request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0)
-        is_loading = asks and _list_loads(state, step, request, row)
+        is_loading = asks and _list_loads(state, step, request, row, more)
         if not is_loading and request.num_live > 1 and step.budget > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
@@ -215,16 +220,19 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
         state.books.owe(request)
 
 
-def _list_loads(state: State, step: Step, request: RequestState, row: int) -> bool:
-    """List the blocks for tokens from elsewhere. Return if any come late; others are listed when the row is placed."""
-    manager, size = state.manager, state.manager.block_size
+def _ask(state: State, request: RequestState, have: int) -> tuple[int, bool]:
+    """Return how many tokens behind `have` exist elsewhere, and whether they come late."""
     request.await_load(0)
-    have = manager.rows.num_launched.item(row)
-    most, is_late, known = request.request.num_computed, True, manager.rows.num_tokens.item(row)
-    if state.elsewhere is not None:
-        num_more, is_late = state.elsewhere(request.id, have)
-        most = have + num_more
-    wanted = min(most, known - 1)
+    return (request.request.num_computed - have, True) if state.elsewhere is None else state.elsewhere(request.id, have)
+
+
+def _list_loads(state: State, step: Step, request: RequestState, row: int, more: tuple[int, bool] | None) -> bool:
+    """List the blocks for tokens from elsewhere, `_ask`ed for if not before. Return if any come late; others are listed when the
+    row is placed."""
+    manager, size = state.manager, state.manager.block_size
+    have, known = manager.rows.num_launched.item(row), manager.rows.num_tokens.item(row)
+    num_more, is_late = more or _ask(state, request, have)
+    wanted = min(most := have + num_more, known - 1)
     if not is_late:
         step.load(row, wanted)
         return False

@@ -196,7 +196,7 @@ class RequestState(Counted, eq=False, gc=False):
     high_water: list[int]  # tokens that were computed once: below it, computing is recomputing
     appended: list[int]  # tokens that the caller appended
     has_sampled: list[bool]  # all known tokens are computed and sampled: computed again, they do not sample
-    is_plain: bool  # new, one sequence, and loads nothing: most are
+    is_plain: bool  # new, one sequence, in the cache as any: most are
     status: Status = Status.WAITING
     num_output: int = 0  # output tokens of the sequences that have ended
     preemptions: int = 0
@@ -326,7 +326,7 @@ def state_of(
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
     num, eos, stops, loads = request.num_sequences, request.eos_token_id, request.stop_token_ids, request.num_computed
     stops = tuple(stops) if eos is None else (*stops, eos)
-    is_plain = num == 1 and not loads and request.reads_cache and request.writes_cache
+    is_plain = num == 1 and request.reads_cache and request.writes_cache
     known: list[Tokens | None] = [prompt] * num
     loading, rows, most = None if loads else 0, [-1] * num, [max_total] * num
     high, appended, sampled, length = [0] * num, [0] * num, [False] * num, len(prompt)

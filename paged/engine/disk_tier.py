@@ -195,10 +195,14 @@ class DiskTier:
     def elsewhere(self, request_id: str, have: int) -> tuple[int, bool]:
         """As the scheduler asks: the tokens of a request that is admitted, behind the `have` that memory has, that the store has
         and that are cheaper to read than to compute. They come late."""
-        num_blocks = (int(self._manager.rows.num_tokens[self._scheduler.row_of(request_id)]) - 1) // self._size
         [chain] = self._chains[request_id]
-        more = self._look_up(chain.keys[:num_blocks]) * self._size - have
         chain.num_asked += 1
+        more = self._look_up(chain.keys) * self._size
+        if more and (row := self._scheduler.row_of(request_id)) >= 0:
+            # One that returns may have keys of all that it knows.
+            num_known = int(self._manager.rows.num_tokens[row])
+            more = min(more, (num_known - 1) // self._size * self._size)
+        more -= have
         if more <= 0 or not self._is_worth_reading():
             self._expected.discard(request_id)
             return 0, True

@@ -3,6 +3,7 @@
 import pytest
 
 from paged.block_manager import BlockManager, Memory
+from paged.block_manager.pool import Pool
 from paged.scheduler import Request, Scheduler
 
 
@@ -37,6 +38,15 @@ def test_either_way_draws_alike_and_counts_a_request_once_and_the_short_one_is_f
     stats = scheduler.stats()
     assert (stats.admitted, stats.prompt_tokens, stats.preemptions) == (2, 14, 1)
     assert bool(short) == is_ordinary
+
+
+def test_prompts_of_which_nothing_exists_elsewhere_get_their_blocks_with_one_draw_a_step(desk, monkeypatch):
+    draws, draw = [], Pool.draw
+    monkeypatch.setattr(Pool, "draw", lambda self, *wanted: draws.append(wanted) or draw(self, *wanted))
+    desk = desk(12, 2, elsewhere=lambda *_: (0, True))
+    for token in (1, 2, 3):
+        desk.add([token] * 5, num_computed=4)
+    assert (desk.step().num_tokens.tolist(), draws) == ([5, 5, 5], [(9, 1)])
 
 
 def test_a_prompt_does_not_find_what_rows_before_it_in_the_step_evict(desk):
