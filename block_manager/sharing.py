@@ -1,7 +1,7 @@
-"""Sharing by content, with a prefix cache: hits, rows that share what a batch still computes, and duplicates released.
+"""Sharing by content, with a prefix cache: hits, rows that share pending blocks, and duplicates that are released.
 
-batch 7  | leader: block 3 pending |        batch 7 or 8  | sharer: block 3 from column 2 on |
-7 is computed → block 3 is a node for both;  7 is cancelled → the sharer's table ends before column 2
+batch 7        leader | b1 | b2 | b3 pending |   batch 7 is confirmed: b3 is a node, and both rows keep it
+batch 7 or 8   sharer | b1 | b2 | b3 | b9 |      batch 7 is cancelled: the sharer's table ends before b3
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Hit(NamedTuple):
 
 
 class Sharer(NamedTuple):
-    """A row that shares blocks which a batch was still computing for another row."""
+    """A row that shares blocks which a batch was computing for another row when it took them."""
 
     row: int
     uid: int
@@ -47,13 +47,13 @@ class Sharer(NamedTuple):
 
 
 class Sharing:
-    """Takes hits, publishes, switches, rolls back. Counts lookups as `MemoryStats`; `recent`: tokens, and found."""
+    """Hits, publication, duplicates. Counts lookups as `MemoryStats`; `recent`: (tokens, found) of the last ones."""
 
     def __init__(self, flights: Flights, index: PrefixIndex, growth: Growth, tiers: Tiers, sides: SideContent) -> None:
         self._tables, self._flights, self._index, self._growth = growth.tables, flights, index, growth
         self._tiers, self._offload, self._sides = tiers, tiers.offload, sides
         self._device = index.pools[DEVICE]
-        # By the batch in which they were found: when it has run, so have all that they depend on.
+        # By the batch that was composed when they shared. When it has run, so have all batches that they depend on.
         self._sharers: dict[int, list[Sharer]] = {}
         self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
@@ -64,15 +64,15 @@ class Sharing:
         self.recent.append((num_tokens, found))
 
     def extend_hit(self, row: int, *, count: bool = True, room: int | None = None) -> int:
-        """Look up what follows the row's blocks and take what is found. Returns the tokens won. Does nothing for a row
-        in flight, or with blocks beyond its nodes: it need not find what it has computed. Content that only the host
-        has is loaded where that is worth it, into `room` blocks at most (None: as many as can be drawn)."""
+        """Look up content behind the row's blocks, and share or load it. Returns the tokens won: 0 for a row in flight,
+        or one with blocks beyond its nodes, which it computed itself. Loads what only the host has where that is worth
+        it (`load_where`), into at most `room` pages (None: all that can be drawn)."""
         index, tables = self._index, self._tables
         path = index.paths[row]
         if tables.num_launched[row] != tables.num_computed[row]:
             return 0
         if index.is_behind(row):
-            # The batch that had the same blocks pending may have ended.
+            # Another batch had the same blocks pending. It may have ended.
             self.publish(row)
         have = path.published
         if path.open is not None or tables.num_blocks[row] != have or not path.reads:
@@ -86,7 +86,7 @@ class Sharing:
             return 0
         data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
         if self._offload is not None:
-            # First, so that it evicts nothing that is found now.
+            # Before the lookup, so that this draw evicts nothing that is found.
             self._growth.draw_promised()
         match, offload = index.match(path, data, limit), self._offload if self._growth.may_copy else None
         sides, on_host, end, brought, loaded = self._sides, list[Span](), None, list[tuple[int, Blocks]](), 0
@@ -99,8 +99,8 @@ class Sharing:
                 best, parts = sides.cheapest(found, both, have, room, offload.is_worth_loading)
                 if brought := offload.bring(parts):
                     found, loaded = best, sides.length_of(best) - sides.length_of(found)
-            its = both._replace(hit=found.hit, end=found.end)
-            sides.note(row, its, have + limit, have, count=count, from_host=loaded)
+            noted = both._replace(hit=found.hit, end=found.end)
+            sides.note(row, noted, have + limit, have, count=count, from_host=loaded)
             match, end = found.hit, found.end
         elif offload is not None and match.first_pending < 0 and match.num_blocks < limit:
             on_host = index.match(path, data, limit, HOST, match).spans
@@ -118,10 +118,10 @@ class Sharing:
         return won
 
     def _take(self, row: int, have: int, match: Match, count: bool, *, with_states: bool) -> int:
-        """Share what was found on the device with the row, which has `have` blocks. Returns the tokens won."""
+        """Let the row, which has `have` blocks, share what was found on the device. Returns the tokens won."""
         index, tables, size = self._index, self._tables, self._tables.block_size
         if match.first_pending >= 0:
-            # Pending blocks may be promised only. The caller has seen that drawing them evicts nothing.
+            # A pending block may be promised and not drawn yet. The caller made sure that this draw evicts nothing.
             self._growth.draw_promised()
         tables.ensure_columns(have + match.num_blocks)
         blocks = index.blocks_of(DEVICE, match.spans)
@@ -135,8 +135,8 @@ class Sharing:
         return won
 
     def take_ahead(self, rows: Rows, starts: Counts, ends: Counts) -> None:
-        """Let rows, which compute tokens `starts[i]` to `ends[i]` - 1 again behind a hit that a window or state ended, hold
-        what the full group has of them instead of promised blocks. They write nowhere there."""
+        """Let rows hold what the full group has of tokens `starts[i]` to `ends[i]` - 1, instead of promised blocks. A
+        side ended their hit before these tokens: they compute them again, and do not write them (`written_from`)."""
         index, tables, size = self._index, self._tables, self._tables.block_size
         stops = np.minimum(-(-ends // size), (tables.num_tokens[rows] - 1) // size)
         for i in (tables.looks_up[rows] & (starts // size < stops)).nonzero()[0].tolist():
@@ -148,7 +148,7 @@ class Sharing:
             match = index.match(path, tables.tokens[row, first * size : stop * size].tobytes(), stop - first)
             known = match.num_blocks if match.first_pending < 0 else match.first_pending - first
             blocks, held = index.blocks_of(DEVICE, match.spans)[:known], tables.blocks[0, row, first:have]
-            # What the row holds behind its nodes may be its own: then it writes there.
+            # Behind its nodes the row may hold blocks of its own, which it has to write.
             is_own = (blocks[: len(held)] != held[: len(blocks)]).any()
             if is_own or first + len(blocks) <= starts[i] // size:
                 continue
@@ -157,7 +157,7 @@ class Sharing:
             self._flights.composed.written_from.update({row: min((first + len(blocks)) * size, ends.item(i))})
 
     def _go_on(self, row: int, have: int, blocks: Blocks, last: Span) -> int:
-        """Continue the row's table and path, of `have` blocks, with these; `last`: their last nodes. Returns tokens."""
+        """Append `blocks`, with last nodes `last`, to the row's table and path of `have` blocks. Returns tokens."""
         run, _, stop = last
         self._growth.write(row, have, blocks)
         self._index.paths[row].step_on(run, stop - 1, len(blocks))
@@ -166,7 +166,7 @@ class Sharing:
         return len(blocks) * self._tables.block_size
 
     def _load(self, row: int, spans: list[Span], room: int | None) -> int:
-        """Draw device blocks for nodes after the row's that only the host has; plan copies. Returns the tokens won."""
+        """Load nodes that only the host has, behind the row's: draw blocks, plan copies. Returns the tokens won."""
         tables, device, offload = self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
         have, size = int(tables.num_blocks[row]), tables.block_size
@@ -189,7 +189,7 @@ class Sharing:
         """Replace the row's block at `column`, a duplicate of `block`, in every table that names it."""
         tables = self._tables
         duplicate, live = tables.blocks.item(0, row, column), tables.live_rows
-        # Shared blocks stand at the same column in every table.
+        # A shared block is at the same column in every table.
         names_it = (tables.blocks[0, live, column] == duplicate) & (tables.num_blocks[live] > column)
         new, old = np.array([block]), np.array([duplicate])
         for other in live[names_it].tolist():
@@ -198,13 +198,13 @@ class Sharing:
             self._device.release(old)
 
     def cut_sharers(self, flight: Flight) -> dict[int, int]:
-        """Truncate rows at the first node that the latest batch was to compute. Returns hit tokens that each lost."""
+        """Truncate sharers at their first node that the cancelled batch computes. Returns hit tokens lost, by row."""
         index, size, lost_hits = self._index, self._tables.block_size, dict[int, int]()
         lost_nodes = index.nodes_lost(flight)
         starts = {share.row: share.start for share in flight.shares()}
         for row, uid, is_counted in [sharer for _, sharers in sorted(self._sharers.items()) for sharer in sharers]:
             column = index.first_on(row, lost_nodes) if self._tables.uid[row] == uid else -1
-            # What a row was to compute itself falls back with its own share.
+            # Nodes that the row itself computes fall back with its share.
             if column >= 0 and (row not in starts or column < starts[row] // size):
                 lost = (index.paths[row].published - column) * size if is_counted else 0
                 self.hit_tokens -= lost
@@ -214,23 +214,23 @@ class Sharing:
         return lost_hits
 
     def share_fork(self, row: int, child: int) -> None:
-        """Let the child share what the row shares, confirmed or not."""
+        """Note the child, a fork of the row, as a sharer in each batch in which the row is one."""
         for sharers in self._sharers.values():
             if self._has(sharers, row):
                 sharers.append(Sharer(child, self._tables.uid.item(child), False))
 
     def forget_sharers(self, batch: int) -> None:
-        """Forget the sharers of the batch, which ran, and those found for earlier numbers, which were never put out."""
+        """Forget the sharers of a batch that ran, and of earlier numbers: those were never put out."""
         self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
 
     def hand_down(self, batch: int) -> None:
-        """Give the sharers of the latest batch, which is cancelled, to the one before it."""
+        """Give the sharers of the latest batch, which is cancelled, to the batch before it."""
         theirs = self._sharers.pop(batch, [])
         if theirs and (outstanding := self._flights.outstanding):
             self._sharers.setdefault(outstanding[-1].number, []).extend(theirs)
 
     def truncate(self, row: int, keep: int) -> None:
-        """Release the row's blocks from column `keep` on, on either tier; its watermarks fall with its table."""
+        """Release the row's blocks from column `keep` on, on both tiers. Its watermarks fall with its table."""
         tables = self._tables
         if keep == tables.num_blocks[row] and not tables.is_swapped[row]:
             return
@@ -244,7 +244,7 @@ class Sharing:
         tables.reserved[row] = min(int(tables.reserved[row]), keep)
 
     def is_unconfirmed(self, row: int) -> bool:
-        """Whether the row shares a block that a batch which has not ended is still computing."""
+        """Whether the row shares a block that some batch is still computing."""
         return any(self._has(sharers, row) for sharers in self._sharers.values())
 
     def _has(self, sharers: list[Sharer], row: int) -> bool:
@@ -252,7 +252,7 @@ class Sharing:
 
 
 class Content:
-    """Unchecked lookups, retentions and events of the content of both tiers, for token arrays and encoded namespaces."""
+    """Unchecked lookups, retentions and events of content on both tiers. Takes token arrays and encoded namespaces."""
 
     def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent) -> None:
         self._index, self._growth, self._offload, self._sides = index, growth, offload, sides
@@ -262,26 +262,26 @@ class Content:
         self._events: EventLog | None = None
 
     def _match(self, tokens: NDArray[np.int32], root: bytes) -> Match:
-        """The prefix of these tokens, but never all of them, that the full group has."""
+        """The longest prefix of these tokens that the full group has; one token is left out at least."""
         if not self.has_first(tokens, root):
-            # Without a copy of the tokens.
+            # The usual miss, found without copying the tokens.
             return NOTHING
         return self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
 
     def _hit(self, tokens: NDArray[np.int32], root: bytes) -> Match:
-        """The part of it after which every group can stand."""
+        """The part of `_match` after which every group can stand."""
         match = self._match(tokens, root)
         return self._sides.longest(match).hit if self._growth.layout.sides else match
 
     def hit_end(self, tokens: NDArray[np.int32], root: bytes) -> HitEnd:
-        """Where a lookup of these tokens would end now, if there are sides."""
+        """Where a lookup of these tokens would end now, in a model with sides."""
         sides, match = self._sides, self._match(tokens, root)
         found = both = best = sides.find(Path(root), tokens, match)
         if self._offload is not None:
             both = sides.find(Path(root), tokens, match, tiers=2)
             best, _ = sides.cheapest(found, both, 0, self._growth.num_unpromised, self._offload.is_worth_loading)
-        its, from_host = both._replace(hit=best.hit, end=best.end), sides.length_of(best) - sides.length_of(found)
-        return sides.hit_end(its, (len(tokens) - 1) // self._tables.block_size, from_host=from_host)
+        result, from_host = both._replace(hit=best.hit, end=best.end), sides.length_of(best) - sides.length_of(found)
+        return sides.hit_end(result, (len(tokens) - 1) // self._tables.block_size, from_host=from_host)
 
     def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
         """The cached prefix of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing."""
@@ -306,15 +306,15 @@ class Content:
         return root + tokens[: self._tables.block_size].tobytes()
 
     def has_first(self, tokens: NDArray[np.int32], root: bytes) -> bool:
-        """Whether the first block of these tokens may be cached: if not, nothing of them is."""
+        """Whether the first block of these tokens may be cached. If not, none of them is."""
         return self.first_key(tokens, root) in self._index.runs
 
     def held_prefix(self, tokens: NDArray[np.int32], root: bytes, *, confirmed: bool = False) -> int:
-        """Blocks of the cached prefix that rows hold already: sharing them takes nothing from what is available. With
-        `confirmed`, only those that no batch is still computing. Changes nothing."""
+        """Pages of the cached prefix that rows hold already: sharing them takes no available page. `confirmed`: without
+        those that a batch is still computing. Changes nothing."""
         match = self._hit(tokens, root)
         if not match.spans:
-            # Asked of the first waiting request in every step.
+            # A fast path: every step asks this about the first waiting request.
             return 0
         blocks = self._index.blocks_of(DEVICE, match.spans)
         if confirmed and match.first_pending >= 0:
@@ -322,7 +322,7 @@ class Content:
         return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0)) * self._growth.layout.full_pages
 
     def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
-        """Whether the cached prefix of these tokens ends where an open run does: its row may compute what follows."""
+        """Whether the cached prefix may grow soon: it ends where an open run does, whose row may compute more of it."""
         spans = self._hit(tokens, root).spans
         if not spans:
             return self.has_first(tokens, root)
@@ -337,15 +337,15 @@ class Content:
         return num_nodes(spans) * self._tables.block_size
 
     def retain_way(self, way: list[Node], level: int, until: float | None, *, was_left: bool) -> Retained | None:
-        """`retain` what is cached of a way; None, and nothing is done, if that is nothing or `until` has passed. `was_left`: a row
-        ended behind it."""
+        """`retain` the cached part of a way. Returns None, and does nothing, if nothing is cached or `until` has
+        passed. `was_left`: a row ended behind the way."""
         if (until is not None and until <= self.retentions.now) or not (spans := self.spans_of(way)):
             return None
         with_end = was_left and _is_whole(way, spans)
         return self.retentions.retain(self._sides.reached(spans, self._num_tiers, with_end=with_end), level, until)
 
     def confirmed(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
-        """The confirmed nodes of a prefix, all of these tokens at most: what the device has, and then the host."""
+        """The confirmed nodes of a prefix, all of these tokens at most: those on the device, then those on the host."""
         path, data, limit = Path(root), tokens.tobytes(), len(tokens) // self._tables.block_size
         match = self._index.match(path, data, limit)
         if match.first_pending >= 0:
@@ -353,16 +353,16 @@ class Content:
         return match.spans + self._index.match(path, data, limit, HOST, match).spans
 
     def way_of(self, row: int) -> list[Node]:
-        """The last confirmed node of the row, and of each run before it."""
+        """The way of a row: its last confirmed node, and the last node of each run before that."""
         length_of = self._index.confirmed_length
         path = self._index.paths[row].closed(length_of)
-        # The nodes before a pending one may be pending, too.
+        # Nodes before a pending one may be pending, too.
         way = [(run, min(at + 1, length_of(run)) - 1) for run, at in upwards(path.run, path.at)]
         return [node for node in way if node[1] >= 0]
 
     def why_missing(self, tokens: NDArray[np.int32], root: bytes) -> tuple[int, int, tuple[int, int, int] | None, bool]:
-        """The cached prefix of these tokens, blocks on the device and then on the host; what was evicted of what comes next
-        (place, blocks, step; None: nothing that is remembered); and whether another namespace has its first block."""
+        """Why no more of these tokens is cached: blocks of their cached prefix on the device, and on the host; what was
+        evicted of the rest (place, blocks, step), if remembered; whether another namespace has their first block."""
         here, there = self.split(self.confirmed(tokens, root))
         num, size, first = num_nodes(here) + num_nodes(there), self._index.block_bytes, self.first_key(tokens, b"")
         gone, elsewhere, digests = None, False, list[bytes]()
@@ -374,11 +374,11 @@ class Content:
         return num_nodes(here), num_nodes(there), gone, elsewhere
 
     def way_to(self, spans: list[Span]) -> list[Node]:
-        """The last of these nodes, and of each run before it."""
+        """The way to the last of these nodes: that node, and the last node of each run before it."""
         return [] if not spans else list(upwards(spans[-1][0], spans[-1][2] - 1))
 
     def spans_of(self, way: list[Node]) -> list[Span]:
-        """The nodes of a way, first to last, as far as they are content on the device or the host without a gap."""
+        """The cached nodes of a way, first to last, without a gap: those on the device, then those on the host."""
         found, is_here = list[Span](), True
         for run, at in reversed(way):
             stop = min(at + 1, self._index.confirmed_length(run))
@@ -395,7 +395,7 @@ class Content:
         return stop - first if run.row >= 0 else run.num_there(DEVICE, first, stop)
 
     def split(self, spans: list[Span]) -> tuple[list[Span], list[Span]]:
-        """Those of confirmed nodes that the device has without a gap, and those after them."""
+        """Split confirmed nodes: those that the device has without a gap, and those after them."""
         for i, (run, first, stop) in enumerate(spans):
             if (num := self._on_device(run, first, stop)) < stop - first:
                 here = [(run, first, first + num)] if num else []
@@ -403,8 +403,8 @@ class Content:
         return spans, []
 
     def within(self, way: list[Node], room: int, *, was_left: bool) -> tuple[int, list[Part]]:
-        """How many blocks of a way, behind which every group can stand, are on the device (`room` -1), or come to it with so
-        many free pages; and what a row takes of them there. `was_left`: a row ended behind it, and its end counts, too."""
+        """How many blocks of a way a row can begin with: those on the device, and those that loads bring into `room`
+        pages (-1: none). And the parts that it takes. `was_left`: a row ended behind the way; its end is taken, too."""
         spans = self.spans_of(way)
         with_end = was_left and _is_whole(way, spans)
         here, there = self.split(spans)
@@ -419,19 +419,19 @@ class Content:
         return best.hit.num_blocks, parts or sides.taken_by(best, 0, num_here)
 
     def lacks(self, parts: list[Part]) -> bool:
-        """Whether only the host has some of these blocks."""
+        """Whether only the host has some of the blocks of these parts."""
         return any((blocks == -1).any() for _, _, blocks in parts)
 
     def pages_of(self, parts: list[Part]) -> int:
-        """The pages of those of these blocks that the device has."""
+        """Pages of the device blocks of these parts."""
         pages = self._growth.layout.pages_of_place
         return sum(int(np.count_nonzero(blocks >= 0)) * pages[place] for place, _, blocks in parts)
 
     def pin(self, parts: list[Part]) -> list[tuple[int, Blocks]]:
-        """Hold what the device has of these parts until `unpin`. Returns places, and blocks, int64 [n]."""
+        """Hold the device blocks of these parts until `unpin`. Returns (place, blocks) of each; blocks int64 [n]."""
         for place, spans, blocks in parts:
             if place != DEVICE:
-                # A row that goes on has its windows, which are content only when they pass.
+                # What the window of a running row holds becomes content only when it is passed: make it content now.
                 self._sides.keep_nodes(place, spans, blocks)
         held = [(place, blocks[blocks >= 0]) for place, _, blocks in parts]
         for place, blocks in held:
@@ -439,7 +439,7 @@ class Content:
         return held
 
     def pages_held_alone(self, held: list[tuple[int, Blocks]]) -> int:
-        """The pages of the device that nothing holds but these pins."""
+        """Device pages that nothing but these pins holds."""
         pages, num = self._growth.layout.pages_of_place, 0
         for place in {place for place, _ in held}:
             named, times = np.unique(
@@ -453,19 +453,19 @@ class Content:
             self._index.pools[place].let_go(blocks.copy())
 
     def fetch(self, parts: list[Part]) -> None:
-        """Plan copies of what only the host has of these parts to free blocks of the device, where all is cached as just used."""
+        """Load what only the host has of these parts into free device blocks. All are cached then, as just used."""
         assert self._offload is not None, "content is on the host alone only where it is offloaded"
         for place, blocks in _as_they_go(self._offload.bring(parts)):
             self._index.pools[place].release(blocks)
 
     def demote(self, way: list[Node], most: int | None = None) -> tuple[Blocks, int]:
-        """Let the end of a way that nothing goes on behind, its last `most` blocks, be the next to be evicted, whatever retained
-        it. Returns its blocks on the device, and how many it has there and on the host."""
+        """Let the loose end of a way, its last `most` blocks at most, be evicted next, even if it is retained. Returns
+        its device blocks, and how many blocks it has on both tiers together."""
         index, total, gone = self._index, 0, NO_BLOCKS
         for place in (DEVICE, HOST):
             spans = index.loose_end(place, way, most)
             if place == HOST:
-                # What stays on the device is retained there for those behind it.
+                # What stays on the device stays retained, for others behind it: on the host the end stops before that.
                 here = [run.blocks_in(DEVICE, first, stop)[::-1] for run, first, stop in spans]
                 there = np.concatenate([NO_BLOCKS, *here])
                 stays = (there >= 0) & ~np.isin(there, gone)
@@ -479,12 +479,12 @@ class Content:
         return gone, total
 
     def on_raised(self, choose: Callable[[int, int, int], None]) -> None:
-        """Call `choose` with a place, a level and a number of pages before so many of a raised level are evicted there."""
+        """Call `choose` with a place, a level and a number of pages before so many of that raised level are evicted."""
         for place in (DEVICE, HOST):
             self._index.pages(place).on_raised(partial(choose, place))
 
     def loose_end(self, place: int, way: list[Node], level: int) -> list[Blocks]:
-        """`PrefixIndex.loose_end`, as blocks of a raised level: what is evicted with it may be of a lower one."""
+        """The blocks of a loose end, and of what is evicted with it, that are at this raised level, not at a lower."""
         levels, spans = self._index.pages(place).level, self._index.loose_end(place, way)
         of_level = [blocks[levels[blocks] == level] for blocks in self._index.cached_blocks(place, spans)]
         return [blocks for blocks in of_level if len(blocks)]
@@ -493,8 +493,8 @@ class Content:
         return any(run.is_any_there(place, 0, at + 1) for run, at in way)
 
     def put_first(self, place: int, ends: list[Blocks]) -> tuple[Blocks, Blocks]:
-        """Let these blocks with pages, of loose ends, be the next of their level to be evicted, the first ones first. Returns what
-        `num_first` takes."""
+        """Let these blocks of loose ends be evicted next of their levels, the first ones first. Returns the blocks and
+        their marks, for `num_first`. A side's blocks lie in the same pool as the full group's."""
         pool = self._index.pages(place)
         for blocks in reversed(ends):
             pool.put_first(blocks)
@@ -502,15 +502,15 @@ class Content:
         return blocks, pool.state[blocks]
 
     def num_first(self, place: int, blocks: Blocks, marks: Blocks) -> int:
-        """How many of the blocks that `put_first` marked are still there."""
+        """How many of these blocks are still where `put_first` put them."""
         return int(np.count_nonzero(self._index.pages(place).state[blocks] == marks))
 
     def device_blocks(self, way: list[Node]) -> Blocks:
-        """The blocks of a way on the device, first to last, int64 [n]."""
+        """The device blocks of a way, without a gap, first to last, int64 [n]."""
         return self._index.blocks_of(DEVICE, self.split(self.spans_of(way))[0])
 
     def reset(self) -> bool:
-        """Forget all content. Return False and change nothing while any block of either tier is used, or pinned."""
+        """Forget all content. Return False and change nothing while any block of either tier is used or pinned."""
         if any(pool.num_used for pool in self._index.pools):
             return False
         self._index.clear()
@@ -519,19 +519,19 @@ class Content:
         return True
 
     def event_log(self) -> EventLog:
-        """The log of events, which the first call begins."""
+        """The log of events. The first call begins it."""
         if self._events is None:
             self._events = EventLog(self._index, self._growth, self._sides)
         return self._events
 
 
 def _is_whole(way: list[Node], spans: list[Span]) -> bool:
-    """Whether all of a way is cached: behind a part of it another row may have ended."""
+    """Whether all of a way is cached. An end of a row behind only a part of it may be another row's."""
     return num_nodes(spans) == sum(at + 1 for _, at in way)
 
 
 def _as_they_go(held: list[tuple[int, Blocks]]) -> list[tuple[int, Blocks]]:
-    """Places and blocks of a prompt in the order in which they are let go, to be evicted: what comes later goes first, and
-    what windows and states have before all of the full group."""
+    """Order places and blocks of a prompt for release: later parts go first, to be evicted first, and those of windows
+    and states before those of the full group."""
     last_first = held[::-1]
-    return sorted(last_first, key=lambda its: its[0] == DEVICE)
+    return sorted(last_first, key=lambda item: item[0] == DEVICE)
