@@ -1,6 +1,6 @@
 """The exact prefix cache: which content resides in which block, and which row may share it.
 
-A lookup compares token ids. Each row has a path through the content, which is open, guarded or closed: see `Path`.
+A lookup compares token ids, not hashes. Each row has a path through the content: open, guarded or closed (`Path`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tables import Tables
 
 
 class Match(NamedTuple):
-    """What a lookup found: nodes, their number, and the first block that is only pending (-1: none)."""
+    """A lookup's result: nodes, their number, and the column of the first that is pending (-1: all are confirmed)."""
 
     spans: list[Span]
     num_blocks: int
@@ -35,7 +35,7 @@ class PrefixIndex:
     def __init__(
         self, tables: Tables, flights: Flights, device: Pool, host: Pool, *sides: Pool, host_gives_way: bool
     ) -> None:
-        """`sides`: device and host of each. They lie in one pool a tier. `host_gives_way`: see `Retentions`."""
+        """`sides`: two pools of each, device and host, the same for all sides. `host_gives_way`: see `Retentions`."""
         self._tables = tables
         self._flights = flights
         # By place.
@@ -44,39 +44,39 @@ class PrefixIndex:
         self._block_size = tables.block_size
         self.block_bytes = 4 * tables.block_size
         self.runs: dict[bytes, Run] = {}
-        # Ends of rows within a block, by what comes before it.
+        # Ends of rows within a block, by the key prefix of the node before them.
         self.ends: dict[bytes, Run] = {}
         self.paths: dict[int, Path] = {}
-        # Closed runs with pending nodes, by the batch that computes them.
+        # Closed runs with pending nodes, by the batch that computes these.
         self.pending: dict[int, list[Run]] = {}
-        # Rows in `tables.looks_up`: without any, a step does not read it.
+        # How many rows `tables.looks_up` marks. At 0 a step does not read it.
         self.num_looking_up = 0
         self.batch = 1
-        # Steps since their run began, summed over the nodes that left the device.
+        # Over all nodes that left the device, the sum of steps since their run began.
         self.lifetime_steps = 0
         self._run_ids = count()
-        # By digest of the first of nodes that were evicted together: place, number and step; at most `_most_gone`.
+        # The last `_most_gone` evictions, by the digest of the first node of each: place, number of nodes, step.
         self.gone: OrderedDict[bytes, tuple[int, int, int]] = OrderedDict()
         self._most_gone = 0
-        # Runs whose nodes came to a place, left it, or were confirmed, but for the growth of open ones; None until events are read.
+        # Runs whose nodes came to a place, left it or were confirmed, but not by growth; None until events are read.
         self.changed: set[Run] | None = None
         self._num_places, self.has_sides = len(self.pools), bool(sides)
         for place, pool in enumerate(self.pools[: 2 * NUM_PLACES]):
             pool.on_eviction(partial(self._evict, place), has_places=place >= NUM_PLACES)
 
     def listen(self) -> set[Run]:
-        """Return the set of `changed` runs, which has all of today; the reader takes out what it has read."""
+        """Return the set `changed`, with all runs of today in it. The reader removes the runs that it has read."""
         self.changed = set(self.runs.values())
         return self.changed
 
     def remember_evicted(self, most: int) -> None:
-        """Remember the last `most` evictions from now on, in `gone`."""
+        """Remember the last `most` evictions in `gone`, from now on."""
         self._most_gone = most
 
     def open_path(
         self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"", level: int = 0
     ) -> Path:
-        """Open a path for a row. `key`: of its first block, which is not cached and which the row computes: a run begins."""
+        """Open a path for a row. `key`, of a first block that is not cached and that the row computes: begin a run."""
         path = self.paths[row] = Path(root, reads=reads, writes=writes, open_level=level if self.has_sides else 0)
         if key:
             self.open_run(row, path, key)
@@ -85,14 +85,14 @@ class PrefixIndex:
         return path
 
     def fork_path(self, row: int, child: int) -> None:
-        """Open a path for the child where the row's ends, pending nodes included."""
+        """Open a path for the child, a fork, that ends where the row's does. It includes pending nodes."""
         path = self.paths[child] = self.paths[row].closed(self._pending_length)
         self._mark(child, path)
 
     def release_path(self, row: int) -> tuple[int, Blocks, int, Run | None]:
-        """Drop the path of a row that ends; its open run stays as content. Returns (first, blocks, num, run): the row's
-        blocks before column `first` carry nodes; of `blocks`, those from there on, int64 [n], the first `num` are to be
-        released as nodes of `run`, which they do not carry yet, and the rest carries none."""
+        """Drop the path of a row that ends; its open run stays as content. Returns (first, blocks, num, run). Columns
+        before `first` carry nodes. `blocks`, int64 [n], are the row's blocks from there on: release the first `num` as
+        nodes of `run`, which they do not carry yet; the rest carries no node."""
         path, tables, size = self.paths[row], self._tables, self._block_size
         run, start, computed = path.open, path.published, tables.num_computed.item(row)
         num = computed // size - start
@@ -115,14 +115,14 @@ class PrefixIndex:
         return start, blocks, num, run
 
     def _keep(self, run: Run, row: int, start: int, blocks: Blocks) -> None:
-        """Close the run with the row's tokens from block `start` on and these blocks, int64 [n]."""
+        """Close the run. Its nodes get the row's tokens from block `start` on, and these blocks, int64 [n]."""
         first, stop = start * self._block_size, (start + len(blocks)) * self._block_size
         run.close(self._tables.tokens[row, first:stop].tobytes(), blocks)
         if self.changed is not None:
             self.changed.add(run)
 
     def contents(self, tier: str) -> set[tuple[bytes, ...]]:
-        """Every confirmed node in a tier as its path: encoded namespace, then the token bytes of each block."""
+        """Every confirmed node in a tier, as the path to it: encoded namespace, then the token bytes of each block."""
         size, place = self.block_bytes, ("device", "host").index(tier)
         found: set[tuple[bytes, ...]] = set()
         for run in self.runs.values():
@@ -140,9 +140,9 @@ class PrefixIndex:
         return [digest for run, first, stop in spans for digest in self.digests(run, stop, first)]
 
     def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = NOTHING) -> Match:
-        """The longest run of blocks that continues the closed `path`, and a match `after` it: at most `limit` blocks of
-        both. `data` are the tokens from the first block after the path on. Finds confirmed nodes that reside in the
-        place; on the device pending ones, too, which later batches may share. Changes nothing."""
+        """Find the longest content that continues the closed `path`, or the match `after` it; both together have at
+        most `limit` blocks. `data` are the tokens behind the path. Finds confirmed nodes that reside in the place; on
+        the device also pending ones, which later batches may share. Changes nothing."""
         run, at, column = path.run, path.at, path.published
         if after.spans:
             run, _, stop = after.spans[-1]
@@ -172,7 +172,7 @@ class PrefixIndex:
         return Match(spans, block - after.num_blocks, first_pending)
 
     def _num_usable(self, place: int, run: Run, first: int) -> int:
-        """Nodes of the run from `first` on that reside in a place without a gap, and that a lookup may use."""
+        """How many nodes of the run from `first` on a lookup may use: they reside in the place without a gap."""
         if run.row >= 0:
             return self._pending_length(run) - first if place == DEVICE else 0
         return run.num_there(place, first, run.length if place == DEVICE else run.confirmed_length)
@@ -186,12 +186,12 @@ class PrefixIndex:
         return self.paths[row].fills_next(self._tables.content_end(row) // self._block_size)
 
     def is_behind(self, row: int) -> bool:
-        """Whether the row has confirmed blocks that are no nodes: another batch had the same ones pending."""
+        """Whether the row has confirmed blocks that are no nodes, because another batch had the same ones pending."""
         path = self.paths[row]
         return path.open is None and path.fills_next(self._tables.full_blocks(row))
 
     def begin_pending(self, row: int) -> None:
-        """Make pending nodes of the full, uncached blocks that a row computes; it fills its next block."""
+        """Make pending nodes of full blocks that a row computes, unless they are cached. It fills its next block."""
         path = self.paths[row]
         if path.open is not None:
             self._pass_guard(row, path)
@@ -204,8 +204,8 @@ class PrefixIndex:
                 self.open_run(row, path, path.prefix + block)
 
     def publish(self, row: int) -> list[tuple[int, int]]:
-        """Make nodes of the row's confirmed full blocks, with lookups where necessary. Returns (column, other block) of
-        each that duplicates another device block: the caller switches the tables that name it."""
+        """Make nodes of the row's confirmed full blocks; look up where necessary. Returns (column, other block) of each
+        block that duplicates another one on the device: the caller replaces it in the tables that name it."""
         path, tables = self.paths[row], self._tables
         switches: list[tuple[int, int]] = []
         full = tables.full_blocks(row)
@@ -224,8 +224,8 @@ class PrefixIndex:
                 break
             run, at = found
             if self.confirmed_length(run) <= at:
-                # Pending in a later batch: the confirmed block goes first, unless a row or run stands on the pending
-                # one. Then this row looks again when its next block is full.
+                # The node is pending in a later batch. It gives way to the confirmed block, unless a row or run stands
+                # on it. Then this row looks again when its next block is full.
                 if not self._give_way(run, at):
                     break
                 continue
@@ -238,7 +238,7 @@ class PrefixIndex:
         return switches
 
     def nodes_of_forks(self, row: int) -> list[Node]:
-        """Nodes after the row's closed path in its own blocks, which a fork of it published. Changes nothing."""
+        """Nodes behind the row's closed path that reside in its own blocks: a fork published them. Changes nothing."""
         path, tables, found = self.paths[row], self._tables, list[Node]()
         full = min(tables.full_blocks(row), tables.num_blocks.item(row))
         if path.open is not None or not path.fills_next(full):
@@ -253,12 +253,12 @@ class PrefixIndex:
         return found
 
     def _give_way(self, run: Run, at: int) -> bool:
-        """Withdraw an open run's pending nodes from `at` on, if no run or row stands on them. Return whether it did."""
+        """Withdraw an open run's pending nodes from `at` on if no run or row stands on them. Return whether it did."""
         if run.row < 0 or any(offset >= at for offset in run.children):
             return False
         if any(path.run is run and path.at >= at for path in self.paths.values()):
             return False
-        # A row that shared them and went to the host may have left copies there.
+        # In all places: a row that shared them may have copied them to the host.
         self._give_up(run, at)
         if at:
             self._guard(run.row, at)
@@ -267,7 +267,7 @@ class PrefixIndex:
         return True
 
     def fall_back(self, row: int) -> None:
-        """Cut the row's path and open run to its launched tokens, which fell. No other row stands on what is lost."""
+        """Cut the row's path and open run at its launched tokens, which fell. No other row stands on what is lost."""
         path, full = self.paths[row], self._tables.content_end(row) // self._block_size
         if path.open is not None:
             length = max(full - path.published, 0)
@@ -286,20 +286,20 @@ class PrefixIndex:
             self.changed.update(runs)
 
     def withdraw(self, batch: int) -> None:
-        """Withdraw nodes of closed runs that the batch, which did not run, was to compute. No row stands on them."""
-        # A child's id is higher than its parent's.
+        """Withdraw the nodes of closed runs that the batch, which did not run, computes. No row stands on them."""
+        # Children first: their ids are higher.
         runs = sorted(self.pending.pop(batch, ()), key=lambda run: -run.id)
         for run in runs:
             length = run.pending.pop(batch)
             if run.length:
-                # Else it went with the last of its children.
+                # A run without nodes was removed with the last of its children.
                 self._give_up(run, length)
                 self._trim(run)
         if self.changed is not None:
             self.changed.update(runs)
 
     def nodes_lost(self, flight: Flight) -> dict[Run, int]:
-        """The first node of each run that the batch computes: if it does not run, no node from there on is content."""
+        """By run, the first node that the batch computes. If it does not run, no node from there on is content."""
         number = flight.number
         lost = {run: run.pending[number] for run in self.pending.get(number, ())}
         for row, start, _ in flight.shares():
@@ -309,7 +309,7 @@ class PrefixIndex:
         return lost
 
     def first_on(self, row: int, lost: dict[Run, int]) -> int:
-        """The row's first block, before its open run, whose node is in `lost` or behind one on its run; -1: none."""
+        """The row's first column, before its open run, with a node that is lost: `lost[run]` or later; -1: none."""
         column = 0
         for run, first, stop in self.paths[row].spans(0):
             if run in lost and stop > lost[run]:
@@ -318,7 +318,7 @@ class PrefixIndex:
         return -1
 
     def close_run(self, row: int, length: int | None = None) -> None:
-        """Close the row's path and its open run, if any, which keeps its first `length` blocks (None: all)."""
+        """Close the row's path and its open run, if it has one. The run keeps its first `length` nodes (None: all)."""
         path = self.paths[row]
         run, start = path.open, path.published
         if run is None:
@@ -332,7 +332,7 @@ class PrefixIndex:
             self.retentions.apply_to(run)
         path.close(length)
         self._mark(row, path)
-        # If runs hang off one without nodes, they are withdrawn next, and it goes with the last of them.
+        # A run without nodes goes now, or with the last run that hangs off it: those are withdrawn next.
         if not length and not run.children:
             self._unlink(run)
 
@@ -348,7 +348,7 @@ class PrefixIndex:
                 first = stop
 
     def branches(self, run: Run, at: int) -> bool:
-        """Whether another run than the node's own goes on behind it; ends of rows do not count."""
+        """Whether a run hangs off this node; ends of rows do not count."""
         return self._num_behind(run, at) > 0
 
     def _num_behind(self, run: Run, at: int) -> int:
@@ -358,7 +358,7 @@ class PrefixIndex:
         return self.ends.get(node_prefix(run.id, at))
 
     def add_end(self, path: Path, tokens: bytes, blocks: dict[int, int]) -> None:
-        """Let used blocks, by place, be the end of a closed path for the tokens of a partial block; the one before goes."""
+        """Make used blocks, by place, the end of a row behind a closed path, with these tokens; an older end goes."""
         if (before := self.ends.get(path.prefix)) is not None:
             self._give_up(before, 0)
             self._unlink(before, trims=False)
@@ -372,7 +372,7 @@ class PrefixIndex:
             end.put(place, 0, np.array([block]))
 
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
-        """Place nodes of a closed run, from `first` on, in these used blocks of a place, int64 [n]."""
+        """Let the run's nodes from `first` on reside in these used blocks of a place, int64 [n]."""
         self.pools[place].carry(blocks, run, place)
         run.put(place, first, blocks)
         if run.retained or run.open_level or (self.retentions.host_gives_way and place % NUM_PLACES == HOST):
@@ -383,28 +383,28 @@ class PrefixIndex:
             self.changed.add(run)
 
     def _set_host_levels(self, place: int, run: Run) -> None:
-        """Set levels on the host after a change of what this place, if it is one of the device, has of the run."""
+        """Set the run's levels on the host after `place` changed, if that is one on the device."""
         if self.retentions.host_gives_way and place % NUM_PLACES == DEVICE and len(run.blocks[place + HOST]):
             self.retentions.apply_to(run)
 
     def draw_for(self, place: int, run: Run, first: int, stop: int, pages: int = 1) -> Blocks:
-        """Draw a block in a place for each of these nodes, int64 [n], the last node first."""
+        """Draw a block in a place for each of these nodes. Returns them, int64 [n], the last node's first."""
         blocks = self.pools[place].draw(stop - first, pages)
         self.reside(place, run, first, blocks[::-1])
         return blocks
 
     def block(self, place: int, run: Run, at: int) -> int:
-        """The block of a node in a place, -1 where it has none."""
+        """The block of a node in a place; -1: it has none."""
         if run.row >= 0 and place == DEVICE:
             return self._tables.blocks.item(0, run.row, self.paths[run.row].published + at)
         return run.block(place, at)
 
     def clear(self) -> None:
-        """Forget all content; no block of either tier is used, so no path has a node."""
+        """Forget all content. No block of either tier is used, so no path has a node."""
         for pool in self.pools:
             pool.forget_all()
         for run in [*self.runs.values(), *self.ends.values()]:
-            # A session may remember it.
+            # A session may still refer to it.
             run.vanish()
         self.runs.clear()
         self.ends.clear()
@@ -413,7 +413,7 @@ class PrefixIndex:
         self.gone.clear()
 
     def digests(self, run: Run, stop: int, start: int = 0) -> list[bytes]:
-        """Chained SHA-256 of the run's nodes from `start` to `stop` - 1, each computed once while the run lives."""
+        """Chained SHA-256 of the run's nodes from `start` to `stop` - 1. Each is computed once while the run lives."""
         known = len(run.digests)
         if known < stop:
             before = self.digest_before(run, known) or namespace_digest(run.key[: -self.block_bytes])
@@ -421,7 +421,7 @@ class PrefixIndex:
         return run.digests[start:stop]
 
     def digest_before(self, run: Run, at: int) -> bytes | None:
-        """The digest of the node before node `at` of the run; None before the first one of a namespace."""
+        """The digest of the node before node `at` of the run; None: `at` is the first node of a namespace."""
         if at:
             return self.digests(run, at, at - 1)[0]
         return None if run.parent is None else self.digests(run.parent, run.at + 1, run.at)[0]
@@ -429,23 +429,23 @@ class PrefixIndex:
     def confirmed_length(self, run: Run) -> int:
         if run.row < 0:
             return run.confirmed_length
-        # What follows a guarded end counts only after `publish` of this row has looked it up.
+        # Blocks behind a guarded end count only when this row's `publish` has looked them up.
         return self.paths[run.row].open_length(self._tables.num_computed.item(run.row) // self._block_size)
 
     def _pending_length(self, run: Run) -> int:
-        """Nodes of the run, pending ones included."""
+        """Nodes of the run, with pending ones."""
         if run.row < 0:
             return run.length
         return self.paths[run.row].open_length(self._tables.content_end(run.row) // self._block_size)
 
     def _total_length(self, run: Run) -> int:
-        """Nodes of the run, pending ones and those that a guarded end will have included."""
+        """Nodes of the run, with pending ones and those that will follow a guarded end."""
         if run.row < 0:
             return run.length
         return self._tables.content_end(run.row) // self._block_size - self.paths[run.row].published
 
     def _after(self, path: Path, block: bytes, length_of: Callable[[Run], int]) -> Node | None:
-        """The node with these tokens after a closed path: in the same run, or the first of another."""
+        """The node with this block's tokens behind a closed path: the next of the same run, or the first of another."""
         run, at = path.run, path.at + 1
         if run is not None and at < length_of(run) and self.run_tokens(run, at, at + 1) == block:
             return run, at
@@ -453,7 +453,7 @@ class PrefixIndex:
         return None if child is None else (child, 0)
 
     def _pass_guard(self, row: int, path: Path) -> bool:
-        """Extend the row's guarded run past its end unless a run there begins with its next block. Return whether."""
+        """Lift the guard of the row's open run unless a run there begins with its next block. Return whether it did."""
         assert path.open is not None, "only an open run is guarded"
         block = self._tables.block_bytes(row, path.published + path.guard)
         if node_prefix(path.open.id, path.guard - 1) + block in self.runs:
@@ -462,13 +462,13 @@ class PrefixIndex:
         return True
 
     def _guard(self, row: int, length: int) -> None:
-        """Guard the row's open run at `length` nodes; -1: no more."""
+        """Guard the row's open run at `length` nodes; -1: lift the guard."""
         path = self.paths[row]
         path.guard_at(length)
         self._mark(row, path)
 
     def open_run(self, row: int, path: Path, key: bytes) -> None:
-        """Open a run under `key` for a full block, not cached, that the row computes; the row's path is closed."""
+        """Open a run under `key` for a full block that is not cached and that the row computes. Its path is closed."""
         parent, at = path.run, path.at
         run = Run(next(self._run_ids), key, parent, at, row, self.batch, self._num_places)
         self.runs[key] = run
@@ -481,16 +481,16 @@ class PrefixIndex:
                 self._guard(parent.row, at + 1)
 
     def _mark(self, row: int, path: Path) -> None:
-        """Mark the row by its path, which changed its state."""
+        """Set `tables.looks_up` of the row, whose path changed its state."""
         if self._tables.looks_up.item(row) is not (looks_up := path.guard >= 0):
             self._tables.looks_up[row] = looks_up
             self.num_looking_up += 1 if looks_up else -1
 
     def _unlink(self, run: Run, *, trims: bool = True) -> None:
-        """Remove a run without residence and children from the tree, and (`trims`) what above it then has neither."""
+        """Remove a run that resides nowhere and has no child from the tree. `trims`: then trim its parent, too."""
         del (self.ends if run.is_end else self.runs)[run.key]
         parent, at = run.parent, run.at
-        # Unread events need its tokens and its parents' hashes.
+        # Unread events need its tokens and the hashes of its parents.
         run.unlink(keep_content=self.changed is not None)
         if parent is None or not parent.remove_child(at):
             return
@@ -501,15 +501,15 @@ class PrefixIndex:
             self._guard(parent.row, -1)
 
     def _trim(self, run: Run) -> None:
-        """Drop the last nodes of a closed run that reside nowhere and have no child."""
+        """Drop the last nodes of a closed run: those that reside nowhere and have no child."""
         if not (length := run.end):
             self._unlink(run)
         elif length < run.length:
-            # Unread events need its tokens.
+            # Unread events need the tokens.
             run.shorten(length, length * self.block_bytes if self.changed is None else len(run.tokens))
 
     def _give_up(self, run: Run, first: int, first_place: int = DEVICE, stop: int | None = None) -> None:
-        """Withdraw the run's nodes from `first` on, before `stop`, from this place on: their blocks carry nothing."""
+        """Withdraw the run's nodes from `first` on, before `stop`, in this and later places: their blocks lose them."""
         for place in range(first_place, len(self.pools)):
             blocks = run.blocks[place]
             if first < len(blocks):
@@ -522,8 +522,8 @@ class PrefixIndex:
             self.forget(its_place, self.nodes_in(its_place, parts))
 
     def by_place(self, place: int, taken: list[Blocks], blocks: Blocks) -> Iterator[tuple[int, list[Blocks], Blocks]]:
-        """The parts of what a pool evicts by place, and their blocks; `place`: where there is one alone. Each part lies in one.
-        Those of the sides come first: what rests on nodes of the full group goes with them."""
+        """Split what a pool evicts by place. Yields (place, parts, their blocks); each part lies in one place. Sides
+        come first, because their content goes with nodes of the full group. `place`: of a pool that has one alone."""
         pool = self.pools[place]
         if pool.place is None:
             yield place, taken, blocks
@@ -534,7 +534,7 @@ class PrefixIndex:
             yield place, parts, np.concatenate(parts)
 
     def nodes_in(self, place: int, taken: list[Blocks]) -> list[Span]:
-        """The nodes in blocks that a place evicts, in order, as spans whose last node comes first."""
+        """The nodes in blocks that a place evicts, as spans in order of eviction; a span's last node goes first."""
         found, runs = list[Span](), self.pools[place].run
         for blocks in taken:
             start = 0
@@ -546,10 +546,10 @@ class PrefixIndex:
                 if there.item(-1) != last:
                     stop = int((there == last).argmax()) + 1
                 first = max(0, stop - len(blocks) + start)
-                # Of a row that ended, both are most often parts of one array.
+                # After a row ended, both are most often views of one array, and equal.
                 if there.base is None or there.base is not blocks.base:
                     residing, mine = there[first:stop], blocks[start : start + stop - first][::-1]
-                    # Bytes: most often they are equal, and comparing them costs a fifth of a numpy reduction.
+                    # They are most often equal. Comparing bytes costs a fifth of a numpy reduction.
                     if residing.tobytes() != mine.tobytes():
                         first = stop - int((residing != mine)[::-1].argmax())
                 found.append((run, first, stop))
@@ -557,8 +557,8 @@ class PrefixIndex:
         return found
 
     def loose_end(self, place: int, way: list[Node], most: int | None = None) -> list[Span]:
-        """The cached nodes, `most` at most, at the end of a path that nothing but ends of rows goes on behind, last span first.
-        `way`: the last node of each of its runs, as `upwards` gave them once; nodes that are nowhere by now are passed over."""
+        """The loose end of a way in a place: its last cached nodes, `most` at most, off which no other run hangs.
+        Returns the last span first. Skips runs of the way that have no node any more."""
         pool, found, child = self.pools[place], list[Span](), None
         for run, at in way:
             if run.row >= 0:
@@ -583,17 +583,17 @@ class PrefixIndex:
         return found
 
     def ends_of(self, run: Run, first: int = 0) -> list[Run]:
-        """The ends of rows behind the run's nodes from `first` on."""
+        """The ends of rows behind nodes of the run, from `first` on."""
         ends = [self.end_of(run, at) for at in run.children if at >= first] if self.ends else []
         return [end for end in ends if end is not None]
 
     def pages(self, place: int) -> Pool:
-        """The pool of a tier's pages, by the place of its full group, which may have positions alone."""
+        """The pool of a tier's pages. `place`: of its full group, whose own pool may count positions alone."""
         return self.pools[place - NUM_PLACES]
 
     def cached_blocks(self, place: int, spans: list[Span]) -> list[Blocks]:
-        """The cached blocks with pages that a tier has of these nodes as they go, int64 [n] each: of windows and states, ends of
-        rows first, and then of the full group, whose place it is."""
+        """By group, the cached blocks with pages that a tier has of these nodes, in the order in which they go, int64
+        [n]: sides, with ends of rows first, then the full group. `place`: of the full group on this tier."""
         pool, found = self.pages(place), list[Blocks]()
         both = [(end, 0, 1) for run, first, _ in spans for end in self.ends_of(run, first)] + spans
         for at in range(place, self._num_places, NUM_PLACES):
@@ -612,9 +612,9 @@ class PrefixIndex:
         ]
 
     def forget(self, place: int, spans: list[Span]) -> None:
-        """Remove these nodes from a place. Oldest first: children are evicted before parents."""
+        """Remove these nodes from a place. `spans`: oldest first, so that children go before parents."""
         if self.has_sides:
-            # Those of ends first: what is evicted is not given up, too. What went while room was made for them is gone.
+            # Ends first, so that `_lose` does not withdraw them, too. Skip runs that went when the host made room.
             spans = sorted(
                 [span for span in spans if span[0].length or span[0].row >= 0], key=lambda span: not span[0].is_end
             )
@@ -642,8 +642,8 @@ class PrefixIndex:
                 self._trim(run)
 
     def _lose(self, run: Run, first: int) -> None:
-        """Give up what rests on the run's nodes from `first` on that the full group has on no tier, and the ends of rows behind nodes
-        that have left the device, or both tiers, before them: no prompt can begin there."""
+        """Withdraw what no prompt can begin with now: the sides' content of nodes from `first` on that the full group
+        has on no tier, and ends of rows behind nodes that are on no tier, or left the device before the end."""
         is_there = np.maximum(*(run.blocks_in(place, first, run.length) for place in (DEVICE, HOST))) >= 0
         for begin, stop in stretches(~is_there):
             self._give_up(run, first + begin, NUM_PLACES, first + stop)
@@ -667,7 +667,7 @@ class PrefixIndex:
         return self._tables.tokens[run.row, (column + first) * size : (column + stop) * size].tobytes()
 
     def _common(self, run: Run, offset: int, data: bytes, block: int, count: int) -> int:
-        """How many of `count` nodes from `offset` on have the tokens of `data` from `block` on."""
+        """How many nodes, of the `count` from `offset` on, match `data` from block `block` on before one differs."""
         size = self.block_bytes
         mine = self.run_tokens(run, offset, offset + count)
         if data.startswith(mine, block * size):
