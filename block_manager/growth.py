@@ -19,7 +19,7 @@ from .tables import Rows, Tables
 
 
 class TableChanges(NamedTuple):
-    """Entries of the block tables that changed: `blocks[i]` is now at (`rows[i]`, `columns[i]`)."""
+    """Changed entries of the full group's block tables: `blocks[i]` is now at (`rows[i]`, `columns[i]`)."""
 
     rows: Rows
     columns: NDArray[np.int64]
@@ -30,31 +30,31 @@ NO_CHANGES = TableChanges(NO_BLOCKS, NO_BLOCKS, np.empty(0, np.int32))
 
 
 class Growth:
-    """`blocks`: the pool of the full group's blocks, which is `device` unless they cost no page."""
+    """Draws and releases blocks of rows. `blocks`: the full group's pool, `device` unless its blocks cost no page."""
 
     def __init__(self, tables: Tables, device: Pool, blocks: Pool, layout: Layout) -> None:
         self.tables, self.device, self.blocks, self.layout = tables, device, blocks, layout
         # None until the first `take_changes`.
         self._changed: list[TableChanges] | None = None
-        # Set by a fork: only then does a step check rows for a shared partial block.
+        # Set by a fork. Only then does a step check rows for a shared partial block.
         self.any_shared_tail = False
-        # Rows and columns of blocks to be drawn at once, `num_promised` pages.
+        # Rows and columns of promised blocks, which are drawn together and take `num_promised` pages.
         self._promised: list[tuple[Rows, NDArray[np.int64]]] = []
         self.num_promised = 0
-        # Content of the full group that rows hold for promised columns: (row, first column, blocks).
+        # Content of the full group that rows hold at promised columns: (row, first column, blocks).
         self._found: list[tuple[int, int, Blocks]] = []
-        # Sources of the composed batch's copies that no row holds, (table, block): not drawn again before the copies ran.
+        # (table, block): sources of the composed batch's copies that no row holds. Not drawn before the copies ran.
         self.copied: list[tuple[int, int]] = []
-        # Of copies that calls without moves planned, by row: (source, target) of each page. False: those of an earlier batch come first.
+        # By row: copies that calls without moves planned, (source, target) of each page. `may_copy`: `allow_copies`.
         self.copies: dict[int, list[tuple[int, int]]] = {}
         self.may_copy = True
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
-        """Write `blocks` into the row's table from `column` on; the table grows if they reach past its end."""
+        """Write `blocks` into the row's table from `column` on. The table grows if they reach past its end."""
         tables, stop = self.tables, column + len(blocks)
         tables.ensure_columns(stop)
         if self._changed is not None:
-            # First, because memory may be short.
+            # Before anything is written: this may raise MemoryError.
             rows, columns = np.array([row]).repeat(len(blocks)), np.arange(column, stop)
             self._changed.append(TableChanges(rows, columns, blocks.astype(np.int32)))
         tables.blocks[0, row, column:stop] = blocks
@@ -63,8 +63,8 @@ class Growth:
             tables.slot_base[row] = (int(blocks[-1]) - stop + 1) * tables.block_size
 
     def promise(self, rows: Rows, have: NDArray[np.int64], wanted: NDArray[np.int64] | None = None) -> None:
-        """Promise these rows, whose tables end before column `have`, their blocks up to column `wanted` (None: one
-        block) from the next `draw_promised`. Raises OutOfBlocks, changing nothing."""
+        """Promise each row blocks for columns `have` to `wanted` - 1 (None: one block); `have` is the end of its table.
+        The next `draw_promised` draws them. Raises OutOfBlocks, changing nothing."""
         total = len(rows)
         if wanted is not None:
             counts = wanted - have
@@ -81,14 +81,14 @@ class Growth:
         self.num_promised += pages
 
     def promise_one(self, row: int, have: int, wanted: int) -> None:
-        """`promise` for one row. The tables have the columns, or get them when the blocks are drawn."""
+        """`promise` for one row. Its table need not have the columns: `draw_promised` adds them."""
         pages = (wanted - have) * self.layout.block_pages + (0 if have else self.layout.state_pages)
         self.device.require(self.num_promised + pages)
         self._promised.append((np.array([row]).repeat(wanted - have), np.arange(have, wanted)))
         self.num_promised += pages
 
     def hold_promised(self, row: int, column: int, blocks: Blocks) -> None:
-        """Hold content of the full group for promised columns of the row, from this one on: none is drawn there."""
+        """Hold content of the full group at promised columns of the row, from `column` on: nothing is drawn there."""
         self.blocks.hold(blocks)
         self.num_promised -= len(blocks) * self.layout.full_pages
         self._found.append((row, column, blocks))
@@ -96,8 +96,8 @@ class Growth:
     def lacking(
         self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64] | None = None, *, at_once: bool = True
     ) -> NDArray[np.int64]:
-        """Pages that each row draws to hold its first `ends` tokens, int64 [n]; if it had so many blocks, None: as it has.
-        Not `at_once`: step by step, where a window gives back what it passes, and always draws a block."""
+        """Pages that each row draws to hold its first `ends` tokens, int64 [n]. `have`: blocks that it has (None: now).
+        Not `at_once`: step by step; windows give back what they pass, and still draw a block."""
         tables, layout = self.tables, self.layout
         wanted, have = -(-ends // tables.block_size), tables.num_blocks[rows] if have is None else have
         short: NDArray[np.int64] = np.maximum(wanted - have, 0)
@@ -105,26 +105,26 @@ class Growth:
             return short
         pages: NDArray[np.int64] = short * (layout.block_pages if at_once else layout.full_pages)
         for side in () if at_once else layout.bounded:
-            # A front may lie on the host.
+            # The front may lie on the host: then less than nothing would be there.
             lacks = np.minimum(wanted, side.most) - np.maximum(have - tables.first[side.table, rows], 0)
             pages += np.maximum(lacks, np.minimum(short, 1)) * side.pages
-        # States that must not be overwritten are read once more, and then let go.
+        # A row whose states must not be overwritten draws others.
         draws_states = ((have == 0) & (short > 0)) | self.moving_states(rows)
         pages += draws_states * np.int64(layout.state_pages)
         return pages
 
     def owed(self, rows: Rows, totals: NDArray[np.int64], have: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """`lacking` for rows of `totals` tokens at last."""
+        """`lacking` for rows that will have `totals` tokens at last, step by step."""
         return self.lacking(rows, totals, have, at_once=False)
 
     def moving_states(self, rows: Rows) -> NDArray[np.bool_]:
-        """Whether each row's next share writes its states elsewhere, bool [n]: others hold them, or they are content."""
+        """Return, bool [n], which rows' next shares write states elsewhere: others hold them, or they are content."""
         tables, device = self.tables, self.device
         moves: NDArray[np.bool_] = tables.moves_state[rows] & (tables.num_blocks[rows] > 0)
         for i in moves.nonzero()[0].tolist():
             blocks = [tables.blocks.item(side.table, rows[i], 0) for side in self.layout.states]
             if not any(device.refs(block) > 1 or device.has_content(block) for block in blocks):
-                # Those who held them have gone.
+                # Nobody else holds them any more: clear the mark.
                 tables.let_move(rows[i], False)
                 moves[i] = False
         return moves
@@ -134,7 +134,7 @@ class Growth:
         return self.device.num_available - self.num_promised
 
     def evict_promised(self) -> None:
-        """Draw now if the promised blocks need an eviction, so that a lookup does not find what that evicts."""
+        """Draw the promised blocks now if that evicts something, so that no lookup finds what goes."""
         if self.num_promised > self.device.num_free:
             self.draw_promised()
 
@@ -150,7 +150,7 @@ class Growth:
         num_found = sum([len(found) for _, _, found in self._found])
         blocks = drawn = self.blocks.draw(total - num_found, layout.full_pages or 1)
         if num_found:
-            # Those that were found, and between them those drawn, in order.
+            # Found blocks at their columns, drawn ones at the others, in order.
             blocks = np.full(total, -1)
             for row, first, found in self._found:
                 blocks[(rows == row) & (columns >= first) & (columns < first + len(found))] = found
@@ -160,7 +160,7 @@ class Growth:
             try:
                 tables.blocks[0][rows, columns] = entries
             except IndexError:
-                # Cheaper than a check each time: numpy checks every index before it writes.
+                # Cheaper than a check each time: numpy checks all indices before it writes.
                 tables.ensure_columns(int(columns.max()) + 1)
                 tables.blocks[0, rows, columns] = entries
         except MemoryError:
@@ -172,7 +172,7 @@ class Growth:
                 tables.put(side.table, rows, columns, self.device.draw(total, side.pages))
             elif len(begins := rows[columns == 0]):
                 tables.put(side.table, begins, 0, self.device.draw(len(begins), side.pages))
-        # A row that gets several keeps its last value.
+        # For a row with several columns numpy keeps the last value.
         tables.num_blocks[rows] = columns + 1
         tables.slot_base[rows] = (blocks - columns) * tables.block_size
         if self._changed is not None:
@@ -189,7 +189,7 @@ class Growth:
             tables.set_num_blocks(row, keep)
 
     def give_back_sides(self, row: int, keep: int) -> None:
-        """Release what the row's sides hold from column `keep` on, tail first (states with block 0), and its copies."""
+        """Release what the row's sides hold from column `keep` on, tail first, states with block 0; drop its copies."""
         self.copies.pop(row, None)
         tables, stop = self.tables, int(self.tables.num_blocks[row])
         for side in self.layout.sides:
@@ -201,7 +201,7 @@ class Growth:
                 tables.set_first(side.table, row, min(int(tables.first[side.table, row]), keep))
 
     def is_restart(self, row: int, num_tokens: int) -> bool:
-        """Whether the row can stand at so many launched tokens: windows reach back, states are of that length."""
+        """Whether the row can stand at `num_tokens` launched tokens: windows reach back, states are of that length."""
         tables, layout = self.tables, self.layout
         if not num_tokens or not layout.sides:
             return True
@@ -210,26 +210,26 @@ class Growth:
         return all(side.first_column(num_tokens) >= tables.first[side.table, row] for side in layout.bounded)
 
     def restarts(self, row: int) -> tuple[int, int]:
-        """The least and the most tokens, 0 aside, at which the row can stand, and at all between."""
+        """The fewest (above 0) and the most tokens at which the row can stand. It can stand at all lengths between."""
         launched = self.tables.num_launched.item(row)
         stands_from = bisect_left(range(1, launched + 1), True, key=lambda length: self.is_restart(row, length))
         return min(stands_from + 1, launched), launched
 
     def mark_tail(self, row: int, is_shared: bool) -> None:
-        """Mark whether the row's partial block may be shared. A marked row is checked before it writes there."""
+        """Mark whether the row's partial block may be shared. If so, it is checked before the row writes there."""
         self.tables.shares_tail[row] = is_shared
         self.any_shared_tail = is_shared or bool(self.tables.shares_tail.any())
 
     def note_shared_tail(self, row: int) -> None:
-        """Mark the row if its last block is now partial and shared; it was full, or on the host."""
+        """Mark the row if its last block is partial and shared now. Before, it was full or on the host."""
         tables = self.tables
         column, offset = divmod(tables.num_launched.item(row), tables.block_size)
         if offset and column < tables.num_blocks[row] and self.blocks.refs(tables.blocks.item(0, row, column)) > 1:
             self.mark_tail(row, True)
 
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
-        """Copy each partial block that one of these rows is about to write if it is content or others hold it; the last
-        holder writes in place. Raises OutOfBlocks, changing nothing, unless there are `num_grown` pages besides."""
+        """Copy each partial block that one of these rows is about to write, if it is content or others hold it. Its
+        last holder writes in place. Raises OutOfBlocks, changing nothing, without `num_grown` more pages available."""
         tables = self.tables
         writers = [
             row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
@@ -253,24 +253,24 @@ class Growth:
         return self.device if table else self.blocks
 
     def allow_copies(self, may_copy: bool) -> None:
-        """Allow copies of content until the batch is put out, or forbid them: an earlier batch's come first."""
+        """Allow or forbid copies of content in the next batch. They are forbidden if an earlier batch's come first."""
         self.may_copy = may_copy
 
     def hold_source(self, table: int, block: int) -> None:
-        """Hold a block until the copies of it ran that `copy_here` plans."""
+        """Hold a block until its copies, which `copy_here` plans, have run."""
         if (table, block) not in self.copied:
             self._pool(table).hold(np.array([block]))
             self.copied.append((table, block))
 
     def copy_here(self, table: int, row: int, column: int, block: int, pages: int) -> None:
-        """Copy a held source to a block that the row gets at this column, with the next moves."""
+        """Plan a copy of a held block into a new block, which the row gets at this column."""
         copy = self._pool(table).draw(1, pages or 1).item()
         self.copies.setdefault(row, []).extend(self._put_copy(table, row, column, block, copy, pages))
 
     def _put_copy(
         self, table: int, row: int, column: int, block: int, copy: int, pages: int
     ) -> Iterable[tuple[int, int]]:
-        """Write a copy of a block into the row's table; (source, target) of each page."""
+        """Write `copy`, of `block`, into the row's table. Returns (source, target) of each page."""
         if table:
             self.tables.put(table, row, column, copy)
         else:
@@ -278,17 +278,17 @@ class Growth:
         return zip(*self._pool(table).pages_of(np.array([block, copy]), pages).tolist(), strict=True)
 
     def take_copies(self) -> Moves:
-        """Return the copies planned by calls without moves of their own."""
+        """Return the copies that calls without moves planned."""
         copies, self.copies = self.copies, {}
-        return Moves(device_to_device=pairs_of([pair for its in copies.values() for pair in its]))
+        return Moves(device_to_device=pairs_of([pair for of_row in copies.values() for pair in of_row]))
 
     def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Pairs in which pages that are still to be copied for the row are read where the copies come from."""
+        """Replace each source in `pairs` that waits for a copy of the row: read where that copy reads."""
         sources = {copy: source for source, copy in self.copies.get(row, ())}
         return [(sources.get(source, source), target) for source, target in pairs]
 
     def _tails_to_copy(self, table: int, writers: list[int]) -> list[tuple[int, int, int]]:
-        """(row, column, block) of each partial block that a writer must not write; all writers but the last of a block."""
+        """(row, column, block) of each partial block that its writer must copy. The last holder of a block need not."""
         pool, copies, holders = self._pool(table), list[tuple[int, int, int]](), dict[int, int]()
         for row in writers:
             column = int(self.tables.num_launched[row]) // self.tables.block_size
@@ -300,13 +300,13 @@ class Growth:
         return copies
 
     def release_copied(self) -> None:
-        """Release the sources of the composed batch's copies: the next batch may draw them."""
+        """Release the sources of the composed batch's copies. The next batch may draw them."""
         for table, block in sorted(self.copied, key=lambda copied: copied[0]):
             self._pool(table).release(np.array([block]))
         self.copied = []
 
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:
-        """Let a fork hold what the row's sides hold before column `num_blocks`. The first to write a state moves it."""
+        """Let a fork hold what the row's sides hold before column `num_blocks`. Who writes a state first, moves it."""
         tables = self.tables
         for side in self.layout.sides:
             first, stop = int(tables.first[side.table, row]), min(num_blocks, 1) if side.is_state else num_blocks
@@ -318,7 +318,7 @@ class Growth:
             tables.let_move([row, child], True)
 
     def take_changes(self) -> TableChanges:
-        """Return the table entries changed since the last call, in order, read-only; the first call starts it."""
+        """Return the table entries changed since the last call, in order, read-only. The first call begins this."""
         parts, self._changed = self._changed, []
         if not parts:
             return NO_CHANGES
@@ -333,6 +333,6 @@ class Growth:
         return {row for change in self._changed or () for row in change.rows.tolist()}
 
     def put_back_changes(self, rows: Rows, columns: NDArray[np.int64], blocks: NDArray[np.int32]) -> None:
-        """Put back what was taken for a batch that does not run; the next `take_changes` returns it first."""
+        """Put back the changes of a batch that does not run. The next `take_changes` returns them first."""
         if len(rows):
             self._changed = [TableChanges(rows, columns, blocks), *(self._changed or ())]

@@ -7,7 +7,7 @@ content is read from the row's tokens and table, so decoding adds nodes at no co
     root ── run 0: | n0 | n1 | n2 | n3 |
                           └── run 3: | n0 | n1 | ...      (parent run 0, at 1)
 
-A *place* is where a node may reside, a tier of a group. 0 and 1 are the full group's device and host, 2 and 3 a side's.
+A *place* is where a node may reside: a tier of a group, by index in `PrefixIndex.pools` (full: 0, 1; first side: 2, 3).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Run:
     born        the step in which it began
     length      number of nodes
     tokens      the nodes' token ids, int32 as bytes
-    blocks      by place: int64 [n], each node's block up to the last one there; -1: the node is not there. An open run's
+    blocks      by place: int64 [n], each node's block up to the last one there; -1: none. An open run's
                 device blocks are in its row's table. Arrays are replaced, never changed: a queue may have them
     retained    number of a retention → (what it covers of this run, its level)
     pending     of a closed run: batch → the first of its nodes that this batch computes; both rise

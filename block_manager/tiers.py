@@ -1,10 +1,10 @@
 """Copies between places: rows that are swapped, and content that leaves the device and comes back on a hit.
 
-    swap:     a row's blocks ── to the host ── and back
-    offload:  evicted node ── not on the host yet ──> device → host        hit on it ── worth it ──> host → device
+    swap:     blocks of a row ──> host ──> device
+    offload:  evicted node, not on the host yet ──> host        hit on it, if worth a load ──> device
 
-Full blocks are swapped as nodes: one that already resides at the other side is held there, not copied. Only what has no
-node (a partial tail, windows and states, everything without a prefix cache) gets a host block of its own.
+Full blocks are swapped as nodes: one that already resides where it is to go is held there, not copied. Only what has no
+node gets a host block of its own: a partial tail, windows and states, and everything without a prefix cache.
 """
 
 from __future__ import annotations
@@ -24,79 +24,79 @@ from .tables import Rows
 
 # `BlockManager.load_where`.
 IsWorthLoading = Callable[[int, int, int], bool]
-# A block that holds a row's tokens, and its node if it has one.
+# A block with tokens of a row, and its node if it has one.
 Entry = tuple[int, Node | None]
 
 
 class Offload:
-    """Plans copies of content that leaves the device and comes back; counts `offloaded_blocks` and `loaded_blocks`, in pages.
-    Copies that were planned since the last `take_moves` run together. Until then the host blocks that they read or
-    write are held, so that none is written twice, or read and written, by them."""
+    """Plans copies of content that leaves the device and comes back. Counts `offloaded_blocks` and `loaded_blocks`, in
+    pages. Copies planned between two `take_moves` run together. Until these are taken, the host blocks that they read
+    or write are held: none is written twice, or both read and written."""
 
     def __init__(self, index: PrefixIndex, growth: Growth) -> None:
         self._index, self._growth = index, growth
-        # Of pages: the last place is one of a host that has them.
+        # The pools that have pages: the last place is always one of them, on the host.
         self._device, self._host = growth.device, index.pools[-1]
         self._pages = growth.layout.pages_of_place
         self._device.on_eviction(self._evict)
-        # Whether it costs less to copy so many pages than to compute positions start to stop - 1.
+        # (start, stop, pages): does it cost less to copy these pages than to compute positions `start` to `stop` - 1?
         self.is_worth_loading: IsWorthLoading = lambda start, stop, pages: True
         self.offloaded_blocks = self.loaded_blocks = 0
-        # Copies to the host, and back.
+        # Planned copies to the host, and back.
         self._out: list[Pairs] = []
         self._in: list[Pairs] = []
-        # Host blocks that copies hold which are not taken yet, by place, one entry a reference; released last one first.
+        # (place, host blocks) that planned copies hold until they are taken, one entry a reference; last ones first.
         self.busy: list[tuple[int, Blocks]] = []
 
     def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         self.is_worth_loading = is_worth_loading
 
     def _evict(self, taken: list[Blocks], sources: Blocks) -> None:
-        """Evict nodes of closed runs from these device blocks. The host gets those that it lacks, while it has room."""
+        """Evict nodes of closed runs from these device blocks. Copy to the host what it lacks, while it has room."""
         index = self._index
         if self._in:
             self._forget_loads(self._device.all_pages_of(sources))
         for place, parts, blocks in index.by_place(len(index.pools) - NUM_PLACES, taken, sources):
             if index.has_sides and not (stays := self._device.has_content(blocks)).all():
-                # Making room on the host for others took some.
+                # Making room on the host for the content of others took that of some of these.
                 blocks = blocks[stays]
                 parts = [blocks]
             leaving = index.nodes_in(place, parts)
             if self._growth.may_copy and place < NUM_PLACES:
                 self._keep_on_host(place, leaving, blocks)
             elif self._growth.may_copy and self._device.goes_next is not None:
-                # Not what was kept while pages were free, and what a conversation has left behind.
+                # Blocks that were released to go next are worth no copy.
                 wanted = blocks[~self._device.goes_next[blocks]]
                 self._keep_on_host(place, index.nodes_in(place, [wanted]), wanted)
             index.forget(place, leaving)
 
     def _keep_on_host(self, place: int, leaving: list[Span], sources: Blocks) -> None:
-        """Hold those of these nodes that the host has; copy the others there."""
+        """Hold those of these nodes that the host has, and copy the others there. `sources`: their device blocks."""
         start, there = 0, place + HOST
         for run, first, stop in leaving:
-            its, start = sources[start : start + stop - first], start + stop - first
+            of_run, start = sources[start : start + stop - first], start + stop - first
             while stop > first:
-                # Stretch by stretch from the end, because room for one may be made by evicting another.
+                # From the end, one stretch after the other: making room for one may evict another.
                 blocks = run.blocks_in(there, first, stop)
                 begin, _ = stretches((blocks >= 0) == (blocks[-1] >= 0))[-1]
                 if blocks[-1] >= 0:
                     self._hold(there, blocks[begin:])
                 else:
-                    self._copy_out(place, run, first + begin, stop, its[: stop - first - begin])
-                its, stop = its[stop - first - begin :], first + begin
+                    self._copy_out(place, run, first + begin, stop, of_run[: stop - first - begin])
+                of_run, stop = of_run[stop - first - begin :], first + begin
 
     def _hold(self, place: int, blocks: Blocks) -> None:
         self._index.pools[place].hold(blocks)
         self.busy.append((place, blocks))
 
     def keep_until_taken(self, tails: list[Blocks]) -> None:
-        """Keep holding these host blocks by table, in order, until the moves are taken: copies read them."""
+        """Keep holding these host blocks, listed by table, until the moves are taken: copies read them."""
         self.busy += [(NUM_PLACES * table + HOST, blocks) for table, blocks in enumerate(tails)]
 
     def load(self, spans: list[Span], place: int = DEVICE) -> Blocks:
-        """Draw a device block for each of these nodes, which only the host has, in order, int64 [n]; plan the copies."""
+        """Load nodes that only the host has: draw device blocks, plan copies. Returns blocks in order, int64 [n]."""
         sources, pages = self._index.blocks_of(place + HOST, spans), self._pages[place]
-        # First: the draw may evict content to the host.
+        # Hold first: the draw may evict content to the host.
         self._hold(place + HOST, sources)
         blocks, start = self._index.pools[place].draw(len(sources), pages), 0
         for run, first, stop in spans:
@@ -107,34 +107,34 @@ class Offload:
         return blocks
 
     def bring(self, parts: list[Part]) -> list[tuple[int, Blocks]]:
-        """Hold what the device has of these parts, and load what only the host has. Returns places and blocks, to be released;
-        none, changing nothing, if there is no room."""
+        """Hold the device blocks of these parts, and load what only the host has. Returns (place, blocks) to release
+        later. If there is no room, returns nothing and changes nothing."""
         index, wanted, lacking = self._index, 0, list[tuple[int, list[Span]]]()
         for place, spans, blocks in parts:
-            its = spans_where(spans, blocks == -1)
-            lacking.append((place, its))
-            # What is cached is no longer available then.
-            num = num_nodes(its) + int(np.count_nonzero(index.pools[place].state[blocks[blocks >= 0]] < 0))
+            missing = spans_where(spans, blocks == -1)
+            lacking.append((place, missing))
+            # A cached block that is held is no longer available.
+            num = num_nodes(missing) + int(np.count_nonzero(index.pools[place].state[blocks[blocks >= 0]] < 0))
             wanted += num * self._pages[place]
         if wanted > self._growth.num_unpromised:
             return []
         held = [(place, blocks[blocks >= 0]) for place, _, blocks in parts]
-        for (place, blocks), (_, its) in zip(held, lacking, strict=True):
+        for (place, blocks), (_, missing) in zip(held, lacking, strict=True):
             index.pools[place].hold(blocks)
-            self._hold(place + HOST, index.blocks_of(place + HOST, its))
-        for place, its in lacking:
-            blocks = self.load(its, place)
+            self._hold(place + HOST, index.blocks_of(place + HOST, missing))
+        for place, missing in lacking:
+            blocks = self.load(missing, place)
             held.append((place, blocks))
             for block in blocks.tolist() if place >= NUM_PLACES else ():
-                # Where the full group loses its node, it must not be drawn again before the copies ran.
+                # This block must not be drawn before the copies ran, even if the full group loses its node.
                 self._growth.hold_source(place // NUM_PLACES, block)
         return held
 
     def take_moves(self) -> Moves:
-        """Return all copies planned since the last call; they run together, before any planned later."""
+        """Return all copies planned since the last call. They run together, before any that is planned later."""
         if not self.busy:
             return NO_MOVES
-        # No array where nothing moves: `swap_in` has changed the tables, and must not run out of memory here.
+        # Without moves make no array: `swap_in` has changed the tables, and must not run out of memory here.
         moves = Moves(*(np.concatenate(pairs) if pairs else NO_PAIRS for pairs in (self._out, self._in)))
         busy, self.busy, self._out, self._in = self.busy, [], [], []
         for place, blocks in busy:
@@ -142,7 +142,7 @@ class Offload:
         return moves
 
     def _copy_out(self, place: int, run: Run, first: int, stop: int, sources: Blocks) -> None:
-        """Plan copies of nodes that the host lacks from these device blocks, the last node first, as far as there is room."""
+        """Copy the last of these nodes, which the host lacks, there: as many as have room. `sources`: last first."""
         pages = self._pages[place]
         if not (room := min(len(sources), self._host.num_available // pages)):
             return
@@ -151,7 +151,7 @@ class Offload:
         if self._index.has_sides:
             self._host.make_room(room * pages)
             if not self._device.has_content(sources).all():
-                # It rested on what made room.
+                # Making room took their content, too.
                 return
         blocks = self._index.draw_for(place + HOST, run, first, stop, pages)
         self._out.append(_pairs(self._device, sources, self._host, blocks, pages))
@@ -159,30 +159,30 @@ class Offload:
         self.offloaded_blocks += room * pages
 
     def _forget_loads(self, pages: Blocks) -> None:
-        """Drop planned loads into these pages: another row gets them before the copies ran."""
+        """Drop planned loads into these pages: another row gets them before the copies run."""
         stay = [pairs[~np.isin(pairs[:, 1], pages)] for pairs in self._in]
         self.loaded_blocks -= sum(map(len, self._in)) - sum(map(len, stay))
         self._in = stay
 
 
 class Tiers:
-    """The host tails of swapped rows, which keep length and fronts, and swaps both ways. A state goes with block 0."""
+    """Swaps of rows, and the host tails of swapped ones, which keep length and fronts. A state goes with block 0."""
 
     def __init__(
         self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent
     ) -> None:
         self._growth, self._index, self.offload, self._sides = growth, index, offload, sides
         self._tables, self._layout = growth.tables, growth.layout
-        # Device and host; blocks of the full group lie in those of `index`, which are others where they cost no page.
+        # The pools of sides, device and host. The full group's are in `index`: others if its blocks cost no page.
         self.pools = growth.device, host
-        # By table: pages of a block, and whether rows that share one go on sharing it. A state is overwritten: each row gets its own.
+        # By table: pages of a block, and whether rows can share one. Each row gets a state of its own, to overwrite.
         sides_of = self._layout.sides
         self._kinds = [(self._layout.full_pages, True), *((side.pages, not side.is_state) for side in sides_of)]
-        # row -> by table, the host blocks of its last columns, in order. Of the full group: from num_blocks on.
+        # By row and table: the host blocks of its last columns, in order. The full group's begin at column num_blocks.
         self.tails: dict[int, list[Blocks]] = {}
 
     def num_on_host(self, row: int) -> int:
-        """Columns of the row that lie on the host."""
+        """How many columns of the row lie on the host."""
         return len(self.tails[row][0]) if row in self.tails else 0
 
     def pages_on_host(self, row: int) -> int:
@@ -193,18 +193,18 @@ class Tiers:
         return self.pools[place] if table else self._index.pools[place]
 
     def host_blocks_wanted(self, rows: list[int], keep: int = 0) -> int:
-        """Host pages that `swap_out` of these rows would draw. Closes their open runs: their nodes go as nodes."""
+        """Host pages that `swap_out` of these rows would draw. Closes their open runs, so that they go as nodes."""
         for row in rows:
             self._index.close_run(row)
         return self._pages_wanted(HOST, [self._entries_on_device(row, keep) for row in rows])
 
     def device_blocks_wanted(self, rows: list[int]) -> int:
-        """Device pages that `swap_in` of these rows would take from the available ones. What several share counts
-        once, a node that another row holds on the device not at all."""
+        """Available device pages that `swap_in` of these rows would take. What several share counts once; a node that
+        another row holds on the device does not count."""
         return self._pages_wanted(DEVICE, [self._entries_on_host(self.tails[row]) for row in rows if row in self.tails])
 
     def swap_out(self, rows: Rows, keep: int) -> Moves:
-        """Move blocks from column `keep` on to the host; close open runs. Raises OutOfBlocks, changing nothing else."""
+        """Move the rows' blocks from column `keep` on to the host. Raises OutOfBlocks. Closes open runs in any case."""
         tables = self._tables
         self.pools[HOST].require(self.host_blocks_wanted(rows.tolist(), keep))
         copied, pairs = defaultdict[int, dict[int, int]](dict), list[tuple[int, int]]()
@@ -218,7 +218,7 @@ class Tiers:
             if not keep:
                 self._sides.keep_all(row)
             first = tables.first[:, row].copy()
-            # Lookahead blocks hold nothing to bring back.
+            # Lookahead blocks hold nothing that is to come back.
             self._growth.give_back(row, min(keep, -(-tables.num_launched.item(row) // tables.block_size)))
             for table, column in enumerate(first):
                 tables.set_first(table, row, column)
@@ -229,12 +229,12 @@ class Tiers:
         return Moves(device_to_host=pairs_of(pairs))
 
     def swap_in(self, rows: Rows) -> Moves:
-        """Move the host tails of those of these rows that have some back. Raises OutOfBlocks, changing nothing."""
+        """Move the host tails of these rows back, of those that have one. Raises OutOfBlocks, changing nothing."""
         tables = self._tables
         rows = rows[tables.is_swapped[rows]]
         self.pools[DEVICE].require(self.device_blocks_wanted(rows.tolist()))
         for row in rows.tolist():
-            # Before any tail is popped: this may raise MemoryError.
+            # Before a tail is taken out: this may raise MemoryError.
             tables.ensure_columns(int(tables.num_blocks[row]) + self.num_on_host(row))
         copied, pairs = defaultdict[int, dict[int, int]](dict), list[tuple[int, int]]()
         returned = [self.tails.pop(row) for row in rows.tolist()]
@@ -247,10 +247,10 @@ class Tiers:
                 tables.put(side.table, row, slice(stop - len(its), stop), its)
             tables.is_swapped[row] = False
         for row, tails in zip(rows.tolist(), returned, strict=True):
-            # When all are back: a fork shares its partial block.
+            # Not before all rows are back: forks share a partial block.
             self._growth.note_shared_tail(row)
             if self.offload is not None:
-                # Content that this evicted to the host must not overwrite what these copies read.
+                # What these draws evicted to the host must not overwrite what these copies read.
                 self.offload.keep_until_taken(tails)
             else:
                 for table, tail in enumerate(tails):
@@ -258,11 +258,11 @@ class Tiers:
         return Moves(host_to_device=pairs_of(pairs))
 
     def trim(self, row: int, keep: int) -> None:
-        """Cut the swapped row to its first `keep` blocks, on the device and then on the host."""
+        """Release the swapped row's host blocks from column `keep` on. With none left the row is swapped no more."""
         tables, tails, have = self._tables, self.tails[row], int(self._tables.num_blocks[row])
         stop = have + len(tails[0])
         for table, ((_, is_shared), tail) in enumerate(zip(self._kinds, tails, strict=True)):
-            # A state stays with any block.
+            # A state stays while any block stays.
             stays = max(keep - stop + len(tail), 0) if is_shared else min(keep, len(tail))
             self.pool(HOST, table).release(tail[stays:])
             tails[table] = tail[:stays]
@@ -272,7 +272,7 @@ class Tiers:
             tables.is_swapped[row] = False
 
     def give_back_fronts(self, rows: Rows) -> None:
-        """Release what windows and chunks of these rows have passed on the host, by computed tokens."""
+        """Release host blocks that windows and chunks of these rows have passed, by computed tokens."""
         tables = self._tables
         for row in rows[tables.is_swapped[rows]].tolist():
             tails = self.tails[row]
@@ -291,7 +291,7 @@ class Tiers:
         return 0 <= place < len(tail) and bool(self._index.pools[HOST].has_content(tail[place]))
 
     def _entries_on_device(self, row: int, keep: int) -> list[list[Entry]]:
-        """By table, the row's device blocks from column `keep` on that hold launched tokens."""
+        """By table, the row's device blocks from column `keep` on that hold launched tokens, each with its node."""
         tables, path = self._tables, self._index.paths[row]
         nodes = [(run, at) for run, first, stop in path.spans(keep) for at in range(first, stop)]
         nodes += self._index.nodes_of_forks(row)[max(0, keep - path.published) :]
@@ -309,8 +309,8 @@ class Tiers:
         return found + [[(block, None) for block in tail.tolist()] for tail in tails[1:]]
 
     def _pages_wanted(self, place: int, of_rows: list[list[list[Entry]]]) -> int:
-        """Pages of a place that `_moved_to` would take from the available ones, for entries by row and table. To hold a
-        cached block takes it out of what is available, as a draw does."""
+        """Available pages of a place that `_moved_to` would take for these entries, listed by row and table. To hold a
+        cached block takes it from the available ones, as a draw does."""
         total, index = 0, self._index
         for table, (pages, is_shared) in enumerate(self._kinds):
             entries = [entry for tables in of_rows for entry in tables[table]]
@@ -323,12 +323,12 @@ class Tiers:
     def _moved_to(
         self, place: int, of_tables: list[list[Entry]], copied: dict[int, dict[int, int]], pairs: list[tuple[int, int]]
     ) -> list[Blocks]:
-        """Hold or draw blocks of a place for the entries of each table of a row, int64 [n]; add the copies, page by page, to
-        `pairs`, and those of blocks without a node to `copied` (by table, source → target), too."""
+        """Hold or draw a block of a place for each entry of a row, by table. Returns them, int64 [n] each. Adds copies
+        to `pairs`, page by page, and those of blocks without a node to `copied` (by table, source → target), too."""
         found: list[Blocks] = []
         for table, ((pages, is_shared), entries) in enumerate(zip(self._kinds, of_tables, strict=True)):
             pool, blocks, new = self.pool(place, table), list[int](), list[tuple[int, int]]()
-            # The common partial block of forked rows travels once.
+            # Forked rows' common partial block is copied once.
             moved = copied[table] if is_shared else {}
             for source, node in entries:
                 block = moved.get(source, -1) if node is None else self._index.block(place, *node)
