@@ -31,13 +31,13 @@ from .views import GroupStats, GroupTables, RowView
 class Composed(NamedTuple):
     """One batch as it was put out.
 
-    number        counts batches
+    number        the number of the batch
     flight        its shares
-    is_empty      nothing was put out; what changed comes with the next batch
-    moves         its copies of content between the tiers
+    is_empty      nothing was put out: changes of tables wait for the next batch
+    moves         copies of content between the tiers
     slots         int64: the slots of each decode's next positions, packed
     last_tokens   int32 [n]: the last token that each decode knows
-    changes       of block tables since the last batch
+    changes       entries of block tables that changed since the last batch
     """
 
     number: int
@@ -50,8 +50,8 @@ class Composed(NamedTuple):
 
 
 class Memory:
-    """The state of the memory layer, and the unchecked calls on it. Arrays that it shows are read-only views of live
-    columns, valid until a row is added or gets more tokens, unless said to be copies."""
+    """The state of the memory layer, and the unchecked calls on it. The arrays that it shows are read-only views of
+    live columns, valid until a row is added or gets more tokens, unless their docstring says that they are copies."""
 
     def __init__(
         self, layout: Layout, num_blocks: int, host_blocks: int, host_caching: bool, row_ends: bool, takes_ahead: bool
@@ -62,20 +62,20 @@ class Memory:
         self.capacity = num_blocks
         self.tables = Tables(self.block_size, num_columns=min(64, self.num_blocks), num_tables=1 + len(layout.sides))
         self.device = Pool(self.num_blocks, "device", layout.most_pages)
-        # The blocks of the full group; without one they number positions, and cost nothing.
+        # The full group's blocks. Without a full group they number positions, and cost nothing.
         self.blocks = (
             self.device if layout.full_pages else Pool(layout.num_main_blocks(num_blocks), "position", grows=True)
         )
         self.host = Pool(self.num_host_blocks, "host", layout.most_pages)
         self.flights = Flights()
-        # Without prefix caching no row reads or writes, and it stays empty.
+        # Without prefix caching no row reads or writes, and the index stays empty.
         of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
         places = self.blocks, of_host, *(self.device, self.host) * len(layout.sides)
         self.index = PrefixIndex(self.tables, self.flights, *places, host_gives_way=host_caching)
         self.growth = Growth(self.tables, self.device, self.blocks, layout)
         self.offload = Offload(self.index, self.growth) if host_caching else None
         self.sides = SideContent(self.index, self.growth, row_ends)
-        # Whether rows hold what the full group has behind a hit that another group ended.
+        # Whether rows hold full blocks behind a hit that a side ended: see `Sharing.take_ahead`.
         self._takes_ahead = takes_ahead and layout.keeps and bool(layout.sides and layout.full_pages)
         self.tiers = Tiers(self.growth, self.index, self.host, self.offload, self.sides)
         self.rows = RowView(self.tables, self.tiers)
@@ -86,7 +86,7 @@ class Memory:
         self._any_reserved = False
 
     def spare(self, num_blocks: int) -> None:
-        """Count so many blocks as taken: content is pinned in them."""
+        """Count so many blocks as taken, because content is pinned in them."""
         self.capacity = self.num_blocks - num_blocks
 
     def add_counted(
@@ -100,8 +100,8 @@ class Memory:
         keep_at: Sequence[int] = (),
         level: int = 0,
     ) -> int:
-        """`add` for a token array and an encoded namespace (`root_prefix`). Without `count` the lookup is not in the
-        hit figures: a sequence that returns was counted before. Without `reads` nothing is looked up. `level`: see `Path.open_level`."""
+        """`BlockManager.add` for a token array and an encoded namespace (`root_prefix`). Without `count` the hit
+        figures leave out the lookup: a sequence that returns was counted before. `level`: see `Path.open_level`."""
         caches = self.prefix_caching
         row = self._open(tokens, keep_at)
         path = self.index.open_path(row, root, reads=reads and caches, writes=writes and caches, level=level)
@@ -125,8 +125,8 @@ class Memory:
     def admit(
         self, tokens: NDArray[np.int32], root: bytes, most: int, *, keep_at: Sequence[int] = (), level: int = 0
     ) -> tuple[int, int, int]:
-        """`add_counted` and `place_one` of at most `most` tokens; blocks must be available. Other calls, and reading
-        tables, come after `draw_promised`. Returns (row, tokens found, tokens placed)."""
+        """`add_counted`, and `place_one` of at most `most` tokens; blocks must be available. Before other calls, or a
+        look at tables, call `draw_promised`. Returns (row, tokens found, tokens placed)."""
         index, size, num_tokens, computed = self.index, self.block_size, len(tokens), 0
         key = self.content.first_key(tokens, root)
         if self.prefix_caching and key not in index.runs and num_tokens >= size and most >= size:
@@ -143,13 +143,13 @@ class Memory:
         if end > num_tokens:
             end = num_tokens
         if not self.layout.is_plain:
-            # What a long chunk has in windows goes back only when it is computed.
+            # A window gives back what a long chunk passes only when the chunk is computed.
             end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))
         self._launch_one(row, computed, end)
         return row, computed, end - computed
 
     def next_end(self, row: int, start: int, end: int) -> int:
-        """Where a share of the row that begins at token `start` should end, at most at `end`."""
+        """Where a share of the row from token `start` on should end: at most at `end`."""
         return self.sides.next_end(row, start, end) if self.layout.states else end
 
     def _move_states(self, rows: Rows) -> None:
@@ -158,7 +158,7 @@ class Memory:
             self.sides.move_states(rows, self.tables.num_launched[rows], self.flights.composed)
 
     def keep_states(self) -> None:
-        """Let rows of the composed batch that stand where states are wanted write others."""
+        """Let rows of the composed batch keep the states that they begin with: see `SideContent.keep_states`."""
         if self.layout.states:
             self.sides.keep_states(self.flights.composed)
 
@@ -167,12 +167,12 @@ class Memory:
         return joined([moves, self.growth.take_copies()]) if self.growth.copies else moves
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append a token, int32 [n], to these distinct rows, which know `ends` tokens, int64 [n]. Returns `ends` + 1."""
+        """Append a token, int32 [n], to each of these distinct rows, which know `ends` tokens. Returns `ends` + 1."""
         tables, totals = self.tables, ends + 1
         try:
             tables.tokens[rows, ends] = tokens
         except IndexError:
-            # Cheaper than a look at every row each time: numpy checks all indices before it writes.
+            # Cheaper than a check of all rows each time: numpy checks all indices before it writes.
             tables.ensure_tokens(int(totals.max()))
             return self.extend(rows, tokens, ends)
         tables.num_tokens[rows] = totals
@@ -180,7 +180,7 @@ class Memory:
         return totals
 
     def extend_by(self, rows: Rows, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Append `counts[i]` tokens, int64 [n], packed in `tokens`, to these distinct rows. Returns their new ends."""
+        """Append `counts[i]` of the packed tokens to `rows[i]`, all distinct. Returns the rows' new ends, int64 [n]."""
         tables = self.tables
         known = tables.num_tokens[rows]
         totals = known + counts
@@ -194,8 +194,8 @@ class Memory:
         return totals
 
     def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> Moves:
-        """Put tokens `starts[i]` to `ends[i]` - 1 of distinct rows, launched to `starts`, in flight (`one_each`: one a
-        row); promise blocks, as `admit`. Returns copies of partial blocks. Raises OutOfBlocks, changing nothing."""
+        """Put tokens `starts[i]` to `ends[i]` - 1 of distinct rows in flight, all launched to `starts` (`one_each`: one
+        a row). Promise blocks, as `admit`. Returns copies of partial blocks. Raises OutOfBlocks, changing nothing."""
         tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
@@ -215,14 +215,14 @@ class Memory:
         if self.index.num_looking_up:
             places = tables.looks_up[rows].nonzero()[0].tolist()
             if len(places) > 1:
-                # Computed blocks become content before another row of this batch is to compute the same.
+                # Rows with computed blocks publish them first, before another row begins to compute the same.
                 places.sort(key=lambda place: not self.index.is_behind(rows.item(place)))
             for place in places:
                 self._begin_pending(rows.item(place))
         return moves
 
     def place_one(self, row: int, count: int) -> Moves:
-        """`place` of one row; its blocks are drawn at once."""
+        """`place` of one row, whose blocks are drawn at once."""
         tables = self.tables
         start, have = tables.num_launched.item(row), tables.num_blocks.item(row)
         if self.growth.any_shared_tail:
@@ -243,7 +243,7 @@ class Memory:
         self.flights.begin(number)
 
     def _launch_one(self, row: int, start: int, end: int) -> None:
-        """Put tokens `start` to `end` - 1 of a row in flight; promise it the blocks that it lacks."""
+        """Put tokens `start` to `end` - 1 of a row in flight, and promise it the blocks that it lacks."""
         have, wanted = self.tables.num_blocks.item(row), -(-end // self.block_size)
         if wanted > have:
             self.growth.promise_one(row, have, wanted)
@@ -258,18 +258,18 @@ class Memory:
 
     def _begin_pending(self, row: int) -> None:
         if self.index.fills_next(row):
-            # First: evicted content is forgotten, so this row computes it for others, too.
+            # First: content that this evicts is not found below, so this row computes it, for others, too.
             self.growth.evict_promised()
             self.index.begin_pending(row)
 
     def draws_states(self, rows: Rows) -> NDArray[np.bool_]:
-        """Whether each of the batch's decodes, bool [n], has to write its states elsewhere once it has drafts."""
+        """Which of the batch's decodes, bool [n], have to write their states elsewhere once they have drafts."""
         has_any = self.tables.num_launched[rows] > 1
         return has_any & ~np.isin(rows, list(self.flights.composed.reads))
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64], have: NDArray[np.int64], needs: NDArray[np.int64]) -> None:
-        """Extend these rows, the batch's decodes, by drafts up to `ends`, int64 [n], and promise each row `needs`
-        blocks beyond the `have` that it holds or is promised."""
+        """Extend the shares of these rows, the batch's decodes, by drafts up to `ends`, int64 [n]. Promise each row
+        `needs` blocks beyond the `have` that it holds or is promised."""
         launched, short = self.tables.num_launched[rows], needs.nonzero()[0]
         if len(short):
             self.growth.promise(rows[short], have[short], have[short] + needs[short])
@@ -281,14 +281,14 @@ class Memory:
         self.flights.composed.lengthen(rows, ends)
 
     def reject(self, flight: Flight, rows: Rows, ends: NDArray[np.int64]) -> None:
-        """Drop what the batch computed of these rows beyond `ends`, int64 [n], for drafts that were wrong; release blocks that hold
-        nothing else. A row with states has to end where its share began: it gets those back that the share read."""
+        """Drop what the batch computed of these rows beyond `ends`, int64 [n]: drafts were wrong. Release blocks that
+        hold nothing else. A row with states has to end where its share began; it gets back the states that it read."""
         tables = self.tables
         is_alone = tables.is_swapped[rows]
         if self.layout.states:
             is_wrong = ends < tables.num_launched[rows]
             stand = self.sides.take_back(flight, rows[is_wrong])
-            # The others computed their first token.
+            # The others had no state to read: their share began at token 0.
             is_alone = is_alone | (is_wrong & ~np.isin(rows, stand))
         if is_alone.any():
             for row, end in zip(rows[is_alone].tolist(), ends[is_alone].tolist(), strict=True):
@@ -313,19 +313,19 @@ class Memory:
     def commit(
         self, decodes: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None, now: float, has_more: bool
     ) -> Composed:
-        """Put out the batch of logical time `now`: draw what was promised, return what an engine needs of memory. `decodes`,
-        int64 [n], are the rows placed first, `positions` what they compute, packed, `counts[i]` of row i (None: one each).
-        With `has_more` the batch counts even without rows."""
+        """Put out the batch of logical time `now`: draw what was promised, and return what an engine needs of memory.
+        The rows `decodes`, int64 [n], were placed first; `positions` are what they compute, packed, `counts[i]` of row
+        i (None: one each). With `has_more` a batch without rows is put out, too."""
         self.growth.draw_promised()
         self.content.retentions.expire(now)
         flight, changes = self.flights.composed, NO_CHANGES
         if flight.is_used:
-            # First: what this evicts is copied before the batch writes there.
+            # Before `take_moves`: content that this evicts is copied before the batch writes there.
             self.keep_states()
         number, moves = self.batch, self.take_moves()
         is_empty = not (flight.is_used or has_more or len(moves))
         if not is_empty:
-            # No engine runs an empty batch: the changes wait for the next one.
+            # No engine runs an empty batch: changes wait for the next one.
             changes = self.growth.take_changes()
             self.growth.release_copied()
             self.flights.seal()
@@ -335,7 +335,7 @@ class Memory:
         return Composed(number, flight, is_empty, moves, slots, last_tokens, changes)
 
     def group_tables(self, flight: Flight) -> tuple[GroupTables, ...]:
-        """The tables of a batch's rows, one a group."""
+        """The tables of a batch's rows, one for each layer group."""
         groups = range(len(self.layout.groups))
         return tuple([GroupTables(self.growth, group, flight.rows, flight) for group in groups])
 
@@ -344,7 +344,7 @@ class Memory:
         return sum(self.pages_by_group(rows))
 
     def _beside_tables(self) -> list[tuple[int, int]]:
-        """(table, block) that no row names: of copies to come, and of states that batches read."""
+        """(table, block) of references that no row has: sources of copies to come, and states that batches read."""
         reads = [read for flight in self.flights.all for read in flight.reads.values()]
         states = [side.table for side in self.layout.states]
         return self.growth.copied + [pair for read in reads for pair in zip(states, read.blocks, strict=True)]
@@ -355,17 +355,17 @@ class Memory:
         return [self._held(number, array, ())[0] for number in numbers]
 
     def _held(self, number: int, rows: Rows, beside: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Pages that these rows hold in a group, and that those `beside` tables take, each counted once; and slots in
-        them with a computed token that the group has to keep, of states none."""
+        """Pages that these rows, and `beside` them other references, hold in a group, each counted once; and slots in
+        them with a computed token that the group has to keep (of states 0)."""
         tables, size = self.tables, self.block_size
         group, table = self.layout.groups[number], self.layout.table_of[number]
         firsts, stops = tables.first[table, rows], tables.num_blocks[rows]
-        # A row on the host keeps its place in windows.
+        # The front of a row on the host may lie behind its device table.
         counts = np.minimum(stops, 1) if group.kind == "state" else np.maximum(stops - firsts, 0)
         rows, columns = rows.repeat(counts), rising_from(firsts, counts)
         computed, begins = tables.num_computed[rows], columns * size
         num_filled = np.minimum(computed, begins + size) - np.maximum(begins, group.front(computed))
-        # By block, -1 for one that is not held: of shared ones what the row has that computed most.
+        # By block, its slots with such tokens, of a shared one those of the row that computed most; -1: not held.
         filled = np.full(self.num_blocks, -1)
         filled[[block for at, block in beside if at == table]] = 0
         np.maximum.at(filled, tables.blocks[table, rows, columns], np.maximum(num_filled, 0))
@@ -373,7 +373,7 @@ class Memory:
         return int(np.count_nonzero(is_held)) * group.pages, int(filled[is_held].sum())
 
     def fragmentation(self) -> float:
-        """The share of slots in blocks that rows and copies hold that have no computed token; 0 unless all layers are plain."""
+        """Share of slots, held by rows and copies, without a computed token; 0 unless all layers are plain."""
         if not self.layout.is_plain:
             return 0.0
         num_blocks, num_filled = self._held(0, self.tables.live_rows, self._beside_tables())
@@ -381,7 +381,7 @@ class Memory:
         return (num_slots - num_filled) / num_slots if num_slots else 0.0
 
     def group_stats(self) -> tuple[GroupStats, ...]:
-        """Figures of each group, of layers of several kinds."""
+        """Figures of each group, if layers are of several kinds; else ()."""
         if not self.layout.sides:
             return ()
         lost, passed = [0, *self.sides.lost], self.sides.passed
@@ -394,14 +394,14 @@ class Memory:
         return tuple(found)
 
     def pages_freed(self, row: int) -> NDArray[np.int64]:
-        """Pages that become free with each of the row's blocks, int64 [n]; of shared ones none."""
+        """Pages that become free with each of the row's blocks, int64 [n]; none with a shared one."""
         pages: NDArray[np.int64] = (self.blocks.refs(self.rows.table(row)) == 1) * np.int64(self.layout.full_pages)
         for side in self.layout.bounded:
             pages[self.tables.first[side.table, row] :] += side.pages
         return pages
 
     def tokens_within(self, row: int, num_pages: int) -> int:
-        """Tokens that the row's blocks hold, and those that so many more pages would give it."""
+        """Tokens that the row's blocks would hold with `num_pages` more pages."""
         have, layout = self.tables.num_blocks.item(row), self.layout
         if layout.is_plain:
             return (have + num_pages) * self.block_size
@@ -445,25 +445,25 @@ class Memory:
         shared_it_before = tables.shares_tail.item(row)
         child = self.fork_of(row)
         moves = growth.copy_shared_tails(np.array([child]), 0)
-        # The child has a copy now.
+        # The child has a copy, so the row shares no more than before.
         growth.mark_tail(row, shared_it_before)
         return child, moves
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
-        """Void what outstanding batches compute of the row from token `num_tokens` on; it is launched no further."""
+        """Void what outstanding batches compute of the row from token `num_tokens` on. It is launched no further."""
         self.flights.clip(row, num_tokens)
         self._fall_back(row, num_tokens)
         self.growth.note_shared_tail(row)
 
     def slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Slots of `counts[i]` rising positions of `rows[i]` (None: of one each), packed, int64 [n]."""
+        """Slots of `counts[i]` rising positions of `rows[i]` (None: one each), packed, int64 [n]."""
         tables, size = self.tables, self.block_size
         rows = rows if counts is None else rows.repeat(counts)
         slots: NDArray[np.int64] = tables.slot_base[rows]
         slots += positions
         if counts is None and not self._any_reserved:
             return slots
-        # `slot_base` holds in a row's last block, where most positions are.
+        # `slot_base` is right in a row's last block, where most positions are.
         is_other = positions < (tables.num_blocks[rows] - 1) * size
         if is_other.any():
             at = positions[is_other]
@@ -477,7 +477,7 @@ class Memory:
         self.flights.outstanding.remove(flight)
         rows, _, ends = flight.columns()
         if flight.has_drafts or flight.held is not None or flight.is_fork is not None:
-            # Rejected drafts are not launched any more, and what has no value is not computed.
+            # A rejected draft is not launched any more, and a token without a value is not computed.
             ends = np.minimum(ends, np.minimum(tables.num_launched[rows], tables.num_tokens[rows]))
             np.maximum.at(tables.num_computed, rows, ends)
         else:
@@ -490,22 +490,22 @@ class Memory:
                 if flight.holds(place):
                     self.sharing.publish(flight.rows.item(place))
         if self.layout.bounded:
-            # Last: what windows pass may carry nodes by now.
+            # Last: blocks that windows pass may carry nodes now.
             self.sides.give_back_fronts(rows)
             if self.tiers.tails:
                 self.tiers.give_back_fronts(rows)
         self.sharing.forget_sharers(flight.number)
 
     def take_back(self, flight: Flight) -> dict[int, int]:
-        """End the latest batch, which did not run: rows fall back to where it began, pending nodes are withdrawn. A row
-        that shared such a node is truncated there. Returns the counted hit tokens that each such row lost."""
+        """End the latest batch, which did not run: rows fall back to where their shares began, pending nodes are
+        withdrawn, and rows that shared these are truncated. Returns the counted hit tokens that each such row lost."""
         lost_hits = self.sharing.cut_sharers(flight)
         shares = flight.shares()[::-1]
         stand = self.sides.take_back(flight, np.array(list(flight.reads), np.int64))
         for share in shares:
             self._fall_back(share.row, share.start, stands=share.row in stand)
         for share in shares:
-            # After the releases: only then is it known which tails are shared.
+            # After all releases: only now it is known which tails are shared.
             self.growth.note_shared_tail(share.row)
         self.flights.outstanding.remove(flight)
         self.index.withdraw(flight.number)
@@ -513,12 +513,12 @@ class Memory:
         return lost_hits
 
     def _fall_back(self, row: int, stays: int, *, stands: bool = False) -> None:
-        """Lower the row's watermarks to `stays` tokens at most; release the blocks behind them, reserved ones aside.
-        `stands`: it is known to be able to stand there."""
+        """Lower the row's watermarks to `stays` tokens at most. Release the blocks behind them, but not reserved ones.
+        `stands`: the caller knows that the row can stand there."""
         tables, size = self.tables, self.block_size
         breaks = not stands and not self.growth.is_restart(row, stays)
         if tables.is_swapped[row] and stays % size and self.tiers.tail_is_node(row, stays // size):
-            # A private tail must not lie in a node's block.
+            # A partial block on the host must not lie in a node's block.
             stays -= stays % size
             self.flights.clip(row, stays)
         tables.fall_back(row, stays)
@@ -528,7 +528,7 @@ class Memory:
             self.tiers.trim(row, keep)
         self.growth.give_back(row, max(keep, int(tables.reserved[row])))
         if breaks:
-            # What a state was at that length is overwritten.
+            # The state of that length is overwritten: the row begins again.
             self.sharing.truncate(row, 0)
 
     def release(self, row: int) -> None:
@@ -548,7 +548,7 @@ class Memory:
             self.tiers.trim(row, 0)
         if self.layout.sides:
             self.growth.give_back_sides(row, 0)
-        # Tail first, and apart, because a release of blocks in one state is one read and one write.
+        # Apart, and tail first: to release blocks in one state is one read and one write.
         if len(blocks):
             self.blocks.release(blocks, run, num_nodes)
         if first:
@@ -566,7 +566,7 @@ class Memory:
         self._any_reserved = True
 
     def shrink(self, row: int, reserved: int) -> None:
-        """Lower the row's reservation to `reserved` blocks; release what it holds beyond them and its tokens."""
+        """Lower the row's reservation to `reserved` blocks. Release those behind it that hold no launched token."""
         self.tables.reserved[row] = reserved
         self.growth.give_back(row, max(-(-int(self.tables.num_launched[row]) // self.block_size), reserved))
 
@@ -575,7 +575,7 @@ class Memory:
             self.offload.load_where(is_worth_loading)
 
     def set_computed(self, row: int, num_computed: int) -> None:
-        """Confirm the row's first `num_computed` tokens, written elsewhere; full blocks become nodes."""
+        """Confirm the row's first `num_computed` tokens, which were written elsewhere. Full blocks become nodes."""
         self.tables.set_progress(row, num_computed, num_computed)
         self.sharing.publish(row)
 

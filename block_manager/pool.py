@@ -1,4 +1,4 @@
-"""All blocks of one tier: their references, the content that each one carries, and the order in which free ones are drawn.
+"""All blocks of one tier: their references, the content that each carries, and the order in which they are drawn.
 
 Block ids are int64 here and wherever they index a column: numpy gathers by int32 five times slower.
 """
@@ -19,20 +19,20 @@ from paged.errors import InvalidConfig, OutOfBlocks
 
 from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Reach, Run
 
-# Number, blocks in eviction order, and the step that released them.
+# A segment's number, its blocks in eviction order, and the step that released them.
 Segment = tuple[int, Blocks, int]
 
-# The bit of a used block's state that marks a node in it.
+# The high bit in the state of a used block that carries a node.
 _CONTENT = 1 << 40
 _REFERENCES = _CONTENT - 1
-# States of blocks with one holder, as bytes: comparing bytes costs a tenth of a numpy reduction.
+# States of blocks that have one holder, as bytes. To compare bytes costs a tenth of a numpy reduction.
 _PATTERN = 1024
 _SOLE_WITH_CONTENT = np.full(_PATTERN, _CONTENT + 1, np.int64).tobytes()
 _SOLE_PLAIN = np.full(_PATTERN, 1, np.int64).tobytes()
-# In the order in which they go: of host blocks whose content the device has, too, and of retention, 0 for content without any.
+# Levels in the order of eviction: host blocks whose content the device has, too; content that is not retained; 1 to 3.
 DOUBLED = -1
 _LEVELS = (DOUBLED, 0, 1, 2, 3)
-# A retention's number, and the runs that it is of, last one first.
+# A retention's number, and the runs that it covers, last one first.
 Retained = tuple[int, list[Run]]
 _Number = TypeVar("_Number", bound=np.integer)
 
@@ -41,14 +41,14 @@ class Pool:
     """`num_blocks` blocks, each *used* (ref count ≥ 1), *cached* (0, with content) or *free* (0, without).
 
     Free blocks are drawn first. They are a stack: the last one released is still warm, and never-used ones lie at the
-    bottom in rising order. Cached blocks have one queue a level, and lower levels are emptied first.
+    bottom in rising order. Cached blocks have a queue for each level; the lowest level is evicted first.
 
-    `state` int64 [num_blocks] is 0 if free, minus its segment in a queue if cached, the ref count if used (plus one
-    high bit with a node): a release is one read and one write. `run` object [num_blocks] is the run of its node.
+    `state` int64 [num_blocks] is 0 if the block is free; minus the number of its segment in a queue if it is cached;
+    its ref count if it is used, with a high bit if it carries a node. So a release is one read and one write. `run`
+    object [num_blocks] is the run of the block's node.
 
-    A block may take several pages, which are the blocks of `num_blocks`; it is named by the first of them, and only that
-    one has a state. `most_pages`: of any block. Free and available ones are counted in pages. One that `grows` has blocks
-    that cost nothing, and never lacks any.
+    A block may take up to `most_pages` pages. Then `num_blocks` counts pages, and so do free, cached and available
+    blocks. The first of its pages names it and has its state. A pool that `grows` never lacks blocks: they cost nothing.
     """
 
     def __init__(self, num_blocks: int, tier: str, most_pages: int = 1, *, grows: bool = False) -> None:
@@ -56,19 +56,19 @@ class Pool:
         self.tier = tier
         self.state = np.zeros(num_blocks, np.int64)
         self.run: NDArray[np.object_] = np.empty(num_blocks, object)
-        # By block: the place in whose terms it carries its node, and whether that was released to be evicted next; None in one place.
+        # By block, if the pool serves several places: that of its node, and whether it was put first in a queue.
         self.place: NDArray[np.int8] | None = None
         self.goes_next: NDArray[np.bool_] | None = None
-        # Higher levels are evicted later; whether any was ever raised.
+        # Blocks of higher levels are evicted later. And whether any level was ever raised.
         self.level, self._is_raised = np.zeros(num_blocks, np.int8), False
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
         numbers = itertools.count(1)
         self.queues = {level: CachedQueue(self, numbers) for level in _LEVELS}
         self.num_free, self.num_cached = num_blocks, 0
         self._step = 0
-        # Blocks evicted so far, and the sum of the steps that each was unused.
+        # Pages evicted so far, and the sum of the steps that each was unused.
         self.num_evicted = self.idle_steps = 0
-        # References beyond the tables, by block: of loads that have not ended.
+        # References that no table has, by block: see `keep`.
         self.kept: Counter[int] = Counter()
         self._forget: Callable[[list[Blocks], Blocks], None] = lambda taken, blocks: None
         self._choose: Callable[[int, int], None] | None = None
@@ -89,32 +89,32 @@ class Pool:
         return self.num_blocks - self.num_available
 
     def begin_step(self, number: int) -> None:
-        """Begin the step `number`: what is released from now on is unused from then on."""
+        """Begin the step `number`: blocks that are released from now on count as unused from here."""
         self._step = number
 
     def on_eviction(self, forget: Callable[[list[Blocks], Blocks], None], *, has_places: bool = False) -> None:
-        """Call `forget` with evicted blocks, oldest first, in parts and as one array: their nodes lose this residence.
-        `has_places`: the blocks lie in several places, those of a release in one."""
+        """Call `forget` with evicted blocks, oldest first, in parts and as one array: they carry nothing from then on.
+        `has_places`: the pool serves several places; the blocks of one release lie in one place."""
         self._forget = forget
         if has_places:
             self.place, self.goes_next = np.zeros(self.num_blocks, np.int8), np.zeros(self.num_blocks, np.bool_)
 
     def on_raised(self, choose: Callable[[int, int], None]) -> None:
-        """Call `choose` with a level and a number of blocks before so many of a raised level are evicted: it may put others
-        of that level first."""
+        """Call `choose` with a level and a number of pages before so many of that raised level are evicted. It may put
+        others of this level first."""
         self._choose = choose
 
     def refs(self, blocks: Blocks | NDArray[np.int32] | slice | int = slice(None)) -> Any:
-        """References to each of these blocks, int32 or int32 [n]; to all; a copy."""
+        """References to each of these blocks, int32 or int32 [n] (default: to all); a copy."""
         return (np.maximum(self.state[blocks], 0) & _REFERENCES).astype(np.int32)
 
     def has_content(self, blocks: Blocks | slice | int) -> Any:
-        """bool, or bool [n]: whether each of these blocks, used or not, carries a node."""
+        """Whether each of these blocks carries a node, used or not: bool, or bool [n]."""
         state = self.state[blocks]
         return (state < 0) | (state >= _CONTENT)
 
     def require(self, count: int) -> None:
-        """Raise OutOfBlocks when fewer than `count` blocks can be drawn; one that grows has them then, and twice as many."""
+        """Raise OutOfBlocks if fewer than `count` pages are available. A pool that grows at least doubles instead."""
         if count <= self.num_available:
             return
         if not self._grows:
@@ -128,7 +128,7 @@ class Pool:
         self.num_free += more
 
     def draw(self, count: int, pages: int = 1) -> Blocks:
-        """Draw `count` blocks of `pages` pages, ref count 1, int64 [count]; evict if need be. Raises OutOfBlocks."""
+        """Draw `count` blocks of `pages` pages, evicting if need be. Returns int64 [count]. Raises OutOfBlocks."""
         num_pages = count * pages
         if num_pages > self.num_free:
             self.require(num_pages)
@@ -149,19 +149,19 @@ class Pool:
         return blocks
 
     def make_room(self, num_pages: int) -> None:
-        """Evict until so many pages, which are available, are free: once for several draws."""
+        """Evict until `num_pages`, which are available, are free. One call serves several draws."""
         while (missing := num_pages - self.num_free) > 0:
             self._put_free(self._evicted(missing))
 
     def _evicted(self, num_pages: int) -> Blocks:
-        """Take the next cached blocks that have so many pages from their queues, oldest first; their nodes leave them."""
+        """Take the next cached blocks with `num_pages` pages from their queues, oldest first. They lose their nodes."""
         taken: list[Blocks] = []
         gone = NO_BLOCKS
         for level, queue in self.queues.items():
             if num_pages > 0 and queue.num_cached:
                 if level > 0 and self._choose is not None:
                     if taken:
-                        # What goes already hangs off nothing any more.
+                        # Forget what is taken so far: `choose` must see that nothing hangs off its parents any more.
                         gone, taken = np.concatenate([gone, self._forgotten(taken)]), []
                     self._choose(level, num_pages)
                 parts, num, released = queue.take(num_pages, self._width)
@@ -176,7 +176,7 @@ class Pool:
     def _forgotten(self, taken: list[Blocks]) -> Blocks:
         blocks = taken[0] if len(taken) == 1 else np.concatenate([NO_BLOCKS, *taken])
         if self.place is not None:
-            # Held: what leaves with them may be content of each other.
+            # Used for now: to forget one may take the content of another, and must not free it.
             self.state[blocks] = _CONTENT + 1
         self._forget(taken, blocks)
         if self._is_raised:
@@ -187,7 +187,7 @@ class Pool:
         return len(blocks) if self._width is None else int(self._width[blocks].sum())
 
     def pages_of(self, blocks: NDArray[Any], pages: int) -> NDArray[np.int32]:
-        """int32 [..., pages]: the pages of blocks that take so many; -1 where there is no block (-1)."""
+        """The pages of blocks that take `pages` each, int32 [..., pages]; -1 for the block -1, which is none."""
         if pages < 2:
             return blocks.astype(np.int32)[..., None][..., :pages]
         found: NDArray[np.int32] = self._pages[blocks, :pages]
@@ -195,18 +195,18 @@ class Pool:
         return found
 
     def all_pages_of(self, blocks: Blocks) -> Blocks:
-        """All pages of these blocks, block by block, int64 [n]."""
+        """All pages of these blocks, one block after the other, int64 [n]."""
         if self._width is None:
             return blocks
         widths = self._width[blocks]
         if len(blocks) and not np.count_nonzero(widths != widths[0]):
-            # Those of one table: this costs half.
+            # Blocks of one table, which costs half.
             return self._pages[blocks, : widths[0]].ravel().astype(np.int64)
         is_there = np.arange(self._pages.shape[1]) < widths[:, None]
         return self._pages[blocks][is_there].astype(np.int64)
 
     def of_pages(self, column: NDArray[_Number]) -> NDArray[_Number]:
-        """A column of blocks with each block's value on all of its pages."""
+        """Spread a column of blocks over pages: each block's value on all of its pages."""
         if self._width is None:
             return column
         blocks, spread = self.state.nonzero()[0], np.zeros_like(column)
@@ -219,13 +219,13 @@ class Pool:
         return self._stack[top - count : top][::-1].copy()
 
     def hold(self, blocks: Blocks) -> None:
-        """Add one reference to each of these distinct blocks, which are used or cached."""
+        """Add a reference to each of these distinct blocks, which are used or cached."""
         state = self.state[blocks]
         is_cached = state < 0
         num_cached = int(np.count_nonzero(is_cached))
         if num_cached:
             self.num_cached -= num_cached if self._width is None else self._num_pages(blocks[is_cached])
-            # Their new state takes them out of their queues.
+            # The new state makes their entries in the queues stale.
             state[is_cached] = _CONTENT
             if not self._is_raised:
                 self.queues[0].num_cached -= num_cached
@@ -243,18 +243,18 @@ class Pool:
         is_next: bool = False,
         repeats: bool = False,
     ) -> None:
-        """Drop one reference of each of these distinct blocks, int32 or int64 [n], last one first: cached, it is evicted
-        before those ahead of it. At 0 a block becomes cached if it has content, else free. With a `run` the first
-        `num` of them, int64, which carry nothing yet, are its nodes from now on. Takes over an array of int64.
-        `is_next`: what becomes cached is evicted before all that is. `repeats`: a block may be listed several times."""
+        """Drop a reference of each of these distinct blocks, int32 or int64 [n]. Without references a block is cached
+        if it has content, else free; cached blocks are evicted last one first. `run`: the first `num` of `blocks`,
+        int64, which carry nothing yet, become nodes of it. `is_next`: what becomes cached is evicted before all that is
+        cached. `repeats`: a block may be listed several times. An array of int64 belongs to the pool from now on."""
         if run is not None:
             self._name(blocks[:num], run, DEVICE)
         elif len(blocks) == 1 and self.state.item(blocks.item()) == 1:
-            # Most often a partial tail.
+            # Most often the partial block of a row.
             self._put_free(blocks)
             return
         elif blocks.itemsize < 8:
-            # As they stand in a table.
+            # Blocks from a table.
             blocks = blocks.astype(np.int64)
         held = self.state[blocks]
         if len(blocks) <= _PATTERN:
@@ -278,7 +278,7 @@ class Pool:
         self.state[blocks] = held
         is_free = held & _REFERENCES == 0
         if not np.count_nonzero(is_free):
-            # A prefix that many share: all blocks have other holders.
+            # All have other holders, like a prefix that many rows share.
             return
         has_content = held >= _CONTENT
         free, cached = blocks[is_free & ~has_content], blocks[is_free & has_content]
@@ -288,7 +288,7 @@ class Pool:
             self._put_cached(cached, is_next)
 
     def _put_free(self, blocks: Blocks) -> None:
-        """Add blocks that carry nothing from now on, last one first: the first is drawn next."""
+        """Add blocks, which carry nothing from now on, to the free ones. The first of them is drawn next."""
         self.state[blocks] = 0
         if self._width is not None:
             blocks = self.all_pages_of(blocks)
@@ -297,7 +297,7 @@ class Pool:
         self._stack[top : self.num_free] = blocks[::-1]
 
     def _put_cached(self, blocks: Blocks, is_next: bool) -> None:
-        """Add blocks with content, last one first, at their levels."""
+        """Add blocks with content to the queues of their levels. The last of them is evicted first."""
         self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
         if self.goes_next is not None:
             self.goes_next[blocks] = is_next
@@ -309,22 +309,22 @@ class Pool:
             self.queues[level].put(blocks[levels == level], self._step, is_next)
 
     def set_levels(self, blocks: Blocks, levels: NDArray[np.int8]) -> None:
-        """Set levels of distinct blocks with content. Cached ones become newest of theirs, last one evicted first."""
+        """Set levels of distinct blocks with content. Cached ones become the newest there, evicted last one first."""
         cached = blocks[self.state[blocks] < 0]
         self.hold(cached)
         self.level[blocks], self._is_raised = levels, True
         self.release(cached)
 
     def put_first(self, blocks: Blocks) -> None:
-        """Let these cached blocks, last one first, be the next of their levels to be evicted, the first one first."""
+        """Let these cached blocks be evicted next of their levels, the first one first."""
         self.hold(blocks)
         self.release(blocks[::-1].copy(), is_next=True)
         if self.goes_next is not None:
-            # On another tier it can be of use.
+            # `goes_next` is for content of no more use; this may be of use on the host.
             self.goes_next[blocks] = False
 
     def keep(self, blocks: Blocks) -> None:
-        """`hold` beyond the tables, counted for the checker."""
+        """`hold` blocks for a holder that is no table: `kept` counts these references for the checker."""
         self.hold(blocks)
         self.kept.update(blocks.tolist())
 
@@ -334,7 +334,7 @@ class Pool:
         self.release(blocks)
 
     def carry(self, blocks: Blocks, run: Run, place: int = DEVICE) -> None:
-        """Mark these used blocks as carrying nodes of `run` in a place."""
+        """Mark these used blocks: each carries a node of `run` in a place."""
         self.state[blocks] |= _CONTENT
         self._name(blocks, run, place)
 
@@ -344,7 +344,7 @@ class Pool:
             self.place[blocks] = place
 
     def forget_content(self, blocks: Blocks) -> None:
-        """Take the nodes from these distinct blocks, used or cached; cached ones become free."""
+        """Take the nodes from these distinct blocks, used or cached. Cached ones become free."""
         if not len(blocks):
             return
         self.hold(blocks)
@@ -354,7 +354,7 @@ class Pool:
         self.release(blocks.copy())
 
     def forget_all(self) -> None:
-        """Take the nodes from all blocks; none may be used."""
+        """Take the nodes from all blocks. None may be used."""
         taken = [part for queue in self.queues.values() for part in queue.take(self.num_blocks, self._width)[0]]
         cached, self.num_cached = np.concatenate([NO_BLOCKS, *taken]), 0
         self._put_free(cached[::-1])
@@ -369,10 +369,10 @@ class Pool:
 class CachedQueue:
     """Cached blocks of one level, least recently used first.
 
-    A queue of *segments*, one a release: a release of any length is one append and one scatter. A prefix hit takes
-    blocks out of the middle by changing their state, in O(its blocks). Stale entries are skipped when their turn comes,
-    and swept at twice the rate at which releases add entries: they never outgrow the live ones by much, and no release
-    compacts the whole queue.
+    A queue of *segments*, one for each release: a release of any length is one append and one scatter. A prefix hit
+    takes blocks out of the middle by changing their state, in O(its blocks); their entries become stale. A take skips
+    stale entries. A sweep drops them at twice the rate at which releases add entries, so they never outgrow the live
+    ones by much, and no release compacts the whole queue.
 
         | swept segments | segments not swept yet | <- releases append here
           ^ takes come from here
@@ -381,7 +381,7 @@ class CachedQueue:
     def __init__(self, pool: Pool, numbers: Iterator[int]) -> None:
         # The state of a cached block is minus the number of its segment.
         self._pool = pool
-        # Counts the segments of all queues of a pool.
+        # Counts the segments of all queues of the pool.
         self._numbers = numbers
         self.num_cached = 0
         self._swept: deque[Segment] = deque()
@@ -389,7 +389,7 @@ class CachedQueue:
         self._num_entries = 0
 
     def put(self, blocks: Blocks, step: int, is_next: bool = False) -> None:
-        """Append blocks, the last one evicted first; `is_next`: in front. Keeps the array."""
+        """Append blocks, evicted last one first; `is_next`: put them in front. The queue keeps the array."""
         number, count = next(self._numbers), len(blocks)
         self._pool.state[blocks] = -number
         segment = number, blocks[::-1], step
@@ -403,8 +403,8 @@ class CachedQueue:
             self._sweep(2 * count)
 
     def take(self, wanted: int, width: NDArray[np.int16] | None) -> tuple[list[Blocks], int, int]:
-        """Remove the first blocks that have `wanted` pages, or all, one part a segment. Return them, their pages, and the
-        sum over these of the steps that released them. `width`: pages of each block; None: one."""
+        """Remove the first blocks that have `wanted` pages, or all. Returns them, a part for each segment; their pages;
+        and, over these, the sum of the steps that released them. `width`: pages of each block (None: one)."""
         taken: list[Blocks] = []
         left, released = wanted, 0
         while left > 0 and self.num_cached:
@@ -434,11 +434,11 @@ class CachedQueue:
 
     @property
     def is_counted(self) -> bool:
-        """Whether there are as many entries as it counts, those of blocks that have left included."""
+        """Whether `_num_entries` is the number of entries, stale ones included."""
         return self._num_entries == sum(len(blocks) for _, blocks, _ in (*self._swept, *self._segments))
 
     def _live(self, number: int, blocks: Blocks) -> Blocks:
-        """The blocks of a segment that have not left."""
+        """The blocks of a segment whose entries are not stale."""
         if self._num_entries == self.num_cached:
             return blocks
         is_live = self._pool.state[blocks] == -number
@@ -459,23 +459,23 @@ class CachedQueue:
 
 
 class Retentions:
-    """Content that is evicted later than the rest, for good or until a logical time. A retention raises the level, 0 to 3, of
-    a node and of all before it, for no child is kept longer than its parent, and of the windows and states that a row behind
-    it begins with. If the `host_gives_way`, a host block is at the
-    lowest level while the device has its node, too, and back at the node's own when the device lets go of it."""
+    """Content that is evicted later than the rest, for good or until a logical time. A retention raises the level, 0 to
+    3, of a node and of all before it, because no child is kept longer than its parent; and of the windows and states
+    with which a row behind it begins. With `host_gives_way` a host block has the lowest level while the device has its
+    node, too, and gets the node's own level back when the device loses it."""
 
     def __init__(self, pools: Sequence[Pool], *, host_gives_way: bool) -> None:
         self._pools, self.host_gives_way = pools, host_gives_way
         self.now, self._numbers = -np.inf, itertools.count(1)
-        # Of the retentions that end: a heap of when, and their number; and by number, their runs, last one first. What has
-        # ended before stays in the heap until half of it has.
+        # Retentions that end: a heap of (time, number); and by number, their runs, last one first. A retention that was
+        # ended earlier stays in the heap until such ones are about half of it.
         self._ends: list[tuple[float, int]] = []
         self._runs: dict[int, list[Run]] = {}
-        # The first logical time at which a retention ends; every step reads it.
+        # The earliest logical time at which a retention ends. Every step reads it.
         self.next_end = np.inf
 
     def retain(self, reaches: dict[Run, list[Reach]], level: int, until: float | None) -> Retained:
-        """Keep these nodes, of runs last one first, at `level` or higher until then (None: for good). Raises InvalidConfig."""
+        """Retain these nodes, by run, last one first, at `level` until then (None: for good). Raises InvalidConfig."""
         number, runs = next(self._numbers), list(reaches)
         if until is not None:
             until = logical_time("until", until)
@@ -486,14 +486,14 @@ class Retentions:
                 heapq.heapify(self._ends)
             heapq.heappush(self._ends, (until, number))
             self._runs[number], self.next_end = runs, self._ends[0][0]
-        # Last run first: children become old, and are evicted, before parents.
-        for run, its in reaches.items():
-            run.retain(number, its, level)
+        # Last run first: children become older than their parents, and are evicted before them.
+        for run, of_run in reaches.items():
+            run.retain(number, of_run, level)
             self.apply_to(run, renewed=run.retained[number])
         return number, runs
 
     def end(self, retained: Retained) -> None:
-        """End a retention, if it has not ended."""
+        """End a retention, unless it has ended."""
         number, runs = retained
         self._runs.pop(number, None)
         for run in runs:
@@ -501,7 +501,7 @@ class Retentions:
                 self.apply_to(run)
 
     def cut(self, run: Run, first: int) -> None:
-        """End what retains nodes of a run from `first` on; what is before them stays retained."""
+        """End what retains the run's nodes from `first` on. Nodes before them stay retained."""
         for number, (reaches, level) in list(run.retained.items()):
             run.end_retention(number)
             if stay := [(group, begin, min(stop, first)) for group, begin, stop in reaches if begin < first]:
@@ -509,7 +509,7 @@ class Retentions:
         self.apply_to(run)
 
     def expire(self, now: float) -> None:
-        """End the retentions until the logical time `now`, or before. An earlier time than before changes nothing."""
+        """End the retentions whose time is `now` or earlier. A `now` before an earlier call's changes nothing."""
         self.now = max(self.now, now)
         while self._ends and self._ends[0][0] <= self.now:
             _, number = heapq.heappop(self._ends)
@@ -522,18 +522,18 @@ class Retentions:
         self.next_end = np.inf
 
     def levels_of(self, place: int, run: Run, offsets: Blocks) -> NDArray[np.int8]:
-        """int8 [n]: the level of each node's block in a place."""
+        """The level of each node's block in a place, int8 [n]."""
         levels = run.levels_of(place // NUM_PLACES, offsets)
         if self.host_gives_way and place % NUM_PLACES == HOST and len(offsets):
             is_here = run.blocks_in(place - HOST, 0, offsets.item(-1) + 1)[offsets] >= 0
-            # Of an open run the device has the full blocks, in its row's table.
+            # The device has all full blocks of an open run, in its row's table.
             levels[is_here | (place == HOST and run.row >= 0)] = DOUBLED
         return levels
 
     def apply_to(self, run: Run, renewed: tuple[list[Reach], int] = ([], 0)) -> None:
-        """Set levels of the run's blocks as its retentions say; those of an open run on the device wait until it
-        closes. `renewed`, nodes and a level: blocks of these at this level become newest, so that no child outlives
-        its parent. Windows and states are older than the full blocks that they are of no use without."""
+        """Set levels of the run's blocks by its retentions; device blocks of an open run follow when it closes.
+        `renewed`: nodes and a level; their blocks at this level become newest, so that no child outlives its parent.
+        Windows and states become older than full blocks, without which they are of no use."""
         for place, (pool, there) in reversed(list(enumerate(zip(self._pools, run.blocks, strict=True)))):
             offsets = (there >= 0).nonzero()[0]
             blocks, levels = there[offsets], self.levels_of(place, run, offsets)
