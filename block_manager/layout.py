@@ -5,8 +5,8 @@
     window 32   |   -    |   -    | p6     | p12    |         1 page a block; what lies before the window went back
     state       | p8 p10 p11                                  3 pages in all, written in place
 
-A block is named by the first of its pages. A state stands in column 0 of its table, so a row gets it with its first
-block and gives it back with that.
+A block is named by the first of its pages. A state stands in column 0 of its table: a row draws it with its first block
+and releases it with that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paged.errors import InvalidConfig, UnsupportedByLayers
 
 Counts = NDArray[np.int64]
 
-# Block ids of a model without full attention cost no page; so many a page of the pool, and in all, a sequence may have.
+# Without full attention block ids cost no page. A sequence may have so many: for each page of the pool, and at most.
 _FREE_OF_COST_A_PAGE, _MOST_FREE_OF_COST = 1 << 10, 1 << 20
 
 
@@ -33,12 +33,12 @@ _FREE_OF_COST_A_PAGE, _MOST_FREE_OF_COST = 1 << 10, 1 << 20
 class LayerGroup:
     """Layers that keep the same tokens of a sequence for the same time.
 
-    kind    "full": all tokens; "window": the last `reach`, the newest among them; "chunk": those since the last
+    kind    "full": all tokens; "window": the last `reach` tokens, with the newest; "chunk": those since the last
             multiple of `reach`; "state": one value of a fixed size, which each step overwrites
-    reach   of a window or chunk, in tokens
-    pages   of one block; of a state, in all
+    reach   tokens of a window or chunk; 0 for other kinds
+    pages   pages of one block; of a state, in all
 
-    Raises InvalidConfig for another kind, a reach below 1 of a window or chunk, one at all of others, and pages below 1.
+    Raises InvalidConfig for another kind, for pages below 1, and for a reach that is below 1 or that the kind has not.
     """
 
     kind: Literal["full", "window", "chunk", "state"]
@@ -54,24 +54,24 @@ class LayerGroup:
 
     @property
     def name(self) -> str:
-        """Words for it, as "window layers of 1,024" or "state layers"."""
+        """The group in words, such as "window layers of 1,024" or "state layers"."""
         return f"{self.kind} layers" + (f" of {self.reach:,}" if self.reach else "")
 
     def front(self, computed: Any) -> Any:
-        """The first token that has to be kept of so many computed ones, int or int64 [n]; states keep none."""
+        """The first of so many computed tokens that the group has to keep, int or int64 [n]. A state keeps none."""
         if self.kind == "window":
             return np.maximum(computed - self.reach + 1, 0)
         return computed // self.reach * self.reach if self.reach else computed * (self.kind == "state")
 
 
 class Side:
-    """A group beside the full one, the index of its table, and the place of its content on the device (`PrefixIndex.pools`;
-    the one after it: on the host). `most`: blocks that a row holds at most, one of them still in flight."""
+    """A group beside the full one. `table`: the index of its table. `place`: where its content is on the device; the
+    place after it is on the host. `most`: the most blocks that a row holds, one of them still in flight."""
 
     def __init__(self, group: LayerGroup, table: int, block_size: int, *, keeps: bool) -> None:
         self.group, self.name, self.table = group, group.name, table
         self.kind, self.reach, self.pages = group.kind, group.reach, group.pages
-        # Each group has two.
+        # Each group has two places.
         self.place = 2 * table
         self.is_state = group.kind == "state"
         self._size, self._keeps = block_size, keeps
@@ -81,8 +81,8 @@ class Side:
         self.most = 1 if self.is_state else self._behind + 2
 
     def first_column(self, computed: Any) -> Any:
-        """The first column that a row with so many computed tokens still reads, int or int64 [n]; where content is kept,
-        also from the end of its last full block, where it can begin again."""
+        """The first column that a row with so many computed tokens still reads, int or int64 [n]. Where content is
+        kept, the row also reads from the end of its last full block: it can begin again there."""
         if self._keeps and self.kind == "window":
             return np.maximum(computed // self._size - self._behind, 0)
         if self._keeps:
@@ -91,13 +91,13 @@ class Side:
 
 
 class Layout:
-    """The groups of a model, and counts of pages. `sides`: all but the full one. `keeps`: their content is kept.
+    """The groups of a model, and counts of pages. `sides`: all groups but the full one. `keeps`: their content is kept.
 
-    block_pages   pages that a row draws with one more block, over all groups that have blocks
-    full_pages    of them those of the full group; 0 without one
-    pages_of_place  of a block, by place on the device (`PrefixIndex.pools`)
-    state_pages   pages that a row draws with its first block besides
-    spare_pages   pages that a row may need for a moment, beyond what it holds: where content is kept, other states
+    block_pages   pages that a row draws with one more block, in all groups that have blocks
+    full_pages    the full group's part of these; 0 without a full group
+    pages_of_place  by place on the device (`PrefixIndex.pools`): pages of a block
+    state_pages   pages that a row draws with its first block, besides
+    spare_pages   pages that a row may need for a moment beyond what it holds: for other states, where content is kept
     """
 
     def __init__(self, groups: Sequence[LayerGroup], block_size: int, *, keeps: bool = False) -> None:
@@ -110,12 +110,12 @@ class Layout:
         self.full_pages = full[0].pages if full else 0
         others = [group for group in groups if group.kind != "full"]
         self.sides = tuple(Side(group, table, block_size, keeps=keeps) for table, group in enumerate(others, 1))
-        # By group, the index of its table.
+        # By group: the index of its table.
         numbers = count(1)
         self.table_of = tuple(0 if group.kind == "full" else next(numbers) for group in groups)
         self.bounded = tuple(side for side in self.sides if not side.is_state)
         self.states = tuple(side for side in self.sides if side.is_state)
-        # Table, place and pages of each group that has blocks.
+        # (table, place, pages of a block) of each group that has blocks.
         self.of_blocks = ((0, 0, self.full_pages), *((side.table, side.place, side.pages) for side in self.bounded))
         self.pages_of_place = {0: self.full_pages} | {side.place: side.pages for side in self.sides}
         self.block_pages = self.full_pages + sum(side.pages for side in self.bounded)
@@ -125,38 +125,38 @@ class Layout:
         self.is_plain = not self.sides and self.full_pages == 1
 
     def refuse(self, what: str) -> None:
-        """Raise UnsupportedByLayers, naming `what`, unless all layers are full with a page a block."""
+        """Raise UnsupportedByLayers, which names `what`, unless all layers are full and a block takes one page."""
         if not self.is_plain:
             kinds = " and ".join(sorted({side.kind for side in self.sides}))
             alone = f"full layers of {self.full_pages} pages a block"
             raise UnsupportedByLayers(what, f"{kinds} layers" if kinds else alone)
 
     def num_main_blocks(self, num_pages: int) -> int:
-        """Ids for blocks of the full group."""
+        """Number of block ids of the full group."""
         return num_pages if self.full_pages else min(num_pages * _FREE_OF_COST_A_PAGE, _MOST_FREE_OF_COST)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages of a sequence with so many tokens, while its next block is in flight."""
+        """Pages of a sequence of so many tokens while its next block is in flight."""
         blocks = -(-num_tokens // self.block_size)
         if self.is_plain:
             return blocks
         return blocks * self.full_pages + sum([min(blocks, side.most) * side.pages for side in self.sides])
 
     def tokens_in(self, num_pages: int) -> int:
-        """Tokens of the longest sequence that so many pages hold."""
+        """Tokens of the longest sequence that fits into so many pages."""
         if self.is_plain:
             return num_pages * self.block_size
-        # It rises with the blocks.
+        # Pages rise with the number of blocks.
         numbers = range(1, self.num_main_blocks(num_pages) + 1)
         room = num_pages - self.spare_pages
         return bisect_right(numbers, room, key=lambda n: self.pages_for(n * self.block_size)) * self.block_size
 
     def side_slots(self, num_tokens: Counts) -> Counts:
-        """What the sides of sequences with so many tokens hold, in slots of the full group, int64 [n]."""
+        """What the sides of sequences of so many tokens hold, in slots of the full group, int64 [n]."""
         blocks = -(-num_tokens // self.block_size)
         pages = sum([np.minimum(blocks, side.most) * side.pages for side in self.sides], np.zeros_like(num_tokens))
         return pages * self.block_size // max(self.full_pages, 1)
 
 
 PLAIN = (LayerGroup("full"),)
-"""One group of layers that keep all tokens, a page a block."""
+"""One group of layers that keep all tokens; a block takes one page."""

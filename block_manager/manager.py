@@ -1,7 +1,7 @@
 """The block manager: the checked calls of the memory layer.
 
 Every call is atomic: it succeeds, or raises a typed error and changes nothing. Data movement is returned as arrays of
-block ids. The caller serialises calls.
+block ids (`Moves`). The caller serialises calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RowsLike = int | Sequence[int] | Rows
 
 
 class Admission(Enum):
-    """Whether blocks can be had: now, later, or not even from an empty pool."""
+    """Whether blocks can be had: now, later, or never, because even an empty pool is too small."""
 
     OK = "ok"
     LATER = "later"
@@ -48,7 +48,7 @@ class Admission(Enum):
 
 
 def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
-    """One integer a row, from one for all or one each. Raises InvalidConfig."""
+    """`value` as int64, one integer for each row: the same for all, or one each. Raises InvalidConfig."""
     array = int64_array(value)
     if array is None or array.shape not in ((), rows.shape):
         raise InvalidConfig(f"{name} has to be an int64, or {len(rows)} of them, one a row; got {value!r}.")
@@ -56,16 +56,16 @@ def _counts(value: ArrayLike, rows: Rows, name: str) -> NDArray[np.int64]:
 
 
 class BlockManager(Uncopyable):
-    """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, with `host_blocks` more to swap to.
+    """Block tables over a pool of `num_blocks` blocks of `block_size` tokens, and `host_blocks` more to swap to.
 
     With `host_caching`, content evicted from the device stays on the host while there is room, and a hit loads it back.
-    `groups`: the kinds of layers; blocks are then pages, of which a group's block takes as many as it says. `row_ends`: of
-    models with states, rows begin where others ended within a block, too, which copies that block. `takes_ahead`: where a
-    window or state ended a hit, rows share full blocks behind it all the same, and write from `GroupTables.written_from` on.
-    Moves run in the order of the calls that return them, those of `take_moves` after a call that returns none. Calls
-    between two `next_batch` belong to one step, whose rows may share what others of it compute. `rows` are the columns
-    of the rows, `device` and `host` the blocks of each tier, for reading. Raises InvalidConfig for sizes that are not
-    positive (host_blocks may be 0), and for switches that are no bool.
+    `groups` are the kinds of layers: `num_blocks` then counts pages, and a group says how many pages its block takes.
+    `row_ends`, for models with states: a row may begin where another ended within a block, and copies that block.
+    `takes_ahead`: where a window or state ended a hit, rows still share full blocks behind it, and write only from
+    `GroupTables.written_from` on. Run moves in the order of the calls that return them; a call that returns none may
+    leave some for `take_moves`. Calls between two `next_batch` belong to one step, whose rows may share what others of
+    it compute. To read: `rows` has the columns of the rows, `device` and `host` the blocks of each tier. Raises
+    InvalidConfig for sizes below 1 (`host_blocks`: below 0), and for switches that are no bool.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BlockManager(Uncopyable):
             )
         if not isinstance(groups, Sequence) or not all(isinstance(group, LayerGroup) for group in groups):
             raise InvalidConfig(f"groups has to be a sequence of LayerGroup; got {groups!r}.")
-        # The groups, and counts of pages.
+        # The groups, and their counts of pages.
         self.layout = layout = Layout(groups, block_size, keeps=prefix_caching)
         switches = host_caching, checked_flag("row_ends", row_ends), checked_flag("takes_ahead", takes_ahead)
         self._memory = memory = Memory(layout, num_blocks, host_blocks, *switches)
@@ -101,9 +101,9 @@ class BlockManager(Uncopyable):
         self._is_claimed = False
 
     def claim(self) -> Memory:
-        """Give the memory and its unchecked calls to a scheduler: calls here that change rows, batches or what is
-        loaded now raise MemoryClaimed. Those that read stay open, and `retain`, `expire` and `reset_cache`, which change
-        no row. Raises InvalidConfig if another scheduler has it, or rows are open."""
+        """Give the memory and its unchecked calls to a scheduler. From then on, calls here that change rows or batches,
+        or what is loaded, raise MemoryClaimed. Calls that read stay open, and so do `retain`, `expire` and
+        `reset_cache`. Raises InvalidConfig if another scheduler has the memory, or rows are open."""
         if self._is_claimed or len(self.rows.live):
             raise InvalidConfig("this manager is in use; a scheduler needs one for itself.")
         self._is_claimed = True
@@ -116,8 +116,8 @@ class BlockManager(Uncopyable):
         return self._memory
 
     def admission(self, num_blocks: int, *, watermark: int = 0) -> Admission:
-        """Whether `num_blocks` more device blocks can be drawn with `watermark` left; NEVER if an empty pool could not
-        hold them. While no block is used the watermark does not count. Raises InvalidConfig for negative numbers."""
+        """OK if `num_blocks` more device blocks can be drawn and `watermark` stay; NEVER if an empty pool is too small;
+        else LATER. While no block is used the watermark does not count. Raises InvalidConfig for negative numbers."""
         num_blocks, watermark = checked_integer("num_blocks", num_blocks, 0), checked_integer("watermark", watermark, 0)
         if num_blocks > self.num_blocks:
             return Admission.NEVER
@@ -125,8 +125,8 @@ class BlockManager(Uncopyable):
         return Admission.OK if num_blocks + kept <= self._memory.device.num_available else Admission.LATER
 
     def must_fit(self, pool: Any) -> None:
-        """Raise InvalidConfig unless a pool of tensors has this `num_blocks`, `block_size` and `num_host_blocks`. If it
-        has a `host_block_size`, that must equal `block_size`: a block moves between the tiers whole."""
+        """Raise InvalidConfig unless a pool of tensors has the same `num_blocks`, `block_size` and `num_host_blocks`.
+        If it has a `host_block_size`, that must equal `block_size`: a block moves between the tiers as a whole."""
         host_size = getattr(pool, "host_block_size", pool.block_size)
         if host_size != pool.block_size:
             raise InvalidConfig(
@@ -137,7 +137,7 @@ class BlockManager(Uncopyable):
                 raise InvalidConfig(f"the pool has {name} {getattr(pool, name)}; the manager counts {ours}.")
 
     def next_batch(self) -> int:
-        """Begin another batch, which runs after those before it: `allocate` now fills that one. Returns its number."""
+        """Begin another batch, which runs after the earlier ones; `allocate` now fills it. Returns its number."""
         memory = self._own("next_batch")
         memory.begin_batch(memory.batch + 1)
         return memory.batch
@@ -152,10 +152,10 @@ class BlockManager(Uncopyable):
         keep_at: Sequence[int] = (),
     ) -> int:
         """Open a row for a sequence that knows these tokens, and give it the blocks of its cached prefix. Returns the
-        row, whose num_computed is the hit; blocks are drawn only for what is loaded from the host. Without `reads` it
-        computes all tokens (prompt log-probabilities); without `writes` no other row shares what it computes. `keep_at`:
-        lengths at which others may begin; `next_end` ends shares there. Raises InvalidTokens, InvalidNamespace or
-        InvalidConfig (`reads` and `writes` are True or False, `keep_at` lengths of the tokens, at most MOST_KEPT_AT)."""
+        row; its `num_computed` is the hit. Draws blocks only to load content from the host. Without `reads` the row
+        computes all tokens (prompt log-probabilities); without `writes` no other row shares them. `keep_at`: lengths
+        after which other prompts may go on; `next_end` ends shares there. Raises InvalidTokens, InvalidNamespace or
+        InvalidConfig (`reads`, `writes`: no bool; `keep_at`: a wrong length, or over MOST_KEPT_AT)."""
         memory = self._own("add")
         reads, writes = checked_flag("reads", reads), checked_flag("writes", writes)
         prompt = self._prompt(tokens)
@@ -164,8 +164,8 @@ class BlockManager(Uncopyable):
         return memory.add_counted(prompt, root_prefix(namespace), reads=reads, writes=writes, keep_at=keep_at)
 
     def next_end(self, row: int, end: int) -> int:
-        """Where a share of the row, from its launched tokens on and at most to `end`, should end, so that its states are
-        kept where others may begin. Raises UnknownRow."""
+        """Where a share of the row that begins at its launched tokens should end, at most at `end`: its states are then
+        kept where other prompts may begin. Raises UnknownRow."""
         row = self._memory.tables.one(row)
         return self._memory.next_end(row, self._memory.tables.num_launched.item(row), end)
 
@@ -176,20 +176,19 @@ class BlockManager(Uncopyable):
         memory.extend_by(np.array([row]), array, np.array([len(array)]))
 
     def allocate(self, rows: RowsLike, counts: ArrayLike, *, unknown: ArrayLike = 0) -> Moves:
-        """Put `counts[i]` more tokens of `rows[i]` in flight in the composed batch: draw blocks, copy shared partial
-        ones.
+        """Put `counts[i]` more tokens of `rows[i]` in flight in the composed batch: draw blocks, copy shared tails.
 
-        A row may be in several outstanding batches, once in each. Its last `unknown[i]` tokens have no values yet
-        (earlier batches sample them, or they are drafts) and become content only after `append`. Raises UnknownRow,
-        DuplicateRow, RowInFlight (it is in this batch already), RowSwapped, InvalidTokens (less than 1, or more than
-        the row knows and `unknown`) or OutOfBlocks, changing nothing.
+        A row may be in several outstanding batches, once in each. Its last `unknown[i]` tokens have no values yet:
+        earlier batches sample them, or they are drafts. They become content only after `append`. Raises UnknownRow,
+        DuplicateRow, RowInFlight (it is in this batch already), RowSwapped, InvalidTokens (a count below 1, or above
+        the known tokens not launched yet and `unknown`) or OutOfBlocks, changing nothing.
         """
         memory = self._own("allocate")
         tables = memory.tables
         array = tables.checked(rows)
         wanted, beyond = _counts(counts, array, "counts"), _counts(unknown, array, "unknown")
         if not len(array):
-            # A batch without rows would be one to confirm.
+            # A batch without rows would have to be confirmed.
             return NO_MOVES
         for row in array.tolist():
             if memory.is_placed(row):
@@ -209,14 +208,14 @@ class BlockManager(Uncopyable):
         memory.growth.draw_promised()
         memory.keep_states()
         moves = joined([memory.take_moves(), moves])
-        # Moves run in the order of the calls: the sources are read before anything else is written there.
+        # Moves run in the order of the calls: these sources are read before later calls write them.
         memory.growth.release_copied()
         return moves
 
     def confirm(self) -> int:
-        """End the oldest outstanding batch, or without one the composed batch, as run: its tokens are confirmed, full
-        blocks become nodes, duplicates are released. Returns its number. Raises NothingInFlight, or InvalidTokens for a
-        row whose tokens in this batch are still unknown: `append` them first."""
+        """End the oldest outstanding batch, or without one the composed batch, which has run: confirm its tokens, make
+        nodes of full blocks, release duplicates. Returns its number. Raises NothingInFlight, or InvalidTokens if tokens
+        of a row in this batch are still unknown: `append` them first."""
         memory = self._own("confirm")
         flight = self._ending(0)
         known = memory.tables.num_tokens
@@ -242,8 +241,8 @@ class BlockManager(Uncopyable):
         return flights.outstanding[place]
 
     def reserve(self, rows: RowsLike, num_blocks: ArrayLike) -> None:
-        """Draw blocks until each table holds at least `num_blocks[i]`; a cancel leaves them, unless states go with it.
-        Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing."""
+        """Draw blocks until each table holds at least `num_blocks[i]`. A cancel leaves them, unless it takes states
+        back. Raises UnknownRow, DuplicateRow, RowSwapped, InvalidConfig (negative) or OutOfBlocks, changing nothing."""
         memory = self._own("reserve")
         array = memory.tables.checked(rows)
         wanted = _counts(num_blocks, array, "num_blocks")
@@ -256,8 +255,8 @@ class BlockManager(Uncopyable):
         memory.reserve_rows(array, wanted)
 
     def truncate(self, row: int, num_blocks: int) -> None:
-        """Release the row's blocks from column `num_blocks` on, on the host too; void what batches compute there. Its
-        watermarks fall. Raises UnknownRow or InvalidConfig (negative, or past the table's end), changing nothing."""
+        """Release the row's blocks from column `num_blocks` on, on the host too; void what batches compute there.
+        Raises UnknownRow, or InvalidConfig (below 0, past the table's end, or windows or states cannot stand there)."""
         memory = self._own("truncate")
         row = memory.tables.one(row, allow_swapped=True)
         have = int(memory.tables.num_blocks[row])
@@ -269,15 +268,15 @@ class BlockManager(Uncopyable):
         memory.sharing.truncate(row, int(num_blocks))
 
     def free(self, rows: RowsLike) -> None:
-        """End rows, in flight or not; release blocks tail first. Raises UnknownRow, DuplicateRow, changing nothing."""
+        """End rows, in flight or not. Releases blocks tail first. Raises UnknownRow, DuplicateRow, changing nothing."""
         memory = self._own("free")
         for row in memory.tables.checked(rows, allow_swapped=True).tolist():
             memory.release(row)
 
     def fork(self, row: int) -> int:
-        """Open a row with the same tokens that shares all blocks with launched tokens, and is in the same batches up to
-        its known tokens. The first to write a shared partial block copies it. Raises UnknownRow, RowSwapped, or
-        RowInFlight past its known tokens if there are states."""
+        """Open a row with the same tokens. It shares all blocks with launched tokens, and is in the same batches up to
+        its known tokens. The first row to write a shared partial block copies it. Raises UnknownRow, RowSwapped, or, if
+        there are states, RowInFlight for a row in flight past its known tokens."""
         memory = self._own("fork")
         row = memory.tables.one(row)
         if memory.layout.states and memory.tables.content_end(row) < memory.tables.num_launched[row]:
@@ -285,8 +284,8 @@ class BlockManager(Uncopyable):
         return memory.fork_of(row)
 
     def swap_out(self, rows: RowsLike, keep: int = 0) -> Moves:
-        """Move the rows' blocks from column `keep` on, and with all blocks the states, to the host, after outstanding batches
-        wrote them. Raises UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing no row or content."""
+        """Move the rows' blocks from column `keep` on, at 0 with their states, to the host, after outstanding batches.
+        Raises UnknownRow, DuplicateRow, InvalidConfig or OutOfBlocks (tier "host"), changing no row or content."""
         memory = self._own("swap_out")
         array = memory.tables.checked(rows, allow_swapped=True)
         least = int(memory.tables.num_blocks[array].min()) if len(array) else 0
@@ -303,8 +302,8 @@ class BlockManager(Uncopyable):
         return joined([memory.take_moves(), moves])
 
     def take_moves(self) -> Moves:
-        """Return copies of content that calls without moves of their own planned. They run before the batch's forward
-        pass. Empty without `host_caching` or ends of rows."""
+        """Return the copies of content that calls without moves planned. Run them before the batch's forward pass.
+        Always empty without `host_caching` and ends of rows."""
         return self._own("take_moves").take_moves()
 
     def table(self, row: int) -> NDArray[np.int32]:
@@ -321,7 +320,7 @@ class BlockManager(Uncopyable):
         return self._memory.slots(np.array([row]), positions, np.array([len(positions)]))
 
     def stats(self) -> MemoryStats:
-        """This moment's figures."""
+        """Figures of this moment."""
         memory, device, host = self._memory, self.device, self.host
         sharing, offload = memory.sharing, memory.offload
         return MemoryStats(
@@ -351,44 +350,44 @@ class BlockManager(Uncopyable):
         )
 
     def check(self) -> list[str]:
-        """Every violation of the memory layer's invariants, recomputed from the tables; empty when all is well."""
+        """Violations of the memory layer's invariants, recomputed from the tables. Empty if all is well."""
         return self._memory.check()
 
     def lookup(self, tokens: Any, namespace: Any = None) -> Hit:
-        """The cached prefix of a prompt; changes and counts nothing. Raises InvalidTokens or InvalidNamespace."""
+        """The cached prefix of a prompt. Changes and counts nothing. Raises InvalidTokens or InvalidNamespace."""
         return self._memory.content.lookup(self._prompt(tokens), root_prefix(namespace))
 
     def retain(self, tokens: Any, namespace: Any = None, *, priority: int = 1, until: float | None = None) -> int:
-        """Evict the cached prefix of these tokens, on both tiers, after content of lower priority (1 to 3; 0 is not
-        retained), until logical time `until` (see `expire`; None: while a block stays known). Returns its tokens.
-        Raises InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent: none is cached."""
+        """Keep the cached prefix of these tokens, on both tiers, longer than content of lower `priority` (1 to 3; 0 is
+        not retained). `until`: a logical time (`expire`); None: while it is cached. Returns the prefix's tokens. Raises
+        InvalidTokens, InvalidNamespace, InvalidConfig (priority, until), or UnknownContent: nothing is cached."""
         level = checked_level(priority)
         return self._memory.content.retain(self._prompt(tokens), root_prefix(namespace), level, until)
 
     def expire(self, now: float) -> None:
-        """End the retentions until the logical time `now`, or before; an earlier time than before changes nothing.
-        Raises InvalidConfig for NaN and what is no number."""
+        """End the retentions until the logical time `now` or earlier. A `now` before an earlier call's changes nothing.
+        Raises InvalidConfig for NaN and for what is no number."""
         self._memory.content.retentions.expire(logical_time("now", now))
 
     def reset_cache(self) -> bool:
-        """Forget all content. Return False and change nothing while any block of either tier is used."""
+        """Forget all content. Return False and change nothing while any block of either tier is used or pinned."""
         return self._memory.content.reset()
 
     def block_hashes(self, row: int) -> list[bytes]:
-        """Chained SHA-256 of the row's nodes in order, equal for equal content in every process. Raises UnknownRow."""
+        """Chained SHA-256 of the row's nodes in order: of equal content equal in every process. Raises UnknownRow."""
         return self._memory.index.hashes(self._memory.tables.one(row, allow_swapped=True))
 
     def take_events(self, *, restart_points: bool = False) -> list[Event]:
-        """Return what each tier stored and removed since the last call, parents stored before children; nothing without full
-        layers or a prefix cache. The first call begins with all content, and changes are kept from then on. Applied from
-        empty, the events give exactly the confirmed content of both tiers. `restart_points`: from this call on, where prompts
-        can begin in a model whose layers are of several kinds, too."""
+        """Return what each tier stored and removed since the last call, parents stored before children. The first call
+        returns all content and begins the record. All events, applied from empty, give exactly the confirmed content of
+        both tiers. `restart_points`: from this call on report also where prompts can begin, in a model whose layers are
+        of several kinds. Returns nothing without full layers or a prefix cache."""
         if not self.prefix_caching:
             return []
         return self._memory.content.event_log().take(restart_points=restart_points)
 
     def events_snapshot(self) -> list[Event]:
-        """What `take_events` has returned and still holds, for a reader that starts late: later events continue it."""
+        """All that `take_events` returned and that still holds, for a reader that starts late. Later events follow."""
         return self._memory.content.event_log().snapshot() if self.prefix_caching else []
 
     def cached_contents(self, tier: Literal["device", "host"] = "device") -> set[tuple[bytes, ...]]:
@@ -398,31 +397,31 @@ class BlockManager(Uncopyable):
         return self._memory.index.contents(tier) if self._memory.layout.full_pages else set()
 
     def extend_hit(self, row: int) -> int:
-        """Take what is found behind the row's blocks, if all are nodes: tokens. Raises UnknownRow or RowSwapped."""
+        """Take content behind the row's blocks, if all are nodes. Returns tokens. Raises UnknownRow or RowSwapped."""
         memory = self._own("extend_hit")
         return memory.sharing.extend_hit(memory.tables.one(row))
 
     def load_where(self, is_worth_loading: Callable[..., bool]) -> None:
-        """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default all. Where layers
-        are of several kinds, `is_worth_loading(start, end, pages)`: rather than compute them, copy so many pages."""
+        """Load content that only the host has where `is_worth_loading(start, end)` of its positions; by default always.
+        Where layers are of several kinds it gets (start, end, pages): copy these pages, or compute the positions?"""
         memory, plain = self._own("load_where"), is_worth_loading
         memory.load_where((lambda start, end, _: plain(start, end)) if memory.layout.is_plain else is_worth_loading)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that the pool holds."""
+        """Tokens of the longest sequence that the pool can hold."""
         return self._memory.layout.tokens_in(self.num_blocks)
 
     def groups(self) -> tuple[GroupTables, ...]:
-        """The pages of the rows of the composed batch, in the order in which they were placed, one a layer group: where
-        states are read and written, too. Valid until the next call that changes rows."""
+        """For each layer group, the pages of the composed batch's rows, and where their states are read and written.
+        Rows are in the order of their placement. Valid until the next call that changes rows."""
         memory = self._own("groups")
         memory.flights.composed.pack()
         return memory.group_tables(memory.flights.composed)
 
     def group_pages(self, group: int, row: int) -> NDArray[np.int32]:
-        """The pages of the row's blocks in a group, int32 [columns, pages]; -1 in columns that a window or chunk gave back.
-        A state has one column. Raises UnknownRow, or InvalidConfig for a group that there is not."""
+        """The pages of the row's blocks in a group, int32 [columns, pages]; -1 in columns that a window or chunk
+        released. A state has one column. Raises UnknownRow, or InvalidConfig if there is no such group."""
         memory = self._memory
         group = checked_integer("group", group, 0, len(memory.layout.groups))
         row = memory.tables.one(row, allow_swapped=True)

@@ -17,9 +17,9 @@ NO_PAIRS.setflags(write=False)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """Copies to make before the forward pass, int32 [n, 2] a kind: source page, destination page (a block, where blocks
-    have one). Kinds run in field order. A later kind may write a page that `device_to_host` empties, and read one that an
-    earlier kind wrote; else no page is both source and destination.
+    """Copies to make before the forward pass, int32 [n, 2] for each kind: (source page, destination page). Where blocks
+    have one page, these are block ids. Run the kinds in the order of the fields: a later kind may write a page that
+    `device_to_host` reads, and read a page that an earlier kind writes. Else no page is both source and destination.
     """
 
     device_to_host: Pairs = field(default_factory=lambda: NO_PAIRS)

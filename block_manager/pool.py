@@ -48,7 +48,7 @@ class Pool:
     object [num_blocks] is the run of the block's node.
 
     A block may take up to `most_pages` pages. Then `num_blocks` counts pages, and so do free, cached and available
-    blocks. The first of its pages names it and has its state. A pool that `grows` never lacks blocks: they cost nothing.
+    blocks. Its first page names it and has its state. A pool that `grows` never lacks blocks: they cost nothing.
     """
 
     def __init__(self, num_blocks: int, tier: str, most_pages: int = 1, *, grows: bool = False) -> None:

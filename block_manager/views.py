@@ -1,6 +1,6 @@
-"""What is seen of memory: rows, blocks, the pages of a batch's rows, and figures, plain numbers with units.
+"""What callers see of memory: rows, blocks, the pages of a batch's rows, and figures.
 
-Columns of rows are live views, valid until a row is added or gets more tokens; arrays of blocks are copies.
+Columns of rows are live views, valid until a row is added or gets more tokens. Arrays of blocks are copies.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .tiers import Tiers
 _Integer = TypeVar("_Integer", bound=np.integer)
 
 WINDOW = 1_000
-"""Lookups that the recent hit rate looks back on."""
+"""The recent hit rate covers so many of the last lookups."""
 
 
 class RowView:
-    """The rows, a column each; entry i belongs to row i.
+    """The rows, as columns; entry i of each belongs to row i.
 
-    block_tables  int32 [rows, columns]: entry (row, column) for column < num_blocks[row]; the rest is stale
+    block_tables  int32 [rows, columns]: the block ids of each row, num_blocks of them; the rest is stale
     tokens        int32 [rows, stride]: the token ids of each row, num_tokens of them; the rest is stale
     num_blocks    int64 [rows]: blocks in each row's table
     num_tokens    int64 [rows]: tokens known
-    num_launched  int64 [rows]: tokens computed or in batches that have not ended; may exceed num_tokens
-    num_computed  int64 [rows]: tokens whose KV is confirmed (with what the row shares of pending nodes)
+    num_launched  int64 [rows]: tokens computed, or in batches that have not ended; may exceed num_tokens
+    num_computed  int64 [rows]: tokens whose KV is confirmed, or in pending nodes that the row shares
     """
 
     def __init__(self, tables: Tables, tiers: Tiers) -> None:
@@ -64,13 +64,13 @@ class RowView:
         return self._tables.num_launched - self._tables.num_computed
 
     def num_on_host(self, row: int) -> int:
-        """Host blocks that the row holds."""
+        """Host blocks of the full group that the row holds."""
         return self._tiers.num_on_host(row)
 
 
 class TierView:
-    """Blocks of one tier: *free* (ref count 0, no content), *cached* (0, with content) or *used* (1 or more). Where a block takes
-    several pages, the columns have what its block has for each of them."""
+    """Blocks of one tier: *free* (ref count 0, no content), *cached* (0, with content) or *used* (1 or more). Where a
+    block takes several pages, counts and columns are of pages: each has the value of its block."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self.num_blocks = pool, pool.num_blocks
@@ -89,12 +89,12 @@ class TierView:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be drawn: free and cached."""
+        """Blocks that can be drawn: free and cached ones."""
         return self._pool.num_available
 
     @property
     def usage(self) -> float:
-        """Used blocks ÷ all blocks; 0 without any."""
+        """Used blocks ÷ all blocks; 0 if the tier has none."""
         return self._pool.num_used / self.num_blocks if self.num_blocks else 0.0
 
     @property
@@ -110,24 +110,24 @@ class TierView:
 
     @property
     def levels(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: the priority of each block's content, 0 if not retained (`BlockManager.retain`); a host block's is
-        0 while the device has its content, too."""
+        """int8 [num_blocks]: the priority of each block's content (`BlockManager.retain`), 0 if it is not retained.
+        With `host_caching` a host block has 0 while the device has its content, too."""
         return self._pool.of_pages(self._pool.level.clip(0))
 
 
 class GroupTables:
-    """The pages of n rows in one layer group; read when asked for, as the tables stand then.
+    """The pages of n rows in one layer group. Each property reads the tables as they are at that moment.
 
-    tables  int32 [n, columns, pages]: of each block; -1 in columns that a window or chunk gave back, and behind a table.
-            A state has one column
-    written_from  int64 [n]: the first token of its share that each row writes; those before are there already
-    read    int32 [n, pages], of states: where each row's state before its first token of the batch lies; -1: at zero
-    write   int32 [n, pages], of states: where the state after its last token of the batch goes
+    tables  int32 [n, columns, pages]: pages of each block; -1 in columns that a window or chunk released, and behind
+            the end of a table. A state has one column
+    written_from  int64 [n]: the first token of its share that each row has to write; earlier ones are content already
+    read    int32 [n, pages], of states: where the state lies with which each row's share begins; -1: it begins at zero
+    write   int32 [n, pages], of states: where the state after the last token of the share goes
     """
 
     def __init__(self, growth: Growth, group: int, rows: Rows, flight: Flight) -> None:
         self._tables, self._device, self._layout = growth.tables, growth.device, growth.layout
-        # Forks may join the flight's arrays later.
+        # Forks may be added to the flight's arrays later.
         self._number, self._rows, self._flight, self._starts = group, rows, flight, flight.starts
 
     @property
@@ -140,7 +140,7 @@ class GroupTables:
         return self.at(self._rows[:, None], rising(width))
 
     def at(self, rows: Rows, columns: Rows) -> NDArray[np.int32]:
-        """The pages of each row's block in a column, int64 of any shapes: int32 [..., pages], -1 as in `tables`."""
+        """The pages of each row's block in a column, int32 [..., pages]; -1 as in `tables`. `columns` broadcasts."""
         tables, table = self._tables, self._layout.table_of[self._number]
         is_there = (columns >= tables.first[table, rows]) & (columns < tables.num_blocks[rows])
         blocks = np.where(is_there, tables.blocks[table, rows, columns], -1)
@@ -174,11 +174,11 @@ class GroupStats:
     """A layer group at one moment, in pages.
 
     used         held by rows and batches
-    cached       with content, and held by no row or batch
-    passed       given back in front so far by a window or chunk, from the table of each row by itself
-    lost_tokens  found of prompts in the full group, behind hits that this group ended: it allowed least
-    wasted       of those used, by rounding: parts of blocks without a computed token that the group has to keep
-    on_host      of the host, with content, and held by none
+    cached       with content, and held by nobody
+    passed       released so far because rows' windows or chunks passed them, counted for each row's table
+    lost_tokens  tokens that the full group had behind hits which this group ended: it allowed the shortest
+    wasted       of those used: parts of blocks without a computed token that the group has to keep
+    on_host      cached pages of the host
     """
 
     group: LayerGroup
@@ -192,19 +192,19 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """One moment's figures.
+    """Figures of one moment.
 
-    Blocks by state, for each tier; `usage` is used ÷ all device blocks; `fragmentation` is the share of slots in used
-    device blocks that hold no computed token (0 with no used block).
+    Each tier has its blocks by state. `usage` is used ÷ all device blocks. `fragmentation` is the share of slots in
+    used device blocks that hold no computed token (0 if no block is used, or layers are of several kinds).
 
-    `queries` counts admissions that looked, `query_tokens` their tokens, `hit_tokens` what they found. Of these another
-    row of the batch was still computing `pending_hit_tokens`, `host_hit_tokens` came from the host, `device_hit_tokens`
-    are the rest. All are 0 without a prefix cache. The `recent` figures are of the last WINDOW lookups.
+    `queries` counts admissions that looked, `query_tokens` their tokens, `hit_tokens` the tokens that they found. Of
+    these, another row of the batch was still computing `pending_hit_tokens`; `host_hit_tokens` came from the host; and
+    `device_hit_tokens` are the rest. All are 0 without a prefix cache. `recent` figures cover the last WINDOW lookups.
 
-    `evicted_blocks` of content left the device; `idle_steps` sums the steps (batches composed) that each was unused,
-    `lifetime_steps` those since its run of content began. `offloaded_blocks` of content were copied to the host when
-    they left the device, `loaded_blocks` back on a hit; both are pages where blocks have several. `groups`: of a model whose layers
-    are of several kinds; else empty.
+    `evicted_blocks` have left the device. Over these, `idle_steps` sums the steps (batches composed) that each was
+    unused, `lifetime_steps` those since its run of content began. `offloaded_blocks` were copied to the host when they
+    left the device, `loaded_blocks` back on a hit. Where blocks have several pages, all but `lifetime_steps` count
+    pages. `groups` is empty unless layers are of several kinds.
     """
 
     num_blocks: int
@@ -233,7 +233,7 @@ class MemoryStats:
 
     @property
     def device_hit_tokens(self) -> int:
-        """Hit tokens that were on the device, computed."""
+        """Hit tokens that were on the device and computed."""
         return self.hit_tokens - self.pending_hit_tokens - self.host_hit_tokens
 
     @property
@@ -243,12 +243,12 @@ class MemoryStats:
 
     @property
     def mean_idle_steps(self) -> float:
-        """Steps that an evicted block had been unused for, on average; 0 before the first eviction."""
+        """Mean number of steps that an evicted block had been unused; 0 before the first eviction."""
         return self.idle_steps / self.evicted_blocks if self.evicted_blocks else 0.0
 
     @property
     def mean_lifetime_steps(self) -> float:
-        """Steps from the beginning of an evicted block's content to its eviction, on average; 0 before the first."""
+        """Mean number of steps from the beginning of an evicted block's content to its eviction; 0 before the first."""
         return self.lifetime_steps / self.evicted_blocks if self.evicted_blocks else 0.0
 
     @property
