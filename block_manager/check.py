@@ -21,8 +21,8 @@ from .tiers import Tiers
 def violations_of(
     growth: Growth, flights: Flights, index: PrefixIndex, tiers: Tiers, beside: list[tuple[int, int]]
 ) -> list[str]:
-    """Every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `beside`: (table, block)
-    of each reference on the device that no row has."""
+    """Return every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `beside`:
+    (table, block) of each device reference that no row has."""
     tables, layout = growth.tables, growth.layout
     pools = dict.fromkeys((*tiers.pools, *index.pools))
     found = [each for pool in pools for each in _free_lists(pool)]

@@ -1,9 +1,9 @@
-"""The bytes by which content is found: equal keys are equal content, so no hash can collide.
+"""The bytes under which content is found. Equal keys are equal content: there is no hash that could collide.
 
     a node below another:  | id of the parent's run | offset in it | token ids of the block |
     a node without parent: | -1                     | namespace    | token ids of the block |
 
-Run ids count up from 0 and are never reused, and all blocks have equally many token ids. The chained SHA-256 is for
+Run ids count up from 0 and are never reused. All blocks have the same number of token ids. The chained SHA-256 is for
 indexes elsewhere.
 """
 
@@ -22,7 +22,7 @@ _CONSTANTS = {b"N": None, b"T": True, b"F": False}
 
 
 def root_prefix(namespace: Any) -> bytes:
-    """The start of a first block's key, for a namespace built of None, bool, int, str, bytes and tuples of them. Typed:
+    """The start of a first block's key, for a namespace of None, bool, int, str, bytes and tuples of these. Typed:
     1, "1", b"1" and True are four namespaces. Raises InvalidNamespace for another type, or for too deep nesting."""
     try:
         return _ROOT + _encoded(namespace)
@@ -40,7 +40,7 @@ def node_prefix(run_id: int, offset: int) -> bytes:
 
 
 def extend_chain(digests: list[bytes], before: bytes, data: bytes, block_bytes: int) -> None:
-    """Append the chained SHA-256 of each block of `data`; `before` is that of the block or namespace before it."""
+    """Append the chained SHA-256 of each block of `data`. `before`: that of the block or namespace before it."""
     for start in range(0, len(data), block_bytes):
         before = hashlib.sha256(before + data[start : start + block_bytes]).digest()
         digests.append(before)
@@ -57,7 +57,7 @@ def _encoded(value: Any) -> bytes:
     if isinstance(value, int):
         body, tag = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True), b"i"
     elif isinstance(value, str):
-        # surrogatepass: every str is a namespace of its own, lone surrogates included.
+        # surrogatepass: every str is a namespace of its own, with lone surrogates, too.
         body, tag = value.encode("utf-8", "surrogatepass"), b"s"
     elif isinstance(value, bytes):
         body, tag = value, b"b"
@@ -71,7 +71,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _decoded(data: bytes) -> tuple[Any, bytes]:
-    """The value whose encoding comes first, and what follows it."""
+    """The value whose encoding comes first in `data`, and the rest of `data`."""
     tag, rest = data[:1], data[1:]
     if tag in _CONSTANTS:
         return _CONSTANTS[tag], rest

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .tables import Rows
 
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
-# Instead of a token in `held`: the sequence gave its row back.
+# In `held`, in place of a token: the sequence gave its row back.
 LEFT = -1
 
 
@@ -27,7 +27,7 @@ class Share(NamedTuple):
 
 
 class StateRead(NamedTuple):
-    """States of a sequence, `uid`, after `start` tokens, which lie in these blocks, one a state group."""
+    """States of the sequence `uid` after `start` tokens. `blocks`: where they lie, one for each state group."""
 
     uid: int
     start: int
@@ -37,14 +37,14 @@ class StateRead(NamedTuple):
 class Flight:
     """One batch: tokens `starts[i]` to `ends[i]` - 1 of `rows[i]`, int64 [n] each, in the order of their placement.
 
-    A row has one share, a fork that is placed itself two. Rows that gave blocks back have theirs clipped or empty.
+    A row has one share; a fork that is placed itself has two. A row that gave blocks back has a clipped or empty share.
 
     held     int64 [n]: the token before which each row still holds its blocks, -1 once its sequence gave the row back;
-             None while no row gave anything back
-    is_fork  bool [n]: shares that forks inherited; None where there are none
+             None while no row has given anything back
+    is_fork  bool [n]: shares that forks inherited; None if there are none
     """
 
-    # Of the class until a batch has its own.
+    # On the class until a batch has its own.
     rows = starts = ends = _NOTHING
     held: NDArray[np.int64] | None = None
     is_fork: NDArray[np.bool_] | None = None
@@ -52,9 +52,9 @@ class Flight:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        # By row, those that read their states from other blocks than they write; who takes one out releases its blocks.
+        # By row, states that it reads from other blocks than it writes. Who takes an entry out releases its blocks.
         self.reads: dict[int, StateRead] = {}
-        # By row, the first token of its share that is not content already; what is before is written nowhere.
+        # By row, the first token of its share that it writes. Tokens before it are content already.
         self.written_from: dict[int, int] = {}
         # Shares placed one by one and not packed yet, by row.
         self._single: dict[int, tuple[int, int]] = {}
@@ -90,19 +90,19 @@ class Flight:
             self.place(rows, bounds[:, 0], bounds[:, 1])
 
     def holds(self, place: int) -> bool:
-        """Whether the share at this place is no fork's, and its sequence still holds the row."""
+        """Whether the share at this index is not a fork's, and its sequence still holds the row."""
         is_held = self.held is None or self.held.item(place) != LEFT
         return is_held and (self.is_fork is None or not self.is_fork.item(place))
 
     def lengthen(self, rows: Rows, ends: NDArray[np.int64]) -> None:
-        """Extend the shares of these rows, placed in one call, to `ends`; their drafts may be rejected."""
+        """Extend the shares of these rows, which were placed in one call, to `ends`. Their drafts may be rejected."""
         first = int((self.rows == rows[0]).argmax())
         self.ends = self.ends.copy()
         self.ends[first : first + len(rows)] = ends
         self.has_drafts = True
 
     def has(self, row: int) -> bool:
-        """Whether the batch has a share, perhaps an empty one, of the sequence that holds the row."""
+        """Whether the batch has a share of the sequence that holds the row; the share may be empty."""
         return row in self._single or len(self._places(row)) > 0
 
     def shares(self) -> list[Share]:
@@ -119,7 +119,7 @@ class Flight:
         return self.rows[stays], self.starts[stays], ends[stays]
 
     def share_of(self, row: int) -> Share | None:
-        """The row's share; None if it has none or an empty one."""
+        """The row's share; None if it has none, or an empty one."""
         self.pack()
         places = self._places(row)
         if not len(places):
@@ -129,7 +129,7 @@ class Flight:
         return Share(row, start, end) if start < end else None
 
     def clip(self, row: int, limit: int) -> None:
-        """Void the row's share from token `limit` on: it gives up these blocks."""
+        """Void the row's share from token `limit` on, because the row gives up the blocks there."""
         self.pack()
         places = self._places(row)
         if not len(places) or limit >= int(self.ends[places].max()):
@@ -152,11 +152,11 @@ class Flights:
 
     @property
     def all(self) -> list[Flight]:
-        """Outstanding batches, and the composed one if it has rows."""
+        """The outstanding batches, and the composed one if it has rows."""
         return [*self.outstanding, self.composed] if self.composed.is_used else self.outstanding
 
     def begin(self, number: int) -> None:
-        """Put out the composed batch if it has rows; later placements belong to batch `number`."""
+        """Put out the composed batch if it has rows. Later placements belong to batch `number`."""
         if self.composed.is_used:
             self.seal()
         self.composed.number = number
@@ -169,7 +169,7 @@ class Flights:
         return flight
 
     def shares_of(self, row: int) -> list[tuple[int, Share]]:
-        """(batch, share) of the row in each batch that has a non-empty one, oldest first."""
+        """(batch, share) of each batch in which the row has a share that is not empty, oldest first."""
         found = [(flight.number, flight.share_of(row)) for flight in self.all]
         return [(number, share) for number, share in found if share is not None]
 
