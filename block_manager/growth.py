@@ -105,7 +105,7 @@ class Growth:
             return short
         pages: NDArray[np.int64] = short * (layout.block_pages if at_once else layout.full_pages)
         for side in () if at_once else layout.bounded:
-            # The front may lie on the host: then less than nothing would be there.
+            # The front of a row on the host may lie behind `have`.
             lacks = np.minimum(wanted, side.most) - np.maximum(have - tables.first[side.table, rows], 0)
             pages += np.maximum(lacks, np.minimum(short, 1)) * side.pages
         # A row whose states must not be overwritten draws others.
@@ -283,7 +283,7 @@ class Growth:
         return Moves(device_to_device=pairs_of([pair for of_row in copies.values() for pair in of_row]))
 
     def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Replace each source in `pairs` that waits for a copy of the row: read where that copy reads."""
+        """`pairs`, where a source that waits for a copy of the row is replaced by the page which that copy reads."""
         sources = {copy: source for source, copy in self.copies.get(row, ())}
         return [(sources.get(source, source), target) for source, target in pairs]
 
@@ -318,7 +318,7 @@ class Growth:
             tables.let_move([row, child], True)
 
     def take_changes(self) -> TableChanges:
-        """Return the table entries changed since the last call, in order, read-only. The first call begins this."""
+        """Return the table entries changed since the last call, in order, read-only. The first call begins a record."""
         parts, self._changed = self._changed, []
         if not parts:
             return NO_CHANGES

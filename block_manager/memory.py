@@ -532,6 +532,7 @@ class Memory:
             self.sharing.truncate(row, 0)
 
     def release(self, row: int) -> None:
+        """End a row, in flight or not: keep its content, void its shares, release its blocks tail first."""
         tables = self.tables
         if self.layout.sides:
             self.sides.keep_all(row)

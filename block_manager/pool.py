@@ -59,7 +59,7 @@ class Pool:
         # By block, if the pool serves several places: that of its node, and whether it was put first in a queue.
         self.place: NDArray[np.int8] | None = None
         self.goes_next: NDArray[np.bool_] | None = None
-        # Blocks of higher levels are evicted later. And whether any level was ever raised.
+        # By block: higher levels are evicted later. And whether one was ever raised.
         self.level, self._is_raised = np.zeros(num_blocks, np.int8), False
         self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
         numbers = itertools.count(1)
@@ -128,7 +128,7 @@ class Pool:
         self.num_free += more
 
     def draw(self, count: int, pages: int = 1) -> Blocks:
-        """Draw `count` blocks of `pages` pages, evicting if need be. Returns int64 [count]. Raises OutOfBlocks."""
+        """Draw `count` blocks of `pages` pages, one reference each, int64 [count]; may evict. Raises OutOfBlocks."""
         num_pages = count * pages
         if num_pages > self.num_free:
             self.require(num_pages)
@@ -475,7 +475,7 @@ class Retentions:
         self.next_end = np.inf
 
     def retain(self, reaches: dict[Run, list[Reach]], level: int, until: float | None) -> Retained:
-        """Retain these nodes, by run, last one first, at `level` until then (None: for good). Raises InvalidConfig."""
+        """Retain nodes, by run, last one first, at `level` at least (`until` None: for good). Raises InvalidConfig."""
         number, runs = next(self._numbers), list(reaches)
         if until is not None:
             until = logical_time("until", until)

@@ -76,7 +76,7 @@ class PrefixIndex:
     def open_path(
         self, row: int, root: bytes, *, reads: bool = True, writes: bool = True, key: bytes = b"", level: int = 0
     ) -> Path:
-        """Open a path for a row. `key`, of a first block that is not cached and that the row computes: begin a run."""
+        """Open a path for a row. With a `key`, that of its first block, begin a run: the row computes that block."""
         path = self.paths[row] = Path(root, reads=reads, writes=writes, open_level=level if self.has_sides else 0)
         if key:
             self.open_run(row, path, key)

@@ -361,8 +361,8 @@ class Content:
         return [node for node in way if node[1] >= 0]
 
     def why_missing(self, tokens: NDArray[np.int32], root: bytes) -> tuple[int, int, tuple[int, int, int] | None, bool]:
-        """Why no more of these tokens is cached: blocks of their cached prefix on the device, and on the host; what was
-        evicted of the rest (place, blocks, step), if remembered; whether another namespace has their first block."""
+        """Blocks of these tokens' cached prefix on the device, and on the host; the eviction that took the next block
+        (place, blocks, step; None: not remembered); and whether another namespace has the first block."""
         here, there = self.split(self.confirmed(tokens, root))
         num, size, first = num_nodes(here) + num_nodes(there), self._index.block_bytes, self.first_key(tokens, b"")
         gone, elsewhere, digests = None, False, list[bytes]()
@@ -453,7 +453,7 @@ class Content:
             self._index.pools[place].let_go(blocks.copy())
 
     def fetch(self, parts: list[Part]) -> None:
-        """Load what only the host has of these parts into free device blocks. All are cached then, as just used."""
+        """Load what only the host has of these parts to the device. All are cached there then, as just used."""
         assert self._offload is not None, "content is on the host alone only where it is offloaded"
         for place, blocks in _as_they_go(self._offload.bring(parts)):
             self._index.pools[place].release(blocks)
@@ -493,8 +493,8 @@ class Content:
         return any(run.is_any_there(place, 0, at + 1) for run, at in way)
 
     def put_first(self, place: int, ends: list[Blocks]) -> tuple[Blocks, Blocks]:
-        """Let these blocks of loose ends be evicted next of their levels, the first ones first. Returns the blocks and
-        their marks, for `num_first`. A side's blocks lie in the same pool as the full group's."""
+        """Let these blocks of loose ends, in a tier's pool of pages, be evicted next of their levels, first ones first.
+        Returns the blocks and their marks, for `num_first`."""
         pool = self._index.pages(place)
         for blocks in reversed(ends):
             pool.put_first(blocks)

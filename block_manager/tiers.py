@@ -58,7 +58,7 @@ class Offload:
             self._forget_loads(self._device.all_pages_of(sources))
         for place, parts, blocks in index.by_place(len(index.pools) - NUM_PLACES, taken, sources):
             if index.has_sides and not (stays := self._device.has_content(blocks)).all():
-                # Making room on the host for the content of others took that of some of these.
+                # Making room on the host for other content took the content of some of these blocks.
                 blocks = blocks[stays]
                 parts = [blocks]
             leaving = index.nodes_in(place, parts)
@@ -142,7 +142,7 @@ class Offload:
         return moves
 
     def _copy_out(self, place: int, run: Run, first: int, stop: int, sources: Blocks) -> None:
-        """Copy the last of these nodes, which the host lacks, there: as many as have room. `sources`: last first."""
+        """Copy these nodes to the host, which lacks them; if room is short, the last ones. `sources`: last first."""
         pages = self._pages[place]
         if not (room := min(len(sources), self._host.num_available // pages)):
             return
@@ -166,7 +166,7 @@ class Offload:
 
 
 class Tiers:
-    """Swaps of rows, and the host tails of swapped ones, which keep length and fronts. A state goes with block 0."""
+    """Swaps of rows, and the host tails of swapped rows. Such a row keeps its fronts; its states go with block 0."""
 
     def __init__(
         self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent
@@ -175,7 +175,7 @@ class Tiers:
         self._tables, self._layout = growth.tables, growth.layout
         # The pools of sides, device and host. The full group's are in `index`: others if its blocks cost no page.
         self.pools = growth.device, host
-        # By table: pages of a block, and whether rows can share one. Each row gets a state of its own, to overwrite.
+        # By table: pages of a block, and whether rows may share it. A state is overwritten: each row gets its own.
         sides_of = self._layout.sides
         self._kinds = [(self._layout.full_pages, True), *((side.pages, not side.is_state) for side in sides_of)]
         # By row and table: the host blocks of its last columns, in order. The full group's begin at column num_blocks.
