@@ -1,4 +1,4 @@
-"""The end of a batch: its samples become tokens and ends of sequences, or a cancel takes it back."""
+"""The end of a batch: an update appends tokens and ends sequences, a cancel takes the batch back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 
 
 def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> Tokens:
-    """Return the new tokens of a batch, int32 [sum]. Raises WrongTokens."""
+    """Return the tokens that the caller gives for all rows of a batch, int32 [m]. Raises WrongTokens."""
     try:
         return tokens_below(token_ids, vocabulary_size)
     except InvalidTokens as error:
@@ -33,7 +33,7 @@ def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) ->
 
 
 def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[Batch]) -> Counts | None:
-    """Return how many tokens each row got, int64 [n], or None if usual. `outstanding`: batches. Raises WrongTokens."""
+    """Return how many tokens each row got, int64 [n]; None: one for each row that samples. Raises WrongTokens."""
     ticket, num = batch.ticket, len(tokens)
     rows, samples = ticket.rows, ticket.samples
     if counts is None:
@@ -43,12 +43,12 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
     array = counts if type(counts) is np.ndarray and counts.dtype == _INT64 else int64_array(counts)
     if array is None or array.shape != rows.shape:
         raise _wrong(batch, f"counts has to hold an integer for each of {len(rows)} rows, its tokens; got {counts!r}.")
-    # The usual counts are recognised by their bytes: a reduction costs more.
+    # Most counts are the usual ones. Comparing bytes costs less than a reduction.
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
     if array.tobytes() == usual.tobytes() and num == ticket.num_samples:
         return None
     if array.size and not (int(array.min()) >= 0 and int(array.max()) <= num):
-        # Sums of larger counts wrap.
+        # The sum of larger counts could wrap.
         found = f"got {array.min()} to {array.max()}"
         raise _wrong(batch, f"counts have to be from 0 to the {num} tokens that came; {found}.")
     if not ticket.all_sample and array[~samples].any():
@@ -68,7 +68,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
 
 
 def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:
-    """Raise WrongTokens for more accepted drafts than there were, or other ones."""
+    """Raise WrongTokens if a row accepts more drafts than it had, or tokens that were not its drafts."""
     ticket = batch.ticket
     drafted, draft_tokens = ticket.draft_counts, ticket.draft_tokens
     assert drafted is not None and draft_tokens is not None, "the batch has drafts"
@@ -118,7 +118,7 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
     state.stats.count_batches(int(len(ticket.rows) > 0), len(batch.token_ids), len(tokens))
-    # Each of these rows has one token to go. Identity of the array tells if any row has left or joined since.
+    # Each of these rows has one token to go. Where the array is still the same object, no row has left or joined.
     may_be_steady = is_even and rows is ticket.rows and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
     for place in done.tolist():
@@ -136,8 +136,8 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
 def _extend_unevenly(
     state: State, ticket: Ticket, rows: Rows, tokens: Tokens, counts: Counts, picked: Counts | None
 ) -> tuple[Tokens, Counts, Counts, Counts, NDArray[np.int8]]:
-    """Settle a batch with drafts or uneven tokens, and extend `rows`, its `picked` ones; `counts` are of all its rows.
-    Return the tokens kept and, by row, how many are kept, its computed and known tokens, and why it ends."""
+    """Settle a batch with drafts or uneven counts, and append to `rows`, at its places `picked` (None: all), the tokens
+    they keep. `counts` are of all its rows. Return kept tokens; by row: kept, computed and known ones, finish code."""
     manager = state.manager
     state.columns.advance_unevenly()
     given, first, ends = counts, counts.cumsum() - counts, ticket.ends
@@ -174,8 +174,8 @@ def _extend_unevenly(
 
 
 def _without_wrong_states(state: State, rows: Rows, ends: Counts, accepted: Counts, drafted: Counts) -> Counts:
-    """Return up to where rows that had computed `ends` tokens stay computed: where not all of their `drafted` tokens
-    were `accepted`, up to where their share began. Note there what is computed again."""
+    """Return each row's computed tokens, int64 [n]: `ends`, or the start of its share if one of its drafts was wrong,
+    because its states have seen that draft. Note that such a row computes up to `ends` again."""
     is_wrong = accepted < drafted
     for row, end in zip(rows[is_wrong].tolist(), ends[is_wrong].tolist(), strict=True):
         state.columns.recover(row, end)
@@ -183,8 +183,8 @@ def _without_wrong_states(state: State, rows: Rows, ends: Counts, accepted: Coun
 
 
 def _await_append(state: State, rows: Rows) -> None:
-    """Mark rows that got no token: until the caller appends some, what they compute does not sample. A preempted
-    request that has nothing to compute until then gives its blocks back."""
+    """Mark rows that got no token: they do not sample until the caller appends tokens. If such a row's request was
+    preempted, has no other sequence and is in no batch, it gives its blocks back."""
     manager = state.manager
     for row in rows.tolist():
         request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
@@ -199,7 +199,7 @@ def _await_append(state: State, rows: Rows) -> None:
 
 
 def _sampled_elsewhere(ticket: Ticket, tokens: Tokens, counts: Counts | None) -> list[tuple[Left, list[int]]]:
-    """Return what the batch sampled for sequences that gave their rows back while it was out."""
+    """Return the tokens that the batch sampled for each sequence that gave its row back while the batch was out."""
     each = ticket.samples.astype(np.int64) if counts is None else counts
     stops = np.cumsum(each)
     gone = [(i, left) for i, left in sorted(ticket.gone.items()) if not left.is_void and ticket.samples[i]]
@@ -207,18 +207,18 @@ def _sampled_elsewhere(ticket: Ticket, tokens: Tokens, counts: Counts | None) ->
 
 
 def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
-    """Append tokens to a sequence that lost its row after they were placed, wherever it is now."""
+    """Append sampled tokens to a sequence that lost its row while the batch was out. It may have a row again."""
     request, sequence, _ = left
     row = request.rows[sequence]
     if not sampled:
-        # Computed again, it must not sample: it waits for tokens from the caller.
+        # It waits for tokens from the caller, and must not sample when it is computed again.
         state.columns.note_sampled(request, sequence)
         state.outstanding.void_unknown(request, sequence)
         if row < 0 and all(request.has_sampled[i] for i in request.live_sequences):
             state.queues.leave(request)
             state.queues.wait(request, is_idle=True)
         return Output(request.id, sequence, [])
-    # It may have no row.
+    # The sequence may have no row, so columns of one row say where it ends.
     columns, place, known = RowColumns(1), np.zeros(1, np.int64), np.array([state.books.num_known(request, sequence)])
     columns.bind(0, request, sequence)
     kept, codes = columns.kept_counts(place, (np.array(sampled, np.int32), place, np.array([len(sampled)])), known)
@@ -239,7 +239,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
 
 
 def cancel(state: State, batch: Batch, moved: bool) -> None:
-    """Take back what the latest batch, which did not run, put in flight. Carry its moves over unless they ran."""
+    """Take back the latest batch, which did not run. Unless its copies ran (`moved`), a later batch runs them."""
     manager, ticket = state.manager, batch.ticket
     state.stats.count("cancelled_tokens", batch.num_scheduled_tokens)
     broken = _whose_states_break(state, ticket)
@@ -251,22 +251,22 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
         request = state.columns.owner[row]
         request.count("hit_tokens", -lost)
         if request.num_loading:
-            # It lost blocks while it loads: it waits again, and asks for its loads when it is admitted again.
+            # It lost blocks while it was loading: it waits again, and asks for its loads at its next admission.
             drop_rows(state, request)
             request.await_load(None)
     for request in broken:
-        # What its states were before the batch is overwritten.
+        # The batch has overwritten its states.
         drop_rows(state, request)
     state.carried.keep(batch, moved)
     state.outstanding.let_go(batch.number)
 
 
 def _whose_states_break(state: State, ticket: Ticket) -> list[RequestState]:
-    """Return the requests whose states a cancel of the batch leaves at no length but 0, and note how far each was."""
+    """Return the requests that a cancel of the batch leaves without a usable state; note their computed tokens."""
     if ticket.flight is None or not state.manager.layout.states:
         return []
     starts = {share.row: share.start for share in ticket.flight.shares()}
-    # What went to the host is the state after the batch.
+    # A state that went to the host is the one after the batch.
     is_away, reads = state.manager.rows.num_blocks == 0, ticket.flight.reads
     broken = {
         state.columns.owner[row]: None for row, start in starts.items() if start and (row not in reads or is_away[row])
@@ -284,7 +284,7 @@ def end_request(state: State, request: RequestState, code: int, sentence: str) -
 
 
 def reject_overgrown(state: State) -> None:
-    """End requests that can never fit with the tokens that the caller appended."""
+    """End requests that can never fit since the caller appended tokens to them."""
     books = state.books
     sentence = f"was rejected: appended tokens brought it over the {books.max_total} tokens that can ever fit."
     for request in state.to_reject:
@@ -298,11 +298,11 @@ def reject_overgrown(state: State) -> None:
 def end_sequences(
     state: State, request: RequestState, sequences: list[int], code: int, sentence: str | None = None
 ) -> RequestUsage | None:
-    """End live sequences of a request and release what they hold; with its last ones end it, too, and return its usage.
+    """End live sequences of a request and release their rows. If none is left, end the request and return its usage.
 
-    code      why: an index into FINISH_REASONS
-    sentence  for `explain`, if the request is ended; None: its sequences finish, so their lengths count for guesses,
-              and their content is retained as the request wishes
+    code      why they end: an index into FINISH_REASONS
+    sentence  None: they finish. Their lengths count for guesses, and their content is kept as the request wishes.
+              Otherwise they are cut off, and this is what `explain` says of the request
     """
     state.queues.reopen()
     is_last = len(sequences) == request.num_live
@@ -333,7 +333,7 @@ def end_sequences(
 
 
 def _way_left(state: State, request: RequestState, row: int, *, is_turn: bool) -> list[Node] | None:
-    """What a row that finishes leaves, if anyone wants to know; None: -1, no row does."""
+    """Return the way that a finished row leaves, [] if nothing asks for it; None if there is no such row (-1)."""
     if row < 0:
         return None
     its = request.request
@@ -342,8 +342,8 @@ def _way_left(state: State, request: RequestState, row: int, *, is_turn: bool) -
 
 
 def _keep(state: State, request: RequestState, way: list[Node] | None, num_output: int, *, is_turn: bool) -> None:
-    """Keep what a released row has left as its request, session, hints and tenant's quota wish. `is_turn`:
-    with it the session's turn ends."""
+    """Keep the content that a released row left, as the request, its session and its hints wish; count it in its
+    tenant's quota. `is_turn`: the whole request, and so a turn of its session, ends with this row."""
     its, content = request.request, state.manager.content
     if is_turn and its.session_id is not None:
         state.hints.sessions.end(its.session_id, way, num_output)

@@ -1,8 +1,8 @@
-"""Outstanding batches: whose shares they hold, where unsampled tokens come from, and copies of those that did not run.
+"""Outstanding batches: their shares, the tokens that they will sample, and the copies of cancelled ones.
 
     batch 7 | row 3 samples at place 0 |      batch 8 | row 3 computes that token: its value comes from (7, 0) |
 
-The only code that changes a ticket. A sequence that gives its row back keeps its shares until they end or are void.
+Only this module changes a ticket. A sequence that gives its row back still gets what batches sample for it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .batch import NO_LOADS, Batch, Left, SchedulerStats
 from .request import RequestState
 from .rows import Counts, RowColumns, Rows
 
-# The number of a group of copies that belongs to no batch.
+# `Carried.number` of copies for forks. Batches count from 1.
 _FORKS = 0
 
 
 class Awaited:
-    """Outstanding samples by row: how many, batch and place of the latest, and whether drafts are undecided."""
+    """By row: how many samples are outstanding, batch and place of the latest one, and whether drafts are undecided."""
 
     def __init__(self, num_rows: int, batches: list[Batch]) -> None:
         self.num = np.zeros(num_rows, np.int64)
@@ -49,27 +49,27 @@ class Awaited:
 
 
 class Outstanding:
-    """Batches between `schedule` and their end, oldest first in `batches`. With `resumes_known` a row goes on from an
-    awaited sample only if the latest batch has the row, in the blocks that it has now."""
+    """Batches that have not ended: `batches`, oldest first. With `resumes_known`, a row computes a token that is not
+    sampled yet only if the last batch samples it, and the row has the same blocks as in that batch."""
 
     def __init__(self, manager: Memory, columns: RowColumns, *, resumes_known: bool) -> None:
         self._manager, self._columns, self._resumes_known = manager, columns, resumes_known
         self.batches: list[Batch] = []
-        # Of the current step: what rows wait for; with `resumes_known`, rows whose blocks changed since the last batch.
+        # In this step: outstanding samples by row; with `resumes_known`, rows that changed blocks since the last batch.
         self._awaited: Awaited | None = None
         self._changed: set[int] = set()
-        # Blocks of ended requests, each with the id of its request: by the batch that loads into them, until it ends; and
-        # by the id of the request that saves them, until it has.
+        # (request id, blocks) of ended requests whose blocks stay held: by the number of a batch that loads into them,
+        # until it ends; and by the id of a request that saves them, until `Scheduler.saved`.
         self.held: dict[int | str, list[tuple[str, Counts]]] = {}
 
     def begin_step(self) -> None:
-        """Begin a step, before any table grows."""
+        """Begin a step. Called before any block table grows, because it reads which tables have changed so far."""
         self._awaited = None
         if self._resumes_known:
             self._changed = self._manager.growth.changed_rows if self.batches else set()
 
     def put_out(self, batch: Batch) -> None:
-        """Add a batch, and note in its ticket what it computes again. A row has recovered once that is computed."""
+        """Add a batch. Note in its ticket how many tokens it recomputes. Forget rows that have recomputed all."""
         self.batches.append(batch)
         ticket, recovering = batch.ticket, self._columns.recovering
         for row, high in list(recovering.items()) if recovering else ():
@@ -83,22 +83,22 @@ class Outstanding:
         self.batches.remove(batch)
 
     def forget_awaited(self) -> None:
-        """Forget what rows wait for: a sequence has lost its row, or has another one."""
+        """Forget the outstanding samples by row: a sequence has lost its row, or has got one."""
         self._awaited = None
 
     def awaited(self) -> Awaited | None:
-        """Return what rows wait for in the current step; None while no batch is out."""
+        """Return the outstanding samples by row, which are counted once a step; None while no batch is out."""
         if self._awaited is None and self.batches:
             self._awaited = Awaited(len(self._manager.rows.num_tokens), self.batches)
         return self._awaited
 
     def steady_source(self, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
-        """Return (rows, launched, launched + 1) if each goes on from the latest batch, which has this very array."""
+        """Return (rows, launched, launched + 1) if each row decodes a sample of the last batch, of this very array."""
         last, columns = self.batches[-1], self._columns
         ticket = last.ticket
         if ticket.rows is not rows or not ticket.all_sample or ticket.gone:
             return None
-        # The number of right drafts decides where rows with drafts go on.
+        # Where a row with drafts goes on depends on how many of them are right.
         if columns.not_sampling or ticket.draft_counts is not None:
             return None
         if self._resumes_known and (self._changed or last.number != self._manager.batch - 1):
@@ -107,7 +107,7 @@ class Outstanding:
         return None if len(columns.filled(rows, ends)) else (rows, ticket.ends, ends)
 
     def shares_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
-        """Return (batch, place) of each share of the sequence that is not void, in its row or one it gave back."""
+        """Return (batch, place) of each share of the sequence that is not void, also in rows that it gave back."""
         row = request.rows[sequence]
         found: list[tuple[Batch, int]] = []
         for batch in self.batches:
@@ -120,7 +120,7 @@ class Outstanding:
         return found
 
     def sources_of(self, request: RequestState, sequence: int) -> list[tuple[int, int]]:
-        """Return batch number, and place among its rows, of each outstanding sample of the sequence, in order."""
+        """Return (batch number, place among its rows) of each outstanding sample of the sequence, oldest first."""
         return [(b.number, place) for b, place in self.shares_of(request, sequence) if b.ticket.samples[place]]
 
     def total_of(self, row: int) -> int:
@@ -129,16 +129,16 @@ class Outstanding:
         return self.totals_of(np.array([row])).item() if self.batches else known
 
     def totals_of(self, rows: Rows) -> Counts:
-        """Return the most tokens that rows know after all batches, int64 [n]; launched ones if they cannot go on."""
+        """Return how many tokens each row knows at most when all batches have ended; launched ones if it must wait."""
         known, awaited = self._manager.rows.num_tokens[rows], self.awaited()
         if awaited is None:
             return known
         num_awaited = awaited.num[rows]
         totals: Counts = known + num_awaited
-        # A live row knows fewer tokens than its full length has.
+        # Without awaited samples no row is here: a live row knows fewer tokens than its full length.
         ends = (totals >= self._columns.max_total[rows]) | awaited.is_undecided[rows]
         if self._resumes_known:
-            # The batch before the current step, which may be empty or ended.
+            # The last batch, which may be empty or have ended, has to sample the newest token.
             goes_on = awaited.batch[rows] == self._manager.batch - 1
             if self._changed:
                 goes_on &= ~np.isin(rows, list(self._changed))
@@ -146,14 +146,14 @@ class Outstanding:
         return np.where(ends, np.minimum(totals, self._manager.rows.num_launched[rows]), totals)
 
     def keeps_out(self, request: RequestState) -> bool:
-        """Whether the suspended or waiting request returns only after batches have sampled for it."""
+        """Whether a suspended or waiting request must stay out until all batches that sample for it have ended."""
         return self._resumes_known and self._samples_for(request)
 
     def computes(self, request: RequestState) -> bool:
         return any(self.shares_of(request, i) for i in range(len(request.rows)))
 
     def has_todo(self, request: RequestState) -> bool:
-        """Whether a row of the request has known tokens to compute."""
+        """Whether a row of the request has known tokens that are not launched."""
         tables = self._manager.rows
         return any(tables.num_tokens[row] != tables.num_launched[row] for row in request.live_rows)
 
@@ -162,7 +162,7 @@ class Outstanding:
         return not self.has_todo(request) and not self._samples_for(request)
 
     def goes_on(self, request: RequestState) -> bool:
-        """Whether a row of the request awaits samples that do not make it as long as it may be."""
+        """Whether a row of the request awaits samples and is below its full length when they have come."""
         awaited, rows = self.awaited(), np.array(request.live_rows)
         if awaited is None or not len(rows):
             return False
@@ -170,7 +170,7 @@ class Outstanding:
         return bool(((num > 0) & (self._manager.rows.num_tokens[rows] + num < self._columns.max_total[rows])).any())
 
     def is_busy(self, request_id: str) -> bool:
-        """Whether a batch has a void share of a request of this id, or blocks are held for one that has ended."""
+        """Whether a batch has a void share of a request with this id, or blocks of an ended one stay held."""
         if not self.batches and not self.held:
             return False
         gone = [left for batch in self.batches for left in batch.ticket.gone.values()]
@@ -178,13 +178,13 @@ class Outstanding:
         return request_id in held or any(left.is_void and left.request.id == request_id for left in gone)
 
     def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
-        """Keep the shares of a sequence that gives its row back, or void them if it has ended."""
+        """Note that the sequence gives its row back: its shares outlive the row, or are void if it has ended."""
         self.forget_awaited()
         for batch, place in self.shares_of(request, sequence):
             batch.ticket.gone[place] = Left(request, sequence, has_ended)
 
     def void_unknown(self, request: RequestState, sequence: int) -> None:
-        """Void what batches compute beyond the known tokens of a live sequence: it rests on one that did not come."""
+        """Void shares that reach beyond the known tokens of a live sequence: they need a token that did not come."""
         row, tokens = request.rows[sequence], request.tokens[sequence]
         num_known = self._manager.rows.num_tokens.item(row) if tokens is None else len(tokens)
         for batch, place in self.shares_of(request, sequence):
@@ -192,12 +192,12 @@ class Outstanding:
                 batch.ticket.gone[place] = Left(request, sequence, True)
         if row >= 0:
             if self._manager.layout.states:
-                # It may fall back further than that.
+                # A row with states may fall back further than to `num_known`.
                 self._columns.recover(row, num_known)
             self._manager.give_up_from(row, num_known)
 
     def count_waste(self, batch: Batch, stats: SchedulerStats) -> None:
-        """Count the tokens of a batch that ran and had been computed before, for their requests, too, and void ones."""
+        """Count the void and the recomputed tokens of a batch that ran; recomputed ones for their request, too."""
         ticket = batch.ticket
         stats.count("voided_tokens", sum(batch.num_tokens.item(i) for i, left in ticket.gone.items() if left.is_void))
         for place, num in ticket.recomputed.items():
@@ -208,7 +208,7 @@ class Outstanding:
                 stats.count("recomputed_tokens", num)
 
     def hold(self, request: RequestState, until: int | str) -> None:
-        """Hold the device blocks of a request that ends: until this batch ends, or its id is saved."""
+        """Hold the device blocks of a request that ends. `until`: see `held`."""
         held = self.held.setdefault(until, [])
         for row in request.live_rows:
             blocks = self._manager.rows.table(row).astype(np.int64)
@@ -216,12 +216,12 @@ class Outstanding:
             held.append((request.id, blocks))
 
     def let_go(self, until: int | str) -> None:
-        """Release the blocks that were held until now."""
+        """Release the blocks that were held until this batch ended, or this request was saved."""
         for _, blocks in self.held.pop(until, ()):
             self._manager.device.let_go(blocks)
 
     def held_blocks(self) -> list[int]:
-        """Return the blocks that are held for ended requests, each as often as it is."""
+        """Return the blocks that are held for ended requests; a block that is held twice comes twice."""
         return [block for held in self.held.values() for _, blocks in held for block in blocks.tolist()]
 
     def _samples_for(self, request: RequestState) -> bool:
@@ -231,18 +231,18 @@ class Outstanding:
 @dataclass(slots=True)
 class Carried:
     moves: Moves
-    loads: Tokens
-    number: int
+    loads: Tokens  # see `Batch.loads`
+    number: int  # of the cancelled batch, or _FORKS
 
 
 class CarriedCopies:
-    """Copies that have not run yet, of cancelled batches and of forks. Each of the next batches takes one group. Groups
-    never mix: an engine runs all pairs of a group at once, so none may read what another one writes."""
+    """Copies of cancelled batches and of forks that still have to run. Each of the next batches takes one group. Groups
+    never mix: an engine runs a group's pairs at once, so no pair may read what another one writes."""
 
     def __init__(self, columns: RowColumns) -> None:
         self._columns = columns
         self.groups: list[Carried] = []
-        # The latest batch cancelled after its moves ran: the moves of all batches before it ran, too.
+        # Number of the latest batch that was cancelled after its moves ran: the moves of earlier batches ran, too.
         self._last_moved = 0
 
     @property
@@ -256,7 +256,7 @@ class CarriedCopies:
             raise BatchError(batch.number, f"{later}; cancel it with moved=True.")
 
     def keep(self, batch: Batch, moved: bool) -> None:
-        """Carry the copies of a cancelled batch unless they have `moved`; those of the oldest batch run first."""
+        """Carry the copies of a cancelled batch, in front of later batches' ones; none if they ran (`moved`)."""
         if moved:
             self._last_moved = max(self._last_moved, batch.number)
             return
@@ -268,7 +268,7 @@ class CarriedCopies:
         """Carry the copy of a fork's partial block, from block `source` to block `copy`."""
         group = self.groups[-1] if self.groups and self.groups[-1].number == _FORKS else None
         pairs: dict[int, int] = {} if group is None else dict(group.moves.device_to_device[:, ::-1].tolist())
-        # A source that is itself still to be copied is read at its own source. A gone fork's copy gives way.
+        # A source that itself waits for its copy is read where that copy reads. An ended fork's copy is replaced.
         pairs[copy] = pairs.get(source, source)
         if group is None or pairs.keys() & set(pairs.values()):
             pairs, group = {copy: source}, Carried(NO_MOVES, NO_LOADS, _FORKS)
@@ -276,13 +276,13 @@ class CarriedCopies:
         group.moves = Moves(device_to_device=pairs_of([(read, written) for written, read in pairs.items()]))
 
     def forget_stale(self) -> None:
-        """Forget loads for which no request waits any more, and groups left empty, which would delay a step."""
+        """Drop loads that no request waits for any more, and groups that are empty then: they would delay a step."""
         for group in self.groups:
             group.loads = self._wanted(group.loads, group.number)
         self.groups = [group for group in self.groups if len(group.moves) or len(group.loads)]
 
     def take(self) -> Carried:
-        """Remove and return the first group, for the batch being made, with the loads that are still waited for."""
+        """Remove and return the first group, without loads that no request waits for any more."""
         group = self.groups.pop(0)
         group.loads = self._wanted(group.loads, group.number)
         return group

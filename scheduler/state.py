@@ -1,4 +1,4 @@
-"""What the scheduler remembers between steps, and what it gathers while it makes one."""
+"""The scheduler's state between steps, and one step in the making."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .rows import NO_ROWS, Counts, RowColumns, Rows
 if TYPE_CHECKING:
     from .strategies import Strategies
 
-# Ended requests that are remembered.
+# Ended requests whose ids are still known; the oldest is forgotten first.
 _REMEMBERED = 10_000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller sets of each step, as in `Scheduler`."""
+    """The limits that a scheduler was made with; `Scheduler` says what each is."""
 
     max_tokens_per_step: AtLeast1
     max_sequences: AtLeast1
@@ -49,42 +49,42 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, eq=False, gc=False):
-    """One step while it is made: what is left of its budget, and the decisions so far."""
+    """A step in the making: what is left of its budget, and what is decided so far."""
 
-    budget: int
-    seats: int
-    decodes: Rows
+    budget: int  # tokens that may still be placed
+    seats: int  # rows that may still be placed
+    decodes: Rows  # rows that compute their newest token, and drafts after it
     decode_starts: Counts = NO_ROWS  # launched tokens of each of `decodes`
-    # The batch that samples what `decodes` compute, if these are its rows in its order; else -1.
+    # The batch that samples the tokens that `decodes` compute, if its rows are these very ones in this order; else -1.
     decodes_after: int = -1
     draft_counts: Counts | None = None  # drafts of each of `decodes`
-    draft_tokens: Tokens | None = None  # and their tokens, packed
-    # Row, launched tokens, tokens of this step, and whether they are all: see `note_chunk`.
+    draft_tokens: Tokens | None = None  # ids of all drafts, packed
+    # (row, its first token to compute, number of tokens, is_whole) of each other row: see `note_chunk`.
     chunks: list[tuple[int, int, int, bool]] = []
-    # Request, row and launched tokens where the prompt goes on past this batch: others may follow.
+    # (request, row, launched tokens) where tokens are left for later batches: other requests may follow this row.
     leaders: list[tuple[RequestState, int, int]] = []
     moves: list[Moves] = []
-    loads: list[tuple[int, int, int]] = []
-    loads_to: dict[int, int] = {}  # by row, up to which token the batch itself loads, if the row is placed
+    loads: list[tuple[int, int, int]] = []  # see `Batch.loads`
+    loads_to: dict[int, int] = {}  # by row: if the row is placed, the batch loads its tokens up to this one
     preempted: list[tuple[str, str]] = []
     admitted: list[str] = []
-    is_short: bool = False  # a victim gives up blocks: admit no request in this step
+    is_short: bool = False  # a victim was asked for blocks: this step admits no request
 
     def place_decodes(self, rows: Rows, starts: Counts, *, after: int = -1) -> None:
-        """Place a token of each row. `after`: the batch that samples these tokens, if it has these very rows."""
+        """Place one token of each row. `starts`: their launched tokens, int64 [n]; `after`: see `decodes_after`."""
         self.decodes, self.decode_starts, self.decodes_after = rows, starts, after
         self.budget -= len(rows)
         self.seats -= len(rows)
 
     def load(self, row: int, num_tokens: int) -> None:
-        """Let the batch load the row up to so many tokens, in front of what it computes of it."""
+        """Let the batch load the first `num_tokens` tokens of the row, before it computes the next ones."""
         self.loads_to[row] = num_tokens
 
     def note_chunk(
         self, request: RequestState, row: int, launched: int, count: int, *, is_whole: bool, num_loaded: int = 0
     ) -> None:
-        """Place the next `count` tokens of the request's row, of which the batch computes all but the first `num_loaded`.
-        `is_whole`: they are all that it knows or will know."""
+        """Place the row's next `count` tokens. The batch loads the first `num_loaded` of them and computes the rest.
+        `is_whole`: none is left after them, neither a known one nor one that an outstanding batch samples."""
         self.chunks.append((row, launched + num_loaded, count - num_loaded, is_whole))
         self.budget -= count - num_loaded
         self.seats -= 1
@@ -92,12 +92,12 @@ class Step(msgspec.Struct, eq=False, gc=False):
             self.leaders.append((request, row, launched))
 
     def lengthen(self, counts: Counts, tokens: Tokens) -> None:
-        """Add `counts[i]` drafts to each decode, packed in `tokens`."""
+        """Add `counts[i]` drafts to row `decodes[i]`. `tokens`: the ids of all drafts, packed."""
         self.draft_counts, self.draft_tokens = counts, tokens
         self.budget -= len(tokens)
 
     def move(self, moves: Moves) -> None:
-        """Add copies to those that the batch begins with."""
+        """Add copies that run before the batch computes."""
         if moves is not NO_MOVES and len(moves):
             self.moves.append(moves)
 
@@ -126,20 +126,20 @@ class State:
         self.limits = limits
         self.costs = costs
         self.requests: dict[str, RequestState] = {}
-        self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()
+        self.ended: OrderedDict[str, tuple[Status, str]] = OrderedDict()  # by id: status, and sentence of `explain`
         self.columns = RowColumns()
         self.outstanding = Outstanding(manager, self.columns, resumes_known=limits.resumes_known)
         self.hints = Hints(manager, limits.max_pinned, limits.max_pinned_per_tenant, lambda: self.now)
         self.quotas = None if (quota := limits.max_cached_per_tenant) is None else Quotas(manager, quota)
-        # By step, its time and whom it admitted, of the last steps: for `explain_prefix`.
+        # For `explain_prefix`. By batch number, of the last batches: time, and ids of the requests that it admitted.
         self.admissions: OrderedDict[int, tuple[float, tuple[str, ...]]] = OrderedDict()
         # Requests that became idle in an update: the next batch reports them as preempted.
         self.preempted_late: list[RequestState] = []
         self.carried = CarriedCopies(self.columns)
-        # Of requests that ended outside a batch.
+        # Last outputs of requests that ended outside an update. The next update delivers them.
         self.pending_outputs: list[Output] = []
-        self.to_reject: list[RequestState] = []
-        # The latest time from the caller, at first the earliest possible.
+        self.to_reject: list[RequestState] = []  # too long since an `append`: the next step ends them
+        # The latest time that the caller gave; before that, the earliest possible.
         self.now = -sys.float_info.max
         self.stats = SchedulerStats()
         capacity = self.reservation.capacity(manager, 1)
@@ -161,13 +161,13 @@ class State:
         self.hints.expire(self.now)
 
     def note_admissions(self, number: int, admitted: list[str]) -> None:
-        """Remember whom a step admitted, for `explain_prefix`."""
+        """Remember which requests batch `number` admitted, for `explain_prefix`."""
         self.admissions[number] = self.now, tuple(admitted)
         if len(self.admissions) > self.limits.remember_evicted:
             self.admissions.popitem(last=False)
 
     def seat(self, request: RequestState, sequence: int, row: int, hit_tokens: int) -> None:
-        """Give a row that was opened for a waiting sequence, with `hit_tokens` from the cache, to that sequence."""
+        """Give a waiting sequence the row that was opened for it. `hit_tokens`: tokens of it that were cached."""
         request.move(sequence, row, None)
         self.columns.bind(row, request, sequence)
         self.outstanding.forget_awaited()
@@ -177,7 +177,7 @@ class State:
             self.columns.recover(row, hit_tokens)
 
     def unseat(self, request: RequestState, sequence: int, tokens: Tokens | None) -> int:
-        """Take the row, to be released, from a sequence that keeps `tokens`; None: it has ended. Return it, or -1."""
+        """Take the sequence's row. It keeps `tokens` (None: it has ended). Return the row, to be released, or -1."""
         row = request.rows[sequence]
         if self.outstanding.batches:
             self.outstanding.leave(request, sequence, has_ended=tokens is None)
@@ -188,19 +188,19 @@ class State:
         return row
 
     def remember_high_water(self, request: RequestState, starts: Mapping[int, int] | None = None) -> None:
-        """Note how much of the request was computed, before it loses blocks: computing it again is waste. `starts`: of
-        rows in a batch that did not run, where their shares begin."""
+        """Note the computed tokens of each row before it loses blocks: computing them again counts as recomputing.
+        `starts`: by row of a batch that did not run, the token at which its share begins."""
         launched, starts = self.manager.rows.num_launched, starts or {}
         for row in request.live_rows:
             self.columns.recover(row, starts.get(row, launched.item(row)))
 
     def end(self, request: RequestState, status: Status, sentence: str) -> None:
-        """End a request that holds nothing any more. `sentence`: what `explain` says of it."""
+        """End a request that has no row any more. `sentence`: what `explain` says of it from now on."""
         request_id, ended = request.request.id, self.ended
         request.become(status)
         del self.requests[request_id]
         self.waiting.ended(request)
-        # Where the id was used before, this end is the latest.
+        # An id that was used before moves to the end of the order.
         ended.pop(request_id, None)
         if len(ended) >= _REMEMBERED:
             ended.popitem(last=False)
