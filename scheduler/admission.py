@@ -1,5 +1,5 @@
-"""Admission of requests: first those that return, then those that wait, both in order. It never preempts, but where a
-step would compute nothing: then the first request able to run gets what it needs. And forks."""
+"""Admission of requests: first those that return, then those that wait, both in order; and forks. It preempts only
+where a step would compute nothing: then the first request that can run gets the blocks that it needs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .request import LENGTH, RequestState, Status, wrong
 from .state import Limits, State, Step
 
 NUM_PASSING = 4
-"""Of so many behind the head of the queue, the first that fits may pass it, where the policy allows that."""
+"""If the policy allows it, the first that fits of so many requests behind the head of the queue may pass the head."""
 
 
 class Admission:
     """Admission at every step. Other strategies are subclasses. `joins`: requests may join those that run. `chunked`: a
-    prompt may be split over steps; otherwise the budget has to hold it. `max_passes` is the policy's."""
+    prompt may be split over steps; otherwise it has to fit into one budget. `max_passes`: see `Policy`."""
 
     joins = True
 
@@ -31,7 +31,7 @@ class Admission:
         self.chunked, self.max_passes = policy.chunked, policy.max_passes
 
     def let_in(self, state: State, step: Step) -> None:
-        """Return and admit requests as budget, seats and memory allow."""
+        """Bring requests back, then admit waiting ones, as budget, seats and memory allow."""
         books, was_shut = state.books, state.queues.is_shut
         state.queues.reopen()
         if step.is_short or state.carried.groups:
@@ -53,13 +53,13 @@ class Admission:
             state.queues.shut()
 
     def admit_waiting(self, state: State, step: Step) -> None:
-        """Admit from the queue. All requests that can return run already."""
+        """Admit requests from the queue. All paused and swapped requests have returned before."""
         waiting = state.waiting
         while waiting.num and step.budget > 0:
             head = waiting.head()
             request = _first_to_enter(state, step, head, may_pass=head.passed < self.max_passes and step.seats > 0)
             if request is None:
-                # Samples may come without the end of a request, and whole prompts may have used up this budget.
+                # Not shut if samples, or a step without these whole prompts, may let the head enter: no end is needed.
                 if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
                     shut(state, step, head)
                 return
@@ -72,7 +72,7 @@ class Admission:
 
 
 def shut(state: State, step: Step, request: RequestState | None = None) -> None:
-    """Block admission while steps only decode, unless they may compute a prefix that `request` can hit."""
+    """Stop admission until a request ends or comes, unless running rows may compute a prefix that `request` can hit."""
     if step.preempted or step.moves:
         return
     if state.foresight is not None:
@@ -82,12 +82,12 @@ def shut(state: State, step: Step, request: RequestState | None = None) -> None:
 
 
 def _are_ordinary(state: State, step: Step) -> bool:
-    """Whether plain requests enter in parts with blocks for their prompts, and have no leader to follow."""
+    """Whether plain requests can enter the short way: by chunks, with no reservation and no leader to follow."""
     return state.admission.chunked and not (state.reservation.reserves or step.leaders or state.books.bounded)
 
 
 def _first_to_enter(state: State, step: Step, head: RequestState, *, may_pass: bool) -> RequestState | None:
-    """Return the head of the queue, or the first of those behind it that `may_pass` it, that may enter."""
+    """Return the first request that may enter: the head of the queue or, if they `may_pass` it, one behind it."""
     are_ordinary = state.running.num_rows < state.limits.max_sequences and _are_ordinary(state, step)
     free = state.books.num_free() if are_ordinary else None
     if _may_enter(state, step, head, free, is_head=True):
@@ -97,12 +97,12 @@ def _first_to_enter(state: State, step: Step, head: RequestState, *, may_pass: b
 
 
 def _may_enter(state: State, step: Step, request: RequestState, free: int | None, *, is_head: bool) -> bool:
-    """Whether a waiting request has seats, and memory now and as foreseen. `free`: blocks, if ordinary ones enter."""
+    """Whether a waiting request has seats, and memory now and at the peak. `free`: blocks, if the short way is open."""
     manager, foresight, books = state.manager, state.foresight, state.books
     if free is not None and request.is_plain:
-        # Most requests need no draw of promised blocks: `benchmarks/compare.py --only churn`.
+        # For most requests, no promised blocks are drawn first: `benchmarks/compare.py --only churn`.
         has_room = books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
-        # Sharing takes no blocks: a prompt whose first block is cached may fit all the same. One that passes draws first.
+        # Otherwise, a prompt whose first block is cached may fit, too, because it shares; one that passes draws first.
         is_sure = is_head if has_room else free <= 0
         if is_sure or not manager.content.has_first(request.first_tokens, request.root):
             return has_room and (foresight is None or foresight.fits(request))
@@ -138,11 +138,11 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     asks = request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0)
     more: tuple[int, bool] | None = None
     if asks and request.is_plain and not manager.content.has_first(request.first_tokens, request.root):
-        # Nothing is here, and most often nothing elsewhere.
+        # None of its tokens are here, and most often none elsewhere.
         more = _ask(state, request, 0)
         asks = more[0] > 0
     if request.is_plain and not asks and _are_ordinary(state, step):
-        # One call of the memory layer, whose blocks are drawn with others': `benchmarks/compare.py --only churn`.
+        # One call, whose blocks are drawn together with other requests': `benchmarks/compare.py --only churn`.
         known, most = request.first_tokens, min(step.budget, state.limits.max_chunk)
         row, found, count = manager.admit(known, request.root, most, keep_at=keep_at, level=level)
         state.seat(request, 0, row, found)
@@ -183,7 +183,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
 
 
 def _level(state: State, request: RequestState) -> int:
-    """The level at which the request's content will be retained."""
+    """Return the level at which the request's content will be retained, 0 to 3."""
     its = request.request
     wishes = [] if its.retention is None else [its.retention]
     if its.session_id is not None:
@@ -192,8 +192,8 @@ def _level(state: State, request: RequestState) -> int:
 
 
 def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
-    """Return at which lengths of its prompt others begin: those that it names, and where it parts from the next that
-    wait. The first of them leaves there what a window or a state needs."""
+    """Return the lengths of a prompt at which others may begin: those of `keep_at`, and where it differs from the next
+    waiting prompts. Windows and states are kept there."""
     tokens, lengths = request.first_tokens, list(request.request.keep_at)
     for other in (state.waiting.head(), *state.waiting.behind(NUM_PASSING)):
         if other is not request and other.root == request.root:
@@ -204,7 +204,7 @@ def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
 
 
 def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = False) -> None:
-    """Run a request that has rows, and place those that are not placed yet."""
+    """Put a request with rows among the running ones, and place its rows that are not placed yet."""
     state.queues.run(request, state.stats.steps)
     manager, rows = state.manager, request.live_rows
     follows, is_whole = None, not (request in state.books.bounded or state.reservation.is_counted)
@@ -221,14 +221,14 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
 
 
 def _ask(state: State, request: RequestState, have: int) -> tuple[int, bool]:
-    """Return how many tokens behind `have` exist elsewhere, and whether they come late."""
+    """Ask how many tokens behind the first `have` exist elsewhere, and whether they come late (by `loaded`)."""
     request.await_load(0)
     return (request.request.num_computed - have, True) if state.elsewhere is None else state.elsewhere(request.id, have)
 
 
 def _list_loads(state: State, step: Step, request: RequestState, row: int, more: tuple[int, bool] | None) -> bool:
-    """List the blocks for tokens from elsewhere, `_ask`ed for if not before. Return if any come late; others are listed when the
-    row is placed."""
+    """Reserve and list blocks for tokens that come late from elsewhere. Return whether there are any. Other tokens are
+    listed when the row is placed. `more`: the answer of `_ask`; None: it is asked now."""
     manager, size = state.manager, state.manager.block_size
     have, known = manager.rows.num_launched.item(row), manager.rows.num_tokens.item(row)
     num_more, is_late = more or _ask(state, request, have)
@@ -260,7 +260,7 @@ def _has_seats(state: State, step: Step, request: RequestState) -> bool:
 
 
 def fork(state: State, request: RequestState, sequence: int) -> int:
-    """Carry out `Scheduler.fork`: the partial block is copied before the next batch, because both will write it."""
+    """Carry out `Scheduler.fork`. The next batch copies the partial block, because both sequences will write there."""
     if request.status is not Status.RUNNING:
         raise InvalidRequest(f'request "{request.id}" is {request.status.value}; only sequences that run have forks.')
     if state.outstanding.computes(request) or state.outstanding.is_busy(request.id):
@@ -275,7 +275,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         raise wrong(request.id, f"{state.running.num_rows} sequences run already; max_sequences is {seats}.")
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
-    # An outstanding batch may be cancelled: its moves would run together with copies made now.
+    # An outstanding batch may be cancelled, and then its moves would run together with copies planned now.
     state.manager.growth.allow_copies(not state.outstanding.batches and state.carried.are_of_forks)
     child, moves = state.manager.fork_to_write(row)
     number = request.add_fork(sequence, child)
@@ -283,7 +283,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     if row in state.columns.recovering:
         state.columns.recover(child, 0)
     state.running.add_row()
-    # The worst case that is reserved does not count the new sequence.
+    # The reserved worst case does not include the new sequence.
     state.books.lift_bound(request)
     for source, copy in moves.device_to_device.tolist():
         state.carried.add_copy(source, copy)
@@ -291,30 +291,30 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
 
 
 def force_progress(state: State, step: Step) -> None:
-    """Run the first request that has work and can get room; end those that outgrew the pool."""
+    """Run the first request that has work and for which there can be room; end those that outgrew the pool."""
     books, queues = state.books, state.queues
     admitted = [request for request in (*queues.running, *queues.away) if request.status is not Status.LOADING]
     while able := sorted((r for r in admitted if state.outstanding.has_todo(r)), key=lambda request: request.order):
-        # A request with its worst case reserved may stand behind one that lacks just those blocks.
+        # All are tried: the first may lack just the blocks that are reserved for a later one.
         if any(_make_room(state, step, request) and _run(state, step, request) for request in able):
             return
         if state.outstanding.held_blocks() or any(other.status is Status.LOADING for other in queues.away):
-            # Their blocks come back when the caller has loaded, or saved.
+            # Blocks come back when the caller has loaded, or saved.
             return
         if able[0].num_live > 1 and any(map(state.manager.index.is_behind, able[0].live_rows)):
-            # What was swapped unconfirmed may lie there once a sequence; computed again, it is shared.
+            # Its sequences may not share what was swapped before it was confirmed. Computed again, it is shared.
             preempt(state, step, able[0], 0, may_swap=False)
             continue
         sentence = "ended with length: alone in the pool, it outgrew it."
         state.pending_outputs.extend(end_request(state, able[0], LENGTH, sentence))
     if state.reservation.is_counted and any(other.status is Status.LOADING for other in queues.away):
-        # All that is free may be reserved for them.
+        # All free blocks may be reserved for them.
         return
     if queues.waiting.num:
         request = queues.waiting.head()
-        # What then still holds blocks waits for tokens from the caller.
+        # Requests that hold blocks after this wait for tokens from the caller.
         fits = _clear(state, step, request, books.to_enter)
-        # A group whose prompt exceeds what it shares is admitted all the same, and ends when it outgrows the pool.
+        # Alone in the pool, a group that does not fit is admitted all the same. It ends when it outgrows the pool.
         is_alone = not queues.running.num and all(other.status is Status.SWAPPED for other in queues.away)
         may_try = is_alone and not state.reservation.reserves and not state.outstanding.held_blocks()
         if (fits or may_try) and not step.admitted:
@@ -325,7 +325,7 @@ def force_progress(state: State, step: Step) -> None:
 
 
 def _make_room(state: State, step: Step, request: RequestState) -> bool:
-    """Take what the request needs, unless it cannot suffice. Return whether at least its next token fits."""
+    """Preempt others for the request, unless all of them are too few. Return whether at least its next token fits."""
     books, manager = state.books, state.manager
     may_give = partial(_may_give, state)
     givers = [other for other in state.victims.candidates(books, may_give) if other is not request]
@@ -340,12 +340,12 @@ def _make_room(state: State, step: Step, request: RequestState) -> bool:
 def _may_give(state: State, other: RequestState) -> bool:
     if other not in state.books.bounded or not state.outstanding.has_todo(other):
         return True
-    # Reservations that a cancel took back in part do not bind when nothing else goes on.
+    # After a cancel took reserved blocks back, worst cases may be missing blocks; they do not bind when nothing runs.
     return state.books.owed_to_bounded() > state.manager.device.num_available
 
 
 def _clear(state: State, step: Step, request: RequestState, needed: Callable[[RequestState], int]) -> bool:
-    """Take from other victims until the `needed` blocks, which may change, are available. Return whether they are."""
+    """Preempt others until `needed(request)` blocks, counted anew each time, are available. Return whether they are."""
     books = state.books
     for victim in state.victims.candidates(books, partial(_may_give, state)):
         missing = needed(request) - books.allowance(request)
@@ -357,7 +357,7 @@ def _clear(state: State, step: Step, request: RequestState, needed: Callable[[Re
 
 
 def _run(state: State, step: Step, request: RequestState) -> bool:
-    """Run the request with what it can compute. Return whether anything is in flight now."""
+    """Bring the request back if it is away, and place its rows. Return whether the step has any row now."""
     if request.status in (Status.PAUSED, Status.SWAPPED):
         bring_back(state, step, request)
     for row in request.live_rows:

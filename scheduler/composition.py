@@ -1,5 +1,5 @@
-"""Composition of a step: num_computed catches up with num_tokens. A row with one token to go decodes, with more it
-computes a chunk. Requests and memory are settled before rows are placed; a placed row stays."""
+"""Composition of a step: how many tokens each row computes. A row with one token to go decodes; one with more computes
+a chunk. Victims give up blocks before rows are placed: a placed row stays."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .state import State, Step
 
 
 class Composition:
-    """Running requests in order, then newcomers. Other strategies are subclasses. `decodes_first`: before all chunks of
-    prompts, as in Dynamic SplitFuse. `one_token_each`: from some position on a row computes one token a step, even of its
-    prompt; no drafts."""
+    """Running requests in order, then newcomers. Other strategies are subclasses. `decodes_first`: decodes come before
+    chunks of prompts, as in Dynamic SplitFuse. `one_token_each`: from some position on, a row computes one token a
+    step, even of its prompt, and no drafts."""
 
     decodes_first = one_token_each = False
 
@@ -34,7 +34,7 @@ class Composition:
             state.admission.let_in(state, step)
 
     def wanted(self, manager: Memory, rows: Rows, todo: Counts) -> Counts:
-        """Return the tokens that each row may compute in one step of its `todo`, whatever the limits."""
+        """Return how many of its `todo` tokens each row may compute in one step, before any limit, int64 [n]."""
         return todo
 
     def ranked(self, todo: Counts) -> Counts:
@@ -45,12 +45,12 @@ class Composition:
         return np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])
 
     def reason(self, queues: Queues) -> str | None:
-        """Return why requests wait though there is room for them; None if they do not."""
+        """Return a sentence: why requests wait although there is room for them. None if they need not wait."""
         return None
 
 
 def compose_running(state: State, step: Step) -> None:
-    """Place the running rows as budget, seats and memory allow, decodes first. Their blocks may stay promised."""
+    """Place the running rows, decodes first, as budget, seats and memory allow. Their blocks may stay promised."""
     manager, outstanding, rows = state.manager, state.outstanding, state.running.rows()
     decodes = state.running.take_steady()
     todo: Counts | None = None
@@ -59,7 +59,7 @@ def compose_running(state: State, step: Step) -> None:
         decodes = outstanding.steady_source(rows)
         after = -1 if decodes is None else outstanding.batches[-1].number
     if decodes is None or decodes[0] is not rows:
-        # Otherwise nothing is gathered: a decode step of 1,024 rows in `paged bench scheduler`.
+        # A steady step skips these gathers: a decode step of 1,024 rows in `paged bench scheduler`.
         launched = manager.rows.num_launched[rows]
         todo, one = outstanding.totals_of(rows) - launched, ones(len(rows))
         decodes = (rows, launched, launched + one) if todo.tobytes() == one.tobytes() else None
@@ -67,7 +67,7 @@ def compose_running(state: State, step: Step) -> None:
         try:
             step.move(manager.place(*decodes, one_each=True))
         except OutOfBlocks:
-            # Nothing changed; victims give up blocks below.
+            # Nothing changed. Victims give up blocks below.
             pass
         else:
             step.place_decodes(rows, decodes[1], after=after)
@@ -80,8 +80,8 @@ def compose_running(state: State, step: Step) -> None:
 def place_chunk(
     state: State, step: Step, request: RequestState, row: int, *, most: int = UNLIMITED, is_fresh: bool = False
 ) -> int:
-    """Place next tokens of the row: at most `most`, the limits, and what its memory holds. Return how many. Extends its
-    hit first unless that is done (`is_fresh`). Places none if another row of this batch computes what comes next."""
+    """Extend the row's hit, unless it is done (`is_fresh`). Place its next tokens, at most `most`, as limits and memory
+    allow; none if a row of this batch computes its next block, which it shares later. Return how many."""
     manager = state.manager
     if not is_fresh:
         is_first_life = request.preemptions == 0
@@ -132,7 +132,7 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
 
 
 def _rationed(step: Step, wanted: Counts, order: Counts) -> Counts:
-    """Return what each row gets of the tokens `wanted` if budget and seats go to the rows in this order."""
+    """Return how many of its `wanted` tokens each row gets, int64 [n], if budget and seats go to rows in this order."""
     order = order[: step.seats]
     in_order = wanted[order]
     granted = np.zeros(len(wanted), np.int64)
@@ -141,19 +141,19 @@ def _rationed(step: Step, wanted: Counts, order: Counts) -> Counts:
 
 
 def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
-    """Return what memory can hold of `granted`, after victims gave up the missing blocks."""
+    """Return how many of its `granted` tokens memory holds of each row, after victims gave up the missing blocks."""
     manager, books = state.manager, state.books
     needs = manager.growth.lacking(rows, manager.rows.num_launched[rows] + granted)
     owed = books.owed_to_bounded()
     if owed > manager.device.num_available:
-        # A cancelled batch took back shared blocks. Until the reservation is whole again, its request competes.
+        # A cancelled batch took back shared blocks: the worst cases lack some, and their requests compete for now.
         owed = 0
     elif books.bounded:
-        # Their blocks are reserved: they neither compete nor count.
+        # Blocks are reserved for bounded requests: they neither compete nor count.
         needs[[state.columns.owner[row] in books.bounded for row in rows.tolist()]] = 0
     if int(needs.sum()) <= manager.device.num_available - owed:
         return granted
-    # Who reserved all waits for what windows hold beyond that, and gives back when a batch ends.
+    # With counted reservations, only what windows hold beyond them is missing. It comes back when a batch ends.
     waits = state.reservation.is_counted and bool(state.outstanding.batches) and bool(manager.layout.bounded)
     if not state.carried.groups and not waits:
         _take_from_victims(state, step, rows, granted=granted, needs=needs, owed=owed)
@@ -163,8 +163,8 @@ def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:
 
 
 def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts, needs: Counts, owed: int) -> None:
-    """Preempt until the blocks that the rows need are there, without the `owed` ones; a victim's `granted` tokens and
-    `needs` become 0. No victim is the first request in order that asks, nor one before it that goes on after samples."""
+    """Preempt until the blocks that the rows need are available, beside `owed` ones. A victim's `granted` and `needs`
+    become 0. Spared: the first request in order that asks, and those before it that go on after outstanding samples."""
     manager = state.manager
     place = {row: i for i, row in enumerate(rows.tolist())}
     spared: list[RequestState] = []
@@ -183,7 +183,7 @@ def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts,
         own = [place[row] for row in victim.live_rows if row in place]
         left = int(needs[own].sum()) - missing
         if left >= 0 and not state.victims.takes_whole and len(own) == 1 and granted[own[0]] > 1:
-            # It may go on with fewer tokens.
+            # The victim may go on with fewer tokens.
             row = rows.item(own[0])
             holds = manager.tokens_within(row, left) - manager.rows.num_launched.item(row)
             if holds > 0:
@@ -196,13 +196,13 @@ def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts,
 
 
 def _leader_of(manager: Memory, step: Step, request: RequestState, row: int) -> str | None:
-    """Return the id of a request in this batch whose prompt goes on with this row's next block, or None."""
+    """Return the id of a request in this batch that computes this row's next block, now or later; None without one."""
     if not step.leaders or not manager.prefix_caching or not request.request.reads_cache:
         return None
     size, tables = manager.block_size, manager.rows
     have = tables.num_blocks.item(row)
     start, stop = have * size, (have + 1) * size
-    # Only a row that holds nodes alone can share by content, and every row computes at least one token.
+    # To share by content, a row must hold only nodes. At least its last token is left for it to compute.
     if tables.num_launched[row] != start or stop > tables.num_tokens[row] - 1:
         return None
     for other, leader, launched in step.leaders:

@@ -1,5 +1,5 @@
-"""Guesses of output lengths, and foresight: whether the pool suffices when admitted requests need most of it. With
-outputs left r₁ ≥ r₂ ≥ … and held tokens c, use peaks at maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al., 2025)."""
+"""Guesses of output lengths, and foresight: whether the pool holds all admitted requests at their peak. With outputs to
+come r₁ ≥ r₂ ≥ … and held tokens cᵢ, the peak is maxᵢ (c₁ + … + cᵢ + i·rᵢ) (Past-Future, Gong et al., 2025)."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from .reservations import ROWS, Books
 from .rows import NO_ROWS, Counts
 
 WINDOW = 1000  # ended outputs that are remembered
-# Arrays without dimensions: numbers would be converted in each operation.
+# Arrays, because numpy converts a number in each operation.
 _ONE = np.array(1, np.int64)
 _ANY_ROW = np.zeros(1, np.int64)
-STRIDE = 16  # steps after which one that did not fit is looked at again, though no request ended and none came
-PATIENCE = 64  # of so many running rows it is waited a step longer when one ended: a look costs as much as their step
-MEMORY = 200_000  # computed tokens over which waste is remembered
+STRIDE = 16  # steps after which admission looks again for requests that fit, even if none ended and none came
+PATIENCE = 64  # running rows for which a look comes a step later after a request ended: it costs as much as their step
+MEMORY = 200_000  # computed tokens in which the weight of old waste falls to 1/e
 GAIN = 0.1
-"""How far the quantile goes up for each target that the waste is above the target, and down where there is none. No sum
-over time: an admission costs something thousands of tokens later, and a sum would swing."""
+"""Rise of the quantile where the waste is twice its target, and its fall where there is none. The waste is not summed
+over time: it follows thousands of tokens after the admission that causes it, so a sum would swing."""
 RISE = 0.02
-"""By how much the base of the quantile rises when a request ends that stood still for too long. It falls with all
-others by so little that it rests where the target is met (Robbins and Monro's quantile tracking, 1951)."""
+"""Rise of the quantile's base when a sequence ends that stood still for too long. Every other end lowers the base, by
+so little that it stays where the target is met (Robbins and Monro's quantile tracking, 1951)."""
 MIDDLE = 0.25
-"""With ROWS rows the quantile is what was said; with n rows it is √(ROWS ÷ n) times as far from this."""
+"""With n rows, the quantile's distance from this is √(ROWS ÷ n) times the stated one."""
 
 
 def peak(held: Counts, remaining: Counts) -> int:
-    """Return the peak of tokens in memory, of sequences with `held` tokens and `remaining` ones to come, int64 [n]."""
-    # Among equals the last one decides, whichever it is.
+    """Return the most tokens that are in memory at one time. `held`, `remaining`: of each sequence, int64 [n]."""
+    # The order of equals has no effect: the last of them has the largest sum.
     order = remaining.argsort()[::-1]
     most = remaining[order]
     most *= rising(len(held) + 1)[1:]
     most += np.add.accumulate(held[order])
-    # A reduction costs more.
+    # `max` costs more.
     return most.item(most.argmax())
 
 
 def outputs_left(guessed: Counts, expected: Counts | None, known: Counts, most: Counts) -> Counts:
-    """Return the outputs to come of sequences with `known` tokens, int64 [n]: up to `expected` tokens where these are
-    more, else as `guessed`; at least one, and up to `most` tokens."""
+    """Return the outputs to come of each sequence, int64 [n]: from its `known` tokens to the `expected` ones; the `guessed`
+    ones if it has reached these. At least one, and at most up to `most` tokens."""
     if expected is not None:
         guessed = np.where(expected > known, expected - known, guessed)
     left: Counts = np.maximum(_ONE, np.minimum(guessed, most - known))
@@ -56,18 +56,18 @@ def outputs_left(guessed: Counts, expected: Counts | None, known: Counts, most: 
 
 
 class OutputLengths:
-    """The last WINDOW output lengths, and one at the cap for all that was never seen. Among the lengths above g, the
-    share `quantile` lies within the guess for a sequence that has written g tokens."""
+    """The last WINDOW output lengths, and one at the cap, for lengths that were never seen. The guess for a sequence
+    that has written g tokens is a length above g; the share `quantile` of all lengths above g is at most as long."""
 
     def __init__(self, cap: int, assumed: int = 0) -> None:
-        """`cap`: most tokens of an output. `assumed`: log-uniform guesses; each ended output replaces one."""
-        # Lengths noted so far, and the sum of the last ones.
+        """`cap`: most tokens of an output. `assumed`: so many log-uniform lengths stand in for the first outputs."""
+        # How many lengths were noted, and the sum of the last WINDOW of them.
         self.num_noted = self._sum = 0
-        # An unknown length is 0, below any other.
+        # 0 stands for no length: it is below any other.
         self._ring = [0] * WINDOW
         assumed = min(assumed, WINDOW)
         self._ring[:assumed] = [round(cap ** ((place + 0.5) / assumed)) for place in range(assumed)]
-        # The cap, the ring's lengths and a 0, negated and so rising from the longest. An int64 array takes inserts.
+        # The cap, the ring's lengths and a 0, negated: they rise, so the longest comes first. An array takes inserts.
         self._rising = array("q", sorted(-length for length in (cap, *self._ring, 0)))
 
     def note(self, length: int) -> None:
@@ -80,21 +80,21 @@ class OutputLengths:
 
     @property
     def mean(self) -> float | None:
-        """Mean length of the ended ones, assumed ones excluded; None before the first has ended."""
+        """Mean length of the last ended outputs, without assumed ones; None before the first has ended."""
         return self._sum / min(self.num_noted, WINDOW) if self.num_noted else None
 
     def mean_remaining(self, written: Counts, going: Counts) -> NDArray[np.float64]:
-        """Return the mean of tokens to come after `written`, float64 [n], assumed lengths excluded; NaN if none is
-        known. Sequences still `going`, int64 [k] tokens so far, count as longer: ended ones are the short part of what
-        came (Kaplan and Meier, 1958). Beyond the longest that ended, outputs end at a constant rate."""
+        """Return the mean of tokens to come after `written` ones, float64 [n], without assumed lengths; NaN before any
+        output ended. Sequences with `going` tokens, int64 [k], go on and count as longer, because short outputs end
+        first (Kaplan and Meier, 1958). Beyond the longest ended output, outputs end at a constant rate."""
         ended = np.sort(np.array(self._ring[: min(self.num_noted, WINDOW)], np.int64))
         if not len(ended):
             return np.full(len(written), np.nan)
-        # One of the outputs that reached each length ended there.
+        # How many outputs reached the length of each ended one: one of them ended there.
         reached = np.arange(len(ended), 0, -1) + len(going) - np.sort(going).searchsorted(ended)
         lasting = np.concatenate([[1.0], np.multiply.accumulate(1.0 - 1.0 / reached)])
         tail = (ended.sum() + going.sum()) / len(ended) * lasting[-1]
-        # Mean tokens after each length, of all outputs ever begun.
+        # Tokens after each length, a mean over all outputs that ever began.
         widths = np.diff(ended) * lasting[1:-1]
         after = np.concatenate([widths[::-1].cumsum()[::-1], [0.0]]) + tail
         place = ended.searchsorted(written, "right")
@@ -105,10 +105,10 @@ class OutputLengths:
         return means
 
     def remaining(self, written: Counts, quantile: float) -> Counts:
-        """Return the tokens to come after `written`, int64 [n]; below 1 if only an immediate end is known."""
+        """Return a guess of the tokens to come after `written` ones, int64 [n]; below 1: an immediate end."""
         unwritten = -written
         rising = np.frombuffer(self._rising, np.int64)
-        # The first length that at most the share 1 - quantile of the lengths above `written` exceed.
+        # At most the share 1 - quantile of the lengths above `written` are longer than the chosen one.
         longer = rising.searchsorted(unwritten)
         unwritten -= rising[((1.0 - quantile) * longer).astype(np.int64)]
         return unwritten
@@ -118,25 +118,25 @@ class Foresight:
     def __init__(self, policy: Policy, books: Books, lengths: OutputLengths, stats: SchedulerStats) -> None:
         self._policy, self._books, self._lengths, self._stats = policy, books, lengths, stats
         self._knows = policy.foresight == "expected"
-        # The quantile where the waste is at its target, and by what share of the target the waste exceeds it.
+        # The quantile if the waste is at its target; and how far the waste is above that, as a share of the target.
         self._base, self._excess = policy.quantile, 0.0
         # The first step that looks again for requests that fit.
         self.next_look = 0
-        self._moment: tuple[int, int, int] | None = None
-        self._in: tuple[Counts, Counts, float, int] = NO_ROWS, NO_ROWS, 0.0, 0
-        self._seen = (0, 0)
-        self._computed = self._wasted = 0.0
-        # Without a hint, the first requests come in unseen.
+        self._moment: tuple[int, int, int] | None = None  # for which numbers of requests `_in` holds; None: for none
+        self._in: tuple[Counts, Counts, float, int] = NO_ROWS, NO_ROWS, 0.0, 0  # the last result of `_those_in`
+        self._seen = (0, 0)  # total of computed tokens, and of wasted ones, when the last sequence ended
+        self._computed = self._wasted = 0.0  # such tokens, older ones with less weight
+        # So many requests enter unchecked: without expected_tokens, nothing is known of the first outputs.
         self._num_unseen = 0 if self._knows else min(ROWS, policy.known_outputs)
         manager = books.manager
-        # On average half of a last block is empty.
+        # On average, half of a row's last block is empty.
         self._slack = np.array(manager.block_size // 2, np.int64)
         self._full_pages = max(manager.layout.full_pages, 1)
-        # Slots of the full group if all pages were its own.
+        # Slots that the full group would have if all pages were its own.
         self._num_slots = manager.capacity * manager.block_size // self._full_pages
 
     def finished(self, *, pause: int) -> None:
-        """Adapt the quantile: a sequence has ended that stood still for at most `pause` steps at a time."""
+        """Adapt the quantile: a sequence has ended. `pause`: its longest stop for lack of blocks, in steps."""
         policy, stats, (was_computed, was_wasted) = self._policy, self._stats, self._seen
         if (share := policy.stall_target) is not None:
             change = RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
@@ -144,7 +144,7 @@ class Foresight:
         computed, wasted = stats.computed_tokens, stats.recomputed_tokens
         if swapped := stats.swapped_in_blocks:
             wasted += 2 * (swapped * self._books.manager.block_size // self._full_pages)
-        # Otherwise another sequence has ended in the same step. What came before fades.
+        # Not twice in a step in which several sequences end. Older waste loses weight.
         if computed != was_computed or wasted != was_wasted or not self._excess:
             kept = math.exp((was_computed - computed) / MEMORY)
             self._computed = self._computed * kept + (computed - was_computed)
@@ -155,7 +155,7 @@ class Foresight:
 
     @property
     def quantile(self) -> float:
-        """The quantile, adapted to all that has ended."""
+        """The policy's quantile, adapted to waste and pauses so far."""
         return self._within(self._base + GAIN * self._excess)
 
     def _within(self, quantile: float) -> float:
@@ -163,7 +163,7 @@ class Foresight:
         return min(most, max(least, quantile))
 
     def looks_now(self, num_placed: int, was_shut: bool) -> bool:
-        """Whether to look who fits: no row is placed, a change came (later with many rows), or STRIDE steps passed."""
+        """Forget old counts. Return whether to look who fits: no row placed, a change came, or STRIDE steps passed."""
         self.forget()
         steps, num_running = self._stats.steps, self._books.queues.running.num_rows
         if not num_placed or steps >= self.next_look:
@@ -171,14 +171,14 @@ class Foresight:
         return not was_shut and steps >= self.next_look - STRIDE + num_running // PATIENCE
 
     def forget(self) -> None:
-        """Forget what was counted of those in: they may know other tokens now."""
+        """Forget what was counted of admitted sequences: they may know other tokens now."""
         self._moment = None
 
     def note_none_fits(self) -> None:
         self.next_look = self._stats.steps + STRIDE
 
     def fits(self, request: RequestState) -> bool:
-        """Whether the pool holds it and all admitted requests at their peak; True for the first few requests."""
+        """Whether the pool holds the request and all admitted ones at their peak; True for the first few requests."""
         manager, columns, num_in = self._books.manager, self._books.columns, self._books.queues.num_in
         if not num_in or self._lengths.num_noted + num_in < self._num_unseen:
             return True
@@ -188,10 +188,10 @@ class Foresight:
             longest = np.concatenate([columns.max_total[self._books.rows_in()], request.max_total])
             worst = (worst if manager.layout.full_pages else 0) + int(manager.layout.side_slots(longest).sum())
         if worst + (columns.num_bound + request.num_live) * manager.block_size <= slots:
-            # All fit at full length: the usual case where memory is ample.
+            # All fit at their full length: the usual case where memory is ample.
             return True
         most = self.peak_with(request)
-        # Shared blocks add to the slots, so they are counted only if needed.
+        # Shared blocks can only add slots, so they are counted only if needed.
         if most <= slots:
             return True
         # The request may share blocks promised in this step.
@@ -199,7 +199,7 @@ class Foresight:
         return most <= self.capacity_with(request)
 
     def capacity_with(self, request: RequestState) -> int:
-        """Return the slots for tokens. A shared block counts once for each row that shares it."""
+        """Return the slots of the pool for tokens. A shared block counts once for each row that shares it."""
         manager = self._books.manager
         if manager.layout.sides:
             return self._num_slots
@@ -210,7 +210,7 @@ class Foresight:
         return (manager.capacity + shared) * manager.block_size
 
     def peak_with(self, request: RequestState) -> int:
-        """Return the peak of tokens in memory if the waiting request is admitted now."""
+        """Return the peak, in slots, if the waiting request is admitted now."""
         held, remaining, quantile, guess_of_new = self._those_in()
         wish, slack, more_held, more_left = request.request.expected_tokens, self._books.manager.block_size // 2, [], []
         for i, tokens in enumerate(request.tokens):
@@ -233,19 +233,19 @@ class Foresight:
         return peak(held, remaining)
 
     def _those_in(self) -> tuple[Counts, Counts, float, int]:
-        """Return held and coming slots of admitted sequences, int64 [n + 1] each, the quantile of the guesses, and the
-        guess for a sequence that has written nothing. The last place is for a newcomer."""
+        """Return the held slots, and those to come, of admitted sequences, int64 [n + 1] each, with a last place for a
+        newcomer; the quantile of the guesses; and the guess for a sequence without outputs."""
         books, columns, tables = self._books, self._books.columns, self._books.manager.rows
         moment = books.queues.running.num, books.queues.away.num, len(books.bounded)
         if moment != self._moment:
-            # Any row holds the newcomer's place.
+            # Any row can stand in the newcomer's place.
             rows = np.concatenate([books.rows_in(), _ANY_ROW])
             known, most, quantile = tables.num_tokens[rows], columns.max_total[rows], self._quantile_now()
             written = known - columns.prompt_total[rows]
             written[-1] = 0
             expected = columns.expected_total[rows] if self._knows else None
             if books.bounded:
-                # Everything up to their full length is reserved.
+                # For bounded requests, everything up to the full length is reserved.
                 is_theirs = np.isin(rows, [row for other in books.bounded for row in other.live_rows])
                 expected = np.where(is_theirs, most, 0 if expected is None else expected)
             guessed = self._lengths.remaining(written, quantile)
@@ -255,7 +255,7 @@ class Foresight:
         return self._in
 
     def _as_slots(self, held: Counts, remaining: Counts) -> tuple[Counts, Counts]:
-        """Return these tokens, int64 [n] each, as slots: what other groups hold at last is held from the start."""
+        """Return these tokens, int64 [n] each, as slots. What sides hold in the end counts as held from the start."""
         layout = self._books.manager.layout
         if not layout.sides:
             return held, remaining
@@ -263,7 +263,7 @@ class Foresight:
         return (held + beside, remaining) if layout.full_pages else (beside, 0 * remaining)
 
     def _quantile_now(self) -> float:
-        """The adapted quantile for the number of rows, more careful while few outputs have ended."""
+        """Return the adapted quantile for the number of admitted rows; higher while few outputs have ended."""
         policy, careful = self._policy, math.sqrt(ROWS / max(1, self._books.queues.num_in))
         quantile, most = self._within(MIDDLE + (self.quantile - MIDDLE) * careful), policy.quantile_range[1]
         num, enough = self._lengths.num_noted, policy.known_outputs

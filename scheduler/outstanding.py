@@ -1,4 +1,4 @@
-"""Outstanding batches: their shares, the tokens that they will sample, and the copies of cancelled ones.
+"""Outstanding batches: their shares and their samples, and the copies of cancelled batches.
 
     batch 7 | row 3 samples at place 0 |      batch 8 | row 3 computes that token: its value comes from (7, 0) |
 

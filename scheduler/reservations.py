@@ -1,4 +1,4 @@
-"""What a request needs before it may enter or return, and what is kept for it from then on."""
+"""The blocks that a request needs to enter or return, and those that are kept for it from then on."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .request import RequestState, Status
 from .rows import Counts, RowColumns, Rows
 
 Totals = Callable[["Books", RequestState, int], int]
-"""Tokens, prompt and outputs, for which a sequence of a request reserves blocks."""
+"""Returns the tokens, prompt and outputs, for which a sequence of a request reserves blocks."""
 
 ROWS = 16
-"""With so many rows guesses of outputs count as they are; with n, errors count √(ROWS ÷ n) times, as they cancel."""
+"""The rows for which a policy states its margins. Among n rows errors of guesses cancel: √(ROWS ÷ n) is enough."""
 
 
 class Reservation:
-    """Blocks on demand, or with `total_of` for what a sequence may become: it `reserves` them when it enters, drawn at
-    once, or `is_counted` and drawn when tokens need them. Other strategies are subclasses."""
+    """Blocks on demand; or, with `total_of`, a sequence `reserves` blocks for so many tokens when it enters. They are
+    drawn at once, or `is_counted`: kept by count, and drawn when tokens need them. Other strategies are subclasses."""
 
     reserves = is_counted = False
 
@@ -34,8 +34,8 @@ class Reservation:
             self.reserves, self.is_counted, self._total_of = True, is_counted, total_of
 
     def capacity(self, manager: Memory, num_sequences: int) -> int:
-        """Return the tokens that each sequence of a group can have in an empty pool, as far as known before."""
-        # No sequence shares what it reserves.
+        """Return an upper bound of the tokens that each sequence of a group can have in an empty pool."""
+        # Reserved blocks are not shared. Others may be, and how many is not known before.
         return manager.layout.tokens_in(manager.capacity // (num_sequences if self.reserves else 1))
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
@@ -49,11 +49,11 @@ class Reservation:
         return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size) * books.manager.layout.full_pages
 
     def refusal(self, books: Books, request: RequestState) -> NeverFits | None:
-        """Return why blocks can never lie as a new request needs them, or None."""
+        """Return the error for a new request whose blocks can never lie as the strategy needs them; else None."""
         return None
 
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
-        """Keep what a sequence that has just got its row needs; there is room."""
+        """Reserve blocks for a sequence that has just got its row, or tokens by `append` if `is_counted`."""
         row = request.rows[sequence]
         if self.is_counted:
             books.columns.reserved[row] = self.total_of(books, request, sequence)
@@ -61,15 +61,15 @@ class Reservation:
             books.manager.reserve_rows(np.array([row]), np.array([self.blocks_drawn(books, request, sequence)]))
 
     def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
-        """Return the blocks that a sequence with a row holds from its first step on, whatever it computes."""
+        """Return how many blocks a sequence with a row holds whatever it has computed: drawn reserved ones, or 0."""
         draws = self.reserves and not self.is_counted
         return books.blocks_for(self.total_of(books, request, sequence)) if draws else 0
 
     def give_back(self, row: int) -> None:
-        """Give up what is kept for a row that is about to be closed."""
+        """Give up the reservation of a row that is about to be released."""
 
     def reason(self, books: Books, request: RequestState, num_free: int) -> str | None:
-        """Return why a request without rows has no place though `num_free` blocks are free; None if it has one."""
+        """Return a sentence: why a request cannot enter although `num_free` blocks are free. None if it can."""
         return None
 
     def violations(self, books: Books) -> list[str]:
@@ -78,14 +78,14 @@ class Reservation:
 
 
 def most(books: Books, request: RequestState, sequence: int) -> int:
-    """Prompt and max_tokens."""
+    """Return the full length: prompt and max_tokens, as far as pool and model allow."""
     return request.max_total[sequence]
 
 
 def expected(
     books: Books, request: RequestState, sequence: int, rounded: Callable[[int], int] = lambda outputs: outputs
 ) -> int:
-    """Prompt and expected_tokens, `rounded` up; max_tokens if there are none, or they are reached."""
+    """Return prompt and expected_tokens, `rounded` up; the full length if they are not known, or are reached."""
     outputs, longest = request.request.expected_tokens, request.max_total[sequence]
     if outputs is None or books.num_output(request, sequence) >= outputs:
         return longest
@@ -93,8 +93,8 @@ def expected(
 
 
 class Books:
-    """Block arithmetic: what requests need and owe, and what is there for them. `max_total`: most tokens of a sequence
-    alone in the pool. `bounded`: requests whose worst case is reserved; they are no victims."""
+    """Counts blocks (pages, of layers of several kinds): needed, free, and *owed*, which admitted requests will draw.
+    `max_total`: most tokens of a sequence. `bounded`: requests whose worst case is reserved; they are no victims."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Books:
         self.blocks_for = manager.layout.pages_for
 
     def rows_in(self) -> Rows:
-        """Return the running rows, and then those of loading, paused and swapped requests."""
+        """Return the rows of admitted requests: running ones, then those of loading, paused and swapped requests."""
         running = self.queues.running.rows()
         if not self.queues.away.num:
             return running
@@ -125,7 +125,7 @@ class Books:
         return np.concatenate([running, np.array(away, np.int64)])
 
     def max_total_of(self, num_sequences: int) -> int:
-        """Return the most tokens of each sequence of a group alone in the pool, as far as known before."""
+        """Return an upper bound of the tokens of each sequence of a group that is alone in the pool."""
         largest = self.max_total
         return largest if num_sequences == 1 else min(largest, self.reservation.capacity(self.manager, num_sequences))
 
@@ -141,16 +141,16 @@ class Books:
         return self.num_known(request, sequence) - request.prompt_len - request.appended[sequence]
 
     def kept(self, rows: Rows) -> Counts:
-        """Return the tokens of each row, known or reserved by count, with blocks kept from newcomers, int64 [n]."""
+        """Return for how many tokens of each row newcomers leave blocks, int64 [n]: known, or reserved by count."""
         known = self.manager.rows.num_tokens[rows]
         return np.maximum(known, self.columns.reserved[rows]) if self.reservation.is_counted else known
 
     def is_due(self, request: RequestState) -> bool:
-        """Whether it was preempted so often that it re-enters only with its worst case reserved."""
+        """Whether the request was preempted so often that it re-enters only with its worst case reserved."""
         return self._max_preemptions is not None and request.preemptions >= self._max_preemptions
 
     def to_enter(self, request: RequestState) -> int:
-        """Return all blocks that a waiting request needs, shared ones included: for its prompt, or its reservation."""
+        """Return the blocks that a waiting request needs for its known tokens, or reserves, cached ones included."""
         live, is_due = request.live_sequences, self.is_due(request)
         totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
         if is_due:
@@ -159,7 +159,7 @@ class Books:
         return sum(map(self.blocks_for, totals)) - shared + len(live) * self.manager.layout.spare_pages
 
     def to_share(self, request: RequestState) -> int:
-        """Return the blocks of a waiting request's prefix that rows hold: sharing them draws nothing."""
+        """Return how many blocks of a waiting request's cached prefix rows hold: it shares them, and draws none."""
         if not request.request.reads_cache:
             return 0
         # An unconfirmed block may be taken back, so it cannot replace a promised one.
@@ -173,7 +173,7 @@ class Books:
         return self._to_hold(request, targets, self.manager.growth.owed)
 
     def to_go_on(self, request: RequestState) -> int:
-        """Return the blocks that an admitted request needs for its next token; if away, for one token of each row."""
+        """Return the blocks that a running request needs for its next token; if it is away, for one of each row."""
         manager, is_running = self.manager, request.status is Status.RUNNING
         ends: list[int] = []
         for row in request.live_rows:
@@ -182,40 +182,40 @@ class Books:
         return self._to_hold(request, np.array(ends, np.int64), manager.growth.lacking)
 
     def _to_hold(self, request: RequestState, ends: Counts, lacking: Callable[[Rows, Counts, Counts], Counts]) -> int:
-        """Return the blocks that a request with rows needs to be on the device, with room for `ends` tokens."""
+        """Return the blocks that a request needs to have its rows on the device, with room for `ends` tokens."""
         tiers, rows = self.manager.tiers, np.array(request.live_rows, np.int64)
         have = self.manager.rows.num_blocks[rows] + np.array([*map(tiers.num_on_host, rows.tolist())], np.int64)
         return tiers.device_blocks_wanted(rows.tolist()) + int(lacking(rows, ends, have).sum())
 
     def set_owed(self, num_blocks: int | None) -> None:
-        """Note what all admitted requests are owed now; None: it is counted when needed."""
+        """Note how many blocks all admitted requests are owed now; None: they are counted when needed."""
         self._owed = num_blocks
 
     def owe(self, request: RequestState) -> None:
-        """Note that a request admitted in this step may lack blocks."""
+        """Count what is owed to a request that was admitted in this step."""
         if request in self.bounded:
-            # Its worst case is reserved; a new count is rare enough.
+            # Its worst case is reserved. This is rare, so all is counted again.
             self._owed = None
         elif self._owed is not None:
             self._owed += self.owed_to(request.live_rows)
 
     def num_free(self) -> int:
-        """Return the blocks for newcomers: not promised, not owed to admitted requests, not in the watermark."""
+        """Return the blocks that newcomers may draw: neither promised, nor owed, nor in the watermark."""
         if self._owed is None:
             self.manager.growth.draw_promised()
             self._owed = self.owed()
         return self.manager.growth.num_unpromised - self._owed - self.watermark()
 
     def free_for(self, request: RequestState) -> int:
-        """Return `num_free` for this newcomer: where it reserves what it draws later, without what hints may pin meanwhile."""
+        """Return `num_free`, less what hints may pin before this newcomer draws what it reserves by count."""
         return self.num_free() - self.yet_to_pin(request)
 
     def yet_to_pin(self, request: RequestState) -> int:
-        """Return the blocks that hints may pin while it waits to draw what it reserved; 0 if it reserves nothing by count."""
+        """Return the blocks that hints may pin before the request draws what it reserves by count, if it does."""
         return self._hints.num_yet_to_pin() if self.reservation.is_counted or self.is_due(request) else 0
 
     def watermark(self) -> int:
-        """Return the blocks that newcomers leave available; with foresight, fewer for many rows."""
+        """Return the blocks that newcomers leave available, 0 if nothing runs. With foresight, many rows need fewer."""
         if not self.queues.running.num:
             return 0
         if not self._looks_ahead:
@@ -224,7 +224,7 @@ class Books:
 
     def has_room(self, request: RequestState) -> bool:
         if self.manager.device.num_available <= self.watermark():
-            # Each entry draws at least one block, so what is owed need not be counted.
+            # Every request draws at least one block, so what is owed need not be counted.
             return False
         free, needed = self.free_for(request), self.to_enter(request)
         if needed > free and (free <= 0 or needed - self.to_share(request) > free):
@@ -232,7 +232,7 @@ class Books:
         return self.reservation.reason(self, request, free) is None
 
     def allowance(self, request: RequestState) -> int:
-        """Return the blocks that the request may draw, without those that others have reserved."""
+        """Return the available blocks that the request may draw: all but the reserved worst cases of others."""
         own = self.debt_at_worst(request) if request in self.bounded else 0
         return self.manager.device.num_available - self.owed_to_bounded() + own
 
@@ -242,7 +242,7 @@ class Books:
         return int(self.manager.growth.owed(rows, self.columns.max_total[rows]).sum())
 
     def owed(self) -> int:
-        """Return the blocks that admitted requests still need: for prompts in the middle, and reservations."""
+        """Return the blocks that admitted requests still need: for half-computed prompts, and for reservations."""
         loading = sum(
             self.owed_to(request.live_rows) for request in self.queues.away if request.status is Status.LOADING
         )
@@ -262,11 +262,11 @@ class Books:
         return int(self.manager.growth.owed(rows, self.kept(rows)).sum())
 
     def _owed_beyond(self) -> int:
-        """Return the blocks for worst cases, without those that are kept anyway."""
+        """Return the blocks of reserved worst cases that `owed_to` does not count."""
         return sum(max(0, self.debt_at_worst(request) - self.owed_to(request.live_rows)) for request in self.bounded)
 
     def bound_if_due(self, request: RequestState) -> None:
-        """Reserve the worst case of a request that is due, if it is available; otherwise it stays a victim."""
+        """Reserve the worst case of a request that is due, if the blocks are available; else it may be a victim."""
         if not self.is_due(request) or request in self.bounded:
             return
         worst = self.debt_at_worst(request) if request.live_rows else self.to_enter(request) - self.to_share(request)
