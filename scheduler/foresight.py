@@ -47,8 +47,8 @@ def peak(held: Counts, remaining: Counts) -> int:
 
 
 def outputs_left(guessed: Counts, expected: Counts | None, known: Counts, most: Counts) -> Counts:
-    """Return the outputs to come of each sequence, int64 [n]: from its `known` tokens to the `expected` ones; the `guessed`
-    ones if it has reached these. At least one, and at most up to `most` tokens."""
+    """Return the outputs to come of each sequence, int64 [n]: up to `expected` tokens in all if these are more than its
+    `known` ones, else as many as `guessed`. At least one, and at most up to `most` tokens in all."""
     if expected is not None:
         guessed = np.where(expected > known, expected - known, guessed)
     left: Counts = np.maximum(_ONE, np.minimum(guessed, most - known))

@@ -1,5 +1,5 @@
-"""Hints: what a caller knows of content that is to come, or is not. No hint stops progress: pins are bounded, and what
-they may take counts as taken from the start. The words of the outcomes are those of vLLM's RFC #57103."""
+"""Hints: what a caller knows of the next use of content. No hint stops progress: pins are bounded, and the blocks that
+they may take count as taken from the start. Outcomes have the words of vLLM's RFC #57103."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .sessions import REMEMBERED, Session, Sessions, WaitsFor
 
 
 class Hint(msgspec.Struct, frozen=True, kw_only=True):
-    """A wish for content.
+    """A caller's wish for cached content.
 
-    action       "retain": evict it after content of lower priority; of a session, note what its next turn waits for, too.
-                 "pin": never evict what the device has of it, until `lasts` or "unpin". "prefetch": bring what only lower
-                 tiers have to free blocks of the device. "demote": let it go next. "end": no turn of a session comes
-    session, request, tokens  one of these: a session's id; a live request's id: what it leaves when it finishes, for
-                 "prefetch" its prompt now; or a prompt, int [n], with salt, adapter and extra_key of its requests
-    priority     "retain": 1 to 3
-    lasts        "retain", "pin": seconds, from now or from the request's end; None: no limit, or for a session's
-                 retention as long as its next turn is expected
-    waits_for    "retain" of a session: "tool", "person" or None
-    tenant       whose cap a pin counts for
+    action       "retain": evict it after content of lower priority. "pin": do not evict what the device has of it until
+                 `lasts` is over or "unpin". "prefetch": copy what only lower tiers have to free blocks of the device.
+                 "demote": evict it next. "end": a session has no more turns; unpin what it left, and evict it next
+    session, request, tokens  one of these. A session's id: what its last turn left. A live request's id: what it leaves
+                 when it finishes; with "prefetch", its prompt now. Or a prompt, int [n], with salt, adapter, extra_key
+    priority     of "retain": 1 to 3
+    lasts        of "retain" and "pin": seconds from now, or from the request's end. None: no limit; to retain what a
+                 session left: until its next turn is no longer expected
+    waits_for    what a session's next turn waits for, with "retain": "tool", "person" or None
+    tenant       of "pin" and "unpin": whose cap the pin counts for
     """
 
     action: Literal["retain", "pin", "unpin", "prefetch", "demote", "end"]
@@ -61,8 +61,8 @@ class Hint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HintOutcome(msgspec.Struct, frozen=True):
-    """What became of a hint. `status`: "accepted"; "clipped", for `num_tokens` of what it names; "deferred", until the
-    request or turn ends; "rejected", over a cap or not possible; "missing", nothing is known of it."""
+    """What became of a hint. `status`: "accepted"; "clipped", only for `num_tokens` of its tokens; "deferred", until
+    the request or turn ends; "rejected", over a cap or impossible; "missing", no such content. `reason`: a sentence."""
 
     status: str
     reason: str
@@ -70,18 +70,18 @@ class HintOutcome(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """`num_blocks` of a prompt, for which `num_pages` of all layers are held."""
+    """A pin of a prompt's first `num_blocks` full blocks. `held`: (place, blocks), of `num_pages` pages in all."""
 
     target: tuple[str, object]
     tenant: str | None
-    until: float
+    until: float  # time; infinity: no limit
     num_blocks: int
     num_pages: int
     held: list[tuple[int, Blocks]]
 
 
 class Hints:
-    """Carries hints out, and knows what is pinned."""
+    """Carries out hints, and holds pinned blocks."""
 
     def __init__(
         self, manager: Memory, max_pinned: int, max_per_tenant: int | None, clock: Callable[[], float]
@@ -91,14 +91,14 @@ class Hints:
         self.sessions = Sessions(manager, clock)
         self.pins: list[Pin] = []
         self._retained: OrderedDict[tuple[str, object], Retained] = OrderedDict()
-        # Ways that the next step brings to the device, as far as there is room, and whether with the end of a row.
+        # Ways that the next step copies to the device as far as there is room, and whether a row ended there.
         self.to_fetch: list[tuple[list[Node], bool]] = []
 
     def carry_out(self, hint: Hint, request: RequestState | None) -> HintOutcome:
-        """Carry out a checked hint; `request`: the live one that it is of."""
+        """Carry out a checked hint. `request`: the live request that it names, if any."""
         if hint.action == "unpin":
             if request is not None and request.forget_hint("pin"):
-                return HintOutcome("accepted", f'"{request.id}" is not pinned when it finishes.')
+                return HintOutcome("accepted", f'"{request.id}" will not be pinned when it finishes.')
             return self._unpin(hint.target, hint.tenant)
         session = None if hint.session is None else self.sessions.by_id.get(hint.session)
         if hint.session is not None and session is None:
@@ -110,13 +110,13 @@ class Hints:
         if session is not None and hint.action == "retain":
             retention = Retention(priority=hint.priority, lasts=hint.lasts)
             if not self.sessions.expect(session, hint.waits_for, retention):
-                return HintOutcome("deferred", "it counts from the end of the turn that lives.")
+                return HintOutcome("deferred", "it takes effect when the turn that lives ends.")
             return self._done(num_nodes(self._content.spans_of(session.way)), session.num_blocks, "retained")
         if session is not None:
             return self._of_content(hint, session.way, session.num_blocks)
         if request is not None and hint.action != "prefetch":
             request.defer(hint)
-            return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes, as far as it can be then.')
+            return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes, as far as possible.')
         if request is not None and request.live_rows:
             return HintOutcome("accepted", f'"{request.id}" has been admitted, and holds it.')
         tokens, root = (hint.tokens, hint.root) if request is None else (request.first_tokens, request.root)
@@ -124,12 +124,12 @@ class Hints:
         return self._of_content(hint, way, len(tokens) // self._size, was_left=False)
 
     def finish(self, request: RequestState, way: list[Node]) -> None:
-        """Carry out what was deferred until the request finished, which left this way."""
+        """Carry out the hints that were deferred until the request finished. `way`: what it left."""
         for hint in request.hints:
             self._of_content(hint, way, 0)
 
     def _of_content(self, hint: Hint, way: list[Node], wanted: int, *, was_left: bool = True) -> HintOutcome:
-        """`wanted`: its blocks, cached or not. `was_left`: a row ended there."""
+        """Carry out a hint for a way. `wanted`: all full blocks that it names. `was_left`: a row ended there."""
         if not (num := num_nodes(self._content.spans_of(way))):
             return HintOutcome("missing", "no full block of it is in the cache.")
         if hint.action == "retain":
@@ -147,14 +147,14 @@ class Hints:
         if is_lacking:
             num, _ = self._content.within(way, self._room(), was_left=was_left)
         if not num:
-            return HintOutcome("missing", "no prompt can begin with what is in the cache, or there is room for.")
+            return HintOutcome("missing", "no prompt can begin with the cached part that there is room for.")
         self.to_fetch += [(way, was_left)] if is_lacking and (way, was_left) not in self.to_fetch else []
         return self._done(num, wanted, "on the device, or will be after the next step")
 
     def _retain(self, hint: Hint, way: list[Node], *, was_left: bool) -> None:
-        """Retain a way as the hint says, and no longer as the last one of the same target said."""
+        """Retain a way as the hint says, and no longer as an earlier hint of the same target said."""
         before = self._retained.pop(hint.target, None)
-        # An end, though a late one: the retention can be ended.
+        # A retention cannot end at infinity.
         until = min(self._until(hint), sys.float_info.max)
         if (retained := self._content.retain_way(way, hint.priority, until, was_left=was_left)) is not None:
             self._retained[hint.target] = retained
@@ -165,17 +165,17 @@ class Hints:
 
     def _demoted(self, num: int) -> HintOutcome:
         if not num:
-            return HintOutcome("rejected", "other content goes on behind it, or requests hold it.")
-        return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
+            return HintOutcome("rejected", "other content continues it, or requests hold it.")
+        return HintOutcome("accepted", f"{counted(num, 'block')} will be evicted next.", num * self._size)
 
     def _end(self, hint: Hint, session: Session) -> HintOutcome:
         self._unpin(hint.target)
         num = self.sessions.let_go(session)
         if session.live:
-            reason = f"{counted(session.live, 'turn')} of it live; what the last one left goes next."
+            reason = f"{counted(session.live, 'turn')} of it live; what the last one left will be evicted next."
             return HintOutcome("clipped", reason, num * self._size)
         self.sessions.forget(session)
-        return HintOutcome("accepted", f"{counted(num, 'block')} go next.", num * self._size)
+        return HintOutcome("accepted", f"{counted(num, 'block')} will be evicted next.", num * self._size)
 
     def _done(self, num: int, wanted: int, what: str) -> HintOutcome:
         status, of_all = ("clipped", f" of {wanted:,}") if num < wanted else ("accepted", "")
@@ -200,7 +200,7 @@ class Hints:
         return self._done(num, wanted, "pinned")
 
     def _unpin(self, target: tuple[str, object], *tenants: str | None) -> HintOutcome:
-        """End the pins of a target, of one tenant or of all."""
+        """End the pins of a target: those of one tenant, or, without one, of all."""
         gone = [pin for pin in self.pins if pin.target == target and (not tenants or pin.tenant in tenants)]
         self.pins = [pin for pin in self.pins if pin not in gone]
         for pin in gone:
@@ -208,13 +208,13 @@ class Hints:
         num = sum(pin.num_blocks for pin in gone)
         if not gone:
             return HintOutcome("missing", "it is not pinned.")
-        return HintOutcome("accepted", f"{counted(num, 'block')} are pinned no longer.", num * self._size)
+        return HintOutcome("accepted", f"{counted(num, 'block')} no longer pinned.", num * self._size)
 
     def _room(self) -> int:
         return max(0, self._manager.device.num_free - self._manager.growth.num_promised)
 
     def fetch(self) -> None:
-        """Plan the copies of what was to be prefetched, as far as it is still on the host alone and there is room."""
+        """Plan the copies of all prefetches, as far as content is still on the host alone and blocks are free."""
         for way, was_left in self.to_fetch:
             _, parts = self._content.within(way, self._room(), was_left=was_left)
             if self._content.lacks(parts):
@@ -222,11 +222,11 @@ class Hints:
         self.to_fetch = []
 
     def bring(self, hint: Hint, first: int, write: Callable[[int, Blocks], None]) -> int:
-        """As `Scheduler.bring`, of a checked hint, while nothing writes to free blocks."""
+        """Carry out `Scheduler.bring` for a checked hint, while nothing else writes to free blocks."""
         manager, num = self._manager, min(len(hint.tokens) // self._size - first, self._room())
         if num <= 0 or not manager.prefix_caching:
             return 0
-        # What comes before is not brought from the host for it.
+        # No block before these is copied from the host for it.
         manager.growth.allow_copies(False)
         row = manager.add_counted(hint.tokens[: (first + num) * self._size], hint.root, count=False)
         try:
@@ -246,45 +246,45 @@ class Hints:
             self._unpin(pin.target, pin.tenant)
 
     def num_pinned(self, session_id: str | None = None) -> int:
-        """Return the blocks, pages of layers of several kinds, that hints have pinned, or those that name this session."""
+        """Return the blocks (pages, of layers of several kinds) that hints have pinned; of one session, if named."""
         return sum(pin.num_pages for pin in self.pins if session_id is None or pin.target == ("session", session_id))
 
     def num_yet_to_pin(self) -> int:
-        """Return by how many blocks pins may reduce what requests can have, beyond those that only pins hold now."""
+        """Return how many blocks pins may still take from requests: `max_pinned`, less what pins alone hold now."""
         return self._max_pinned - self._content.pages_held_alone(self.held())
 
     def _until(self, hint: Hint) -> float:
         return math.inf if hint.lasts is None else self.sessions.now() + hint.lasts
 
     def violations(self, sessions: list[str]) -> list[str]:
-        """What is wrong, with the sessions of live requests."""
+        """Return what is wrong. `sessions`: the session id of each live request that has one."""
         num = self.num_pinned()
         found = [f"8: {num} blocks are pinned; {self._max_pinned} may be."] if num > self._max_pinned else []
         return found + self.sessions.violations(sessions)
 
     def held(self) -> list[tuple[int, Blocks]]:
-        """Return places and the blocks there that are pinned, each as often as it is."""
+        """Return (place, blocks) of all pins; a block that is pinned twice comes twice."""
         return [held for pin in self.pins for held in pin.held]
 
 
 class Quotas:
-    """Whose content lies in the blocks of the device: of the tenant whose finished request left it there first. What a tenant
-    has over `most` blocks goes next, what it used longest ago first."""
+    """Which tenant's content the blocks of the device hold: that of the first one whose finished request left it there.
+    Of a tenant with more than `most` blocks, the least recently used ones are evicted next."""
 
     def __init__(self, manager: Memory, most: int) -> None:
         self._content, self._pool, self._size, self._most = manager.content, manager.blocks, manager.block_size, most
         self._numbers: dict[str | None, int] = {}
-        # By block, its tenant's number; 0: of none, or it goes next already.
+        # By block, its tenant's number; 0: it is of none, or is evicted next anyway.
         self._owner = np.zeros(0, np.int64)
-        # By tenant and last run, the ways that its requests left, the last one last.
+        # By tenant and last run, the ways that its requests left, oldest first.
         self._left: dict[str | None, dict[Run, list[Node]]] = {}
 
     def note(self, tenant: str | None, way: list[Node], hit_tokens: int) -> None:
-        """Note what a request that found so many tokens has left."""
+        """Count the way that a finished request left for its tenant. It had found `hit_tokens` of it in the cache."""
         blocks, owner = self._content.device_blocks(way), self._numbers.setdefault(tenant, len(self._numbers) + 1)
         num_hits, more = hit_tokens // self._size, self._pool.num_blocks - len(self._owner)
         if more:
-            # A pool of positions grows.
+            # A pool whose blocks cost no page grows.
             self._owner = np.concatenate([self._owner, np.zeros(more, np.int64)])
         found, new = blocks[:num_hits], blocks[num_hits:]
         self._owner[found[self._owner[found] == 0]] = self._owner[new] = owner
@@ -293,7 +293,7 @@ class Quotas:
             mine.pop(run, None)
         mine[way[0][0]] = way
         if len(mine) > self._most + 1:
-            # More than there can be content of.
+            # There cannot be content of all these ways.
             del mine[next(iter(mine))]
         over = int(np.count_nonzero((self._owner == owner) & self._pool.has_content(slice(None)))) - self._most
         for run, oldest in list(mine.items()) if over > 0 else ():

@@ -1,4 +1,4 @@
-"""Columns by row that the scheduler keeps, when a row ends (EOS, stop ids, its full length), and the running rows."""
+"""The scheduler's columns by row, when rows end (EOS, stop ids, full length), and the running rows."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Counts = NDArray[np.int64]
 """An integer for each of some rows, [n]."""
 NO_ROWS: Rows = np.empty(0, np.int64)
 
-# Most stop ids of a row that stand in a column: each step compares all rows in the width of the widest.
+# Rows with more stop ids keep them in `many_stops`: each step compares all rows in the width of the widest.
 _MOST_IN_COLUMN = 8
 
 
 class RowColumns:
     """Columns by row; they grow with the memory layer's.
 
-    max_total   int64: tokens at which the sequence has its full length
-    min_total   int64: tokens before which no stop id counts; stale where there are none
-    prompt_total, expected_total  int64: tokens that are not outputs, and expected in the end (0: not known)
-    stops       int32 [rows, k]: EOS and stop ids, -1 where there are fewer or too many; k is what present rows need
-    many_stops  int64 [m]: row << 32 | stop id, rising, of rows with more stop ids than a column holds
-    reserved    int64: tokens for which blocks are kept by count; only where the policy does so
+    max_total   int64: tokens at which the sequence has its full length, and ends
+    min_total   int64: tokens before which no stop id counts; stale in rows without stop ids
+    prompt_total, expected_total  int64: tokens that are not outputs; all tokens that are expected (0: not known)
+    stops       int32 [rows, k]: EOS and stop ids, then -1; -1 alone in rows with too many. k: most of present rows
+    many_stops  int64 [m]: row << 32 | stop id, rising, of rows with too many stop ids for `stops`
+    reserved    int64: tokens for which blocks are kept by count, under policies that do so
     owner, id, sequence  object, object, int64: the RequestState, its id, and which sequence of it
 
     not_sampling  rows whose known tokens were all sampled: computed again, they do not sample
-    recovering  rows below their high-water mark, and that mark: their tokens are recomputed ones
+    recovering  rows that compute tokens again, and up to which token: their high-water mark
     """
 
     def __init__(self, num_rows: int = 64) -> None:
@@ -48,7 +48,7 @@ class RowColumns:
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
         # Rows with any stop id; without any, a step skips the comparison.
         self.num_with_stops = 0
-        # Rows none of which reaches its full length before the first of them has so many tokens.
+        # (rows, n): none of these rows has its full length before the first of them has n tokens. See `filled`.
         self._unfilled: tuple[Rows, int] | None = None
         # Rows that serve a sequence, and the sum of their max_total.
         self.num_bound = self.sum_max_total = 0
@@ -60,7 +60,7 @@ class RowColumns:
         if row >= self._num_rows:
             self.ensure(row + 1)
         if len(stops) > _MOST_IN_COLUMN:
-            # First, because it takes memory.
+            # First, because memory may be short.
             keys = np.unique(np.array(stops, np.int64)) + (row << 32)
             self.many_stops = np.insert(self.many_stops, self.many_stops.searchsorted(row << 32), keys)
         self.num_bound += 1
@@ -83,7 +83,7 @@ class RowColumns:
             self.stops[row, : len(stops)] = stops
 
     def prolong(self, row: int, num_appended: int, max_total: int) -> None:
-        """Lengthen the row by `num_appended` tokens from the caller. It has its full length at `max_total` now."""
+        """Lengthen the row by `num_appended` tokens from the caller. Its full length is `max_total` now."""
         self.sum_max_total += max_total - self.max_total.item(row)
         self.max_total[row] = max_total
         self.min_total[row] += num_appended
@@ -101,7 +101,7 @@ class RowColumns:
             self.not_sampling.discard(row)
 
     def finish_codes(self, rows: Rows, tokens: Tokens, totals: Counts) -> tuple[NDArray[np.int8], Counts]:
-        """Return why each row, `totals` long with `tokens`, ends, int8 [n], or 0; and the places of ends, int64 [k]."""
+        """Return each row's finish code, int8 [n], and the places of ends, int64 [k]. `totals` are with `tokens`."""
         codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
         done = self.filled(rows, totals)
         if len(done):
@@ -115,8 +115,8 @@ class RowColumns:
     def kept_counts(
         self, rows: Rows, given: tuple[Tokens, Counts, Counts], known: Counts
     ) -> tuple[Counts, NDArray[np.int8]]:
-        """Return how many of its new tokens each row keeps, int64 [n], and why it ends after them, int8 [n], or 0.
-        `given`: all tokens, the place of each row's first one, and how many it has; `known`: its tokens before."""
+        """Return how many of its new tokens each row keeps, int64 [n], and its finish code then, int8 [n]. `given`: new
+        tokens, packed; the place of each row's first one; and how many each has. `known`: tokens of each before."""
         tokens, first, counts = given
         if not self.num_with_stops and not np.count_nonzero(known + counts >= self.max_total[rows]):
             # None can end: the usual case with drafts.
@@ -131,8 +131,8 @@ class RowColumns:
         return kept, codes
 
     def filled(self, rows: Rows, totals: Counts) -> Counts:
-        """Return the places of rows that have their full length with `totals` tokens, int64 [k]. That there are none in
-        an array is kept until its nearest row is there; who breaks the even advance calls `advance_unevenly`."""
+        """Return the places of rows that have their full length with `totals` tokens, int64 [k]. While an array of rows
+        grows by a token a call, it is known when the first row ends; otherwise call `advance_unevenly`."""
         kept = self._unfilled
         if (kept is not None and kept[0] is rows and totals.item(0) < kept[1]) or not len(rows):
             return NO_ROWS
@@ -142,7 +142,7 @@ class RowColumns:
         return (left <= 0).nonzero()[0] if least <= 0 else NO_ROWS
 
     def advance_unevenly(self) -> None:
-        """Forget the kept answer: rows do not advance together any more, or a full length has changed."""
+        """Forget when the first row ends: rows do not grow by one token each, or a full length has changed."""
         self._unfilled = None
 
     def release(self, row: int) -> None:
@@ -166,7 +166,7 @@ class RowColumns:
             self.stops = self._all_stops[:, : max(width, 1)]
 
     def is_stop(self, rows: Rows, tokens: Tokens) -> NDArray[np.bool_]:
-        """Whether each token is a stop id of its row, in the shape of both: [n], or rows [n, 1] and tokens [n, k]."""
+        """Whether each token is a stop id of its row, bool [n]; or bool [n, k], of rows [n, 1] and tokens [n, k]."""
         by_place = self.stops.T
         found: NDArray[np.bool_] = by_place[0][rows] == tokens
         # With one or two places, this costs less than one comparison and a reduction.
@@ -179,7 +179,7 @@ class RowColumns:
         return found
 
     def recover(self, row: int, num_tokens: int) -> None:
-        """Note that the row falls back, and that so many tokens of its sequence, or more before, were computed once."""
+        """Note that the row falls back, and that `num_tokens` tokens, or more before, of its sequence were computed."""
         self.recovering[row] = self.owner[row].reach(self.sequence.item(row), num_tokens)
 
     def ensure(self, num_rows: int) -> None:
@@ -196,9 +196,9 @@ class RowColumns:
 
 
 class Running:
-    """The running requests, in order, and their rows, int64 [n], kept as an array between steps. A batch with all of them
-    gives its own array (`keep`), without rows that ended with it (`settle`). Otherwise rows that left are masked out once
-    a step. A row that joins in the middle needs a known place, or the array is made anew."""
+    """The running requests in order, and the array of their rows, int64 [n], one object while nothing changes. A batch
+    of all running rows gives its own (`keep`), and its update takes out rows that end (`settle`). Other rows that leave
+    are masked out once a step. Where the place of a row that joins is not known, the array is made anew."""
 
     def __init__(self) -> None:
         self._requests: dict[tuple[int, float, int], RequestState] = {}
@@ -251,14 +251,14 @@ class Running:
         self.leave(request.live_rows)
 
     def leave(self, rows: list[int]) -> None:
-        """Remove rows, of a request that goes on or ends."""
+        """Remove rows of a request that goes on or ends."""
         self.num_rows -= len(rows)
         if self._joined:
             self._apply()
         self._left += rows
 
     def keep(self, rows: Rows) -> bool:
-        """Keep `rows`, those of a batch, if they are all running rows in order. Return whether."""
+        """Keep the array of a batch's rows if these are all running rows in order. Return whether they are."""
         if self._left or self._is_stale:
             return False
         if rows is self._rows and not self._joined:
@@ -270,8 +270,8 @@ class Running:
         return True
 
     def settle(self, rows: Rows, going: Counts | None, computed: Counts, known: Counts) -> None:
-        """Remember that these rows sampled a token, with the computed and known tokens of each, if they are all that
-        ran and those have left that are not at the places `going`, int64 [k]; None: all go on."""
+        """Remember as `steady` the rows that go on, at places `going`, int64 [k] (None: all), with their computed and
+        known tokens; only if `rows` were all running rows, and no other row has left or joined since."""
         stay = rows
         if going is not None:
             stay, computed, known = rows[going], computed[going], known[going]
@@ -279,7 +279,7 @@ class Running:
             self._rows, self._left, self.steady = stay, [], (stay, computed, known)
 
     def take_steady(self) -> tuple[Rows, Counts, Counts] | None:
-        """Return what `settle` remembers, and forget it: a row may have other tokens."""
+        """Return `steady`, and forget it: rows may get other tokens from now on."""
         steady, self.steady = self.steady, None
         return steady
 
