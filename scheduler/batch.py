@@ -1,4 +1,4 @@
-"""What one step runs, and what became of it: frozen structs of arrays that cross to the engine and back. And totals."""
+"""Batches and their outputs: frozen structs of arrays, which go to the engine and to the caller. And totals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_LOADS: NDArray[np.int32] = read_only(np.empty((0, 3), np.int32))
 
 
 class Left(NamedTuple):
-    """A share that outlives its row; void if its sequence has ended, or if it rests on a token that did not come."""
+    """A share that outlives its row. It is void if its sequence ended, or if it needs a token that did not come."""
 
     request: RequestState
     sequence: int
@@ -36,30 +36,28 @@ class Left(NamedTuple):
 
 
 class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """The scheduler's own record of a batch, which no engine can change. owner identifies the scheduler. rows int64 [n],
-    ends int64 [n] (tokens of each after the step, without drafts) and samples bool [n] are the truth. flight: memory's
-    record, None if empty. By place, gone has shares whose rows were given back, recomputed tokens that a row had
-    computed before; only `Outstanding` changes these."""
+    """The scheduler's own record of a batch, which an engine cannot change: it gets copies, or read-only arrays. Only
+    `Outstanding` changes `gone` and `recomputed`."""
 
-    owner: object
-    rows: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    samples: NDArray[np.bool_]
+    owner: object  # identifies the scheduler
+    rows: NDArray[np.int64]  # [n], as in Batch
+    ends: NDArray[np.int64]  # [n]; tokens of each row after the step, without drafts
+    samples: NDArray[np.bool_]  # [n], as in Batch
     num_samples: int
-    flight: Flight | None
-    # Drafts behind the last token of each row, int64 [n], and their tokens, packed; None: there are none.
+    flight: Flight | None  # the memory layer's record; None: the batch is empty
+    # How many drafts each row has behind its last token, and their ids, packed; None: there are none.
     draft_counts: NDArray[np.int64] | None
     draft_tokens: NDArray[np.int32] | None
-    gone: dict[int, Left]
-    recomputed: dict[int, int]
+    gone: dict[int, Left]  # by place: shares that are void, or whose sequence gave the row back
+    recomputed: dict[int, int]  # by place: how many of the row's tokens had been computed before
 
     def place_of(self, row: int) -> int:
-        """Return the place of a row that its sequence still holds, else -1."""
+        """Return the place of a row; -1 if it has none, or its share is gone."""
         found = (self.rows == row).nonzero()[0]
         return int(found[0]) if len(found) and int(found[0]) not in self.gone else -1
 
     def places_sampled(self) -> NDArray[np.int64]:
-        """Places of rows that sample and are not gone, rising."""
+        """Return the places, rising, of rows that sample and are not gone."""
         samples = self.samples.copy()
         samples[list(self.gone)] = False
         return samples.nonzero()[0]
@@ -70,38 +68,38 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
-    """One step's work. n rows, T tokens; `torch.from_numpy` takes each array without a copy.
+    """What one step computes: T tokens of n rows. `torch.from_numpy` takes each array without a copy.
 
-    Moves run first (device→host, host→device, device→device), then the forward pass. It writes every K and V of the
-    batch before any token attends.
+    First make the moves (device→host, host→device, device→device). Then run the forward pass, which writes every K and
+    V of the batch before any token attends.
 
-    number        counts the scheduler's batches
-    rows          int64 [n]; index of each into block_tables; leaders stand before the rows that share with them
-    num_tokens    int64 [n]; tokens of each in this step
+    number        counts the scheduler's batches from 1
+    rows          int64 [n]; indices into block_tables. A row stands behind rows of this batch whose blocks it shares
+    num_tokens    int64 [n]; how many tokens of each row this step computes
     query_start_loc  int64 [n + 1]; row i has the packed tokens query_start_loc[i] to query_start_loc[i + 1] - 1
     token_ids     int32 [T]; -1 where an outstanding batch samples the token, and for a draft that the engine guesses
-    source_batches, source_places  int64 [T]; batch number, and place among its rows, that sample the token; else -1, -1
-    positions     int64 [T]
+    source_batches, source_places  int64 [T]; the batch that samples the token, and its row's place there; else -1, -1
+    positions     int64 [T]; place of each token in its sequence, from 0
     slot_mapping  int64 [T]; block * block_size + offset; -1: nowhere, it is there already (`GroupTables.written_from`)
-    seq_lens      int64 [n]; tokens of each after this step, what its last token attends to
+    seq_lens      int64 [n]; tokens of each row after this step: its last token attends to so many
     samples       bool [n]; whether to sample a token after the row's last one
-    num_drafts    int64 [n]; how many of its last tokens are drafts. A row with drafts samples after each of its last
-                  num_drafts + 1 tokens, and `update` takes the drafts that were right and the token after them
-    ids, sequences  object [n], int64 [n]; request ids, and which sequence of the request
+    num_drafts    int64 [n]; how many of a row's last tokens are drafts. A row with drafts samples after each of its
+                  last num_drafts + 1 tokens, and `update` takes the drafts that were right and the token after them
+    ids, sequences  object [n], int64 [n]; each row's request id, and which sequence of the request it is
     block_tables  int32 [rows, columns]; a read-only view, valid until the next `schedule`: not for engines that lag
-    table_rows, table_columns, table_blocks  all changes of block tables since the last batch, in order. An engine that
-                  keeps its own tables applies these when the batch runs, and needs nothing else
-    groups        one a layer group: see GroupTables; valid as long as block_tables. None where all layers are full and a
+    table_rows, table_columns, table_blocks  all changes of block tables since the last batch, in order. An engine with
+                  tables of its own applies them when the batch runs, and needs nothing else
+    groups        a GroupTables for each layer group, valid as long as block_tables. None if all layers are full and a
                   block is a page
     moves         copies to make first
-    loads         int32 [k, 3]: row, first token, destination block, for tokens whose KV exists elsewhere
-    has_outputs   requests have ended outside any batch; the update of this one delivers their outputs
-    preempted     (id, "recompute" or "swap") of this step
-    admitted      ids of this step, returning ones among them
-    ticket        the scheduler's own
+    loads         int32 [k, 3]: row, first token and destination of each block whose KV exists elsewhere
+    has_outputs   whether requests ended outside a batch: the update of this one delivers their outputs
+    preempted     (id, "recompute" or "swap") of each request that lost blocks
+    admitted      ids of the requests that entered or returned
+    ticket        the scheduler's own record
 
-    Arrays that batches share are read-only: samples, num_tokens, ids, sequences, table changes, moves and loads;
-    query_start_loc where all rows decode, and sources where all tokens are known.
+    Read-only, because they are shared: num_tokens, samples, num_drafts, ids, sequences, source_batches, source_places,
+    table changes, moves and loads; and query_start_loc if all rows decode.
     """
 
     number: int
@@ -141,7 +139,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
 
 
 class Output(msgspec.Struct, frozen=True, gc=False):
-    """New tokens of one sequence, and why it ended, if it did: "stop", "length", "abort" or "rejected"."""
+    """New tokens of one sequence. `finish_reason`: "stop", "length", "abort" or "rejected"; None: it goes on."""
 
     id: str
     sequence: int
@@ -151,14 +149,14 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outputs(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What became of each sequence in an ended batch, complete, as arrays; iterating makes one Output a sequence.
+    """New tokens and ends of all sequences, after a batch ended. Iterating makes one Output a sequence.
 
-    ids, sequences  object [m], int64 [m]: whose
-    counts          int64 [m]: new tokens of each
-    token_ids       int32 [counts.sum()], packed
-    finish          int8 [m]: index into FINISH_REASONS, 0 while the sequence goes on
-    usage           by index, for requests that ended
-    others          outputs of requests that ended without a row in this batch
+    ids, sequences  object [m], int64 [m]: request id of each sequence, and which of the request's it is
+    counts          int64 [m]: how many new tokens each has
+    token_ids       int32 [counts.sum()]: these tokens, packed
+    finish          int8 [m]: index into FINISH_REASONS; 0: the sequence goes on
+    usage           by index into ids, of the requests that ended
+    others          outputs of sequences that gave their row back meanwhile, and of requests that ended outside a batch
     """
 
     ids: NDArray[np.object_]
@@ -192,11 +190,11 @@ class SchedulerStats(Counted):
     host_hit_tokens          of hit_tokens: copied back from the host
     shared_in_flight_tokens  of hit_tokens: another row of the same batch was still computing them
     output_tokens            sampled and delivered
-    voided_tokens            of computed_tokens: of sequences that had ended, or got no token in an earlier batch
+    voided_tokens            of computed_tokens: of sequences that had ended, or whose earlier batch sampled no token
     drafted_tokens           drafts in updated batches; accepted_tokens of them were right, the others are rejected
     cancelled_tokens         in flight in cancelled batches
     swapped_out_blocks, swapped_in_blocks    blocks, or pages, copied to the host and back
-    preemptions_recompute, preemptions_swap  requests that lost blocks for want of memory, by what became of their tail
+    preemptions_recompute, preemptions_swap  how often requests lost blocks for lack of memory, by what became of them
     max_preemptions          most preemptions of one request
     admitted, finished, rejected, aborted    requests; admitted counts first admissions
     """
@@ -233,7 +231,7 @@ class SchedulerStats(Counted):
         self.prompt_tokens += prompt_tokens
 
     def count_preemption(self, kind: str, nth: int) -> None:
-        """A request was preempted for the `nth` time, by "swap" or "recompute"."""
+        """Count the `nth` preemption of a request. `kind`: "swap" or "recompute"."""
         self.count(f"preemptions_{kind}")
         self.max_preemptions = max(self.max_preemptions, nth)
 

@@ -1,6 +1,6 @@
-"""The scheduler's public calls. `schedule` puts rows in flight, `update` or `cancel` ends the batch; the others concern
-one request. The same calls give the same decisions, byte for byte: time is an argument. The caller serialises calls:
-one that begins while another runs is refused."""
+"""The scheduler's public calls. `schedule` makes a batch, `update` or `cancel` ends it; the other calls concern one
+request. The same calls give the same decisions, byte for byte: even time is an argument. Calls must not overlap: one
+that begins while another runs raises SchedulerInUse."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ class Scheduler(Uncopyable):
     """Decides what each step runs on the memory of `manager`, which no other scheduler may use.
 
     policy               a name in POLICIES, or a Policy
-    max_tokens_per_step  token budget of one batch
-    max_sequences        rows of one batch
-    max_model_len        tokens of one sequence, prompt and output; None: what the pool holds
-    max_waiting          waiting requests; None: no limit
-    max_chunk            tokens of one prompt in one step; None: the budget
+    max_tokens_per_step  token budget: most tokens of one batch
+    max_sequences        most sequences that run at a time, and so most rows of one batch
+    max_model_len        most tokens of one sequence, prompt and output; None: what the pool holds
+    max_waiting          most waiting requests; None: no limit
+    max_chunk            most tokens of one prompt in one step; None: the token budget
     vocabulary_size      token ids have to be below it; None: not checked
     costs                what swapping and recomputing cost
-    tenant_weights       shares of tenants, by name, where the policy's order is "fair"; 1 for tenants not named
-    max_outstanding      batches that may be out at a time
-    max_pinned           blocks of content (pages, of layers of several kinds) that hints may pin, all tenants together.
-                         What is never evicted can serve no request: `NeverFits` counts them as taken from the start
-    max_pinned_per_tenant  of each tenant; None: max_pinned
-    max_cached_per_tenant  blocks that each tenant's finished requests may leave: what is over goes first; None: no limit
-    remember_evicted     evictions, and steps, that are remembered for `explain_prefix`
-    resumes_known        for engines that ask the scheduler for the tokens of a row that was not in the last batch, or
-                         has other blocks: such a row computes known tokens only, and a request that gave its blocks
-                         back returns after the batches that sample for it
-    elsewhere            called as a request with `num_computed` is admitted, each time, with its id and its tokens that are
-                         here. Returns how many of those behind exist elsewhere, and whether they come late: by `loaded`,
-                         or else before the batch that lists them computes. None: all of `num_computed`, late
+    tenant_weights       shares of tenants, by name, if the policy's order is "fair"; 1 for tenants not named
+    max_outstanding      most batches that may be out at a time
+    max_pinned           most blocks (pages, of layers of several kinds) that hints may pin, of all tenants together. No
+                         request can use them: they count as taken from the start, for `NeverFits`, too
+    max_pinned_per_tenant  the same for each tenant; None: max_pinned
+    max_cached_per_tenant  blocks that each tenant's finished requests may leave; more are evicted first. None: no limit
+    remember_evicted     how many evictions, and steps, `explain_prefix` remembers
+    resumes_known        on: a row that was not in the last batch, or has other blocks now, computes known tokens only,
+                         and a request that gave its blocks back returns after the batches that sample for it; for
+                         engines that take such a row's tokens from the scheduler
+    elsewhere            called each time a request with `num_computed` is admitted, with its id and its cached tokens.
+                         Returns how many of the next tokens exist elsewhere, and whether they come late (by `loaded`)
+                         or before the batch that lists them computes. None: all of `num_computed`, late
 
     `manager`, `policy`, `limits` and `costs` are attributes, for reading. Raises InvalidConfig or UnknownPolicy.
     """
@@ -124,7 +124,7 @@ class Scheduler(Uncopyable):
         # A load is half a swap.
         memory.load_where(lambda start, stop, pages: prices.swap(pages) / 2 < prices.recompute(start, stop))
         self._turns = Turns(errors.SchedulerInUse)
-        # Marks the batches of this scheduler, without a reference that keeps it alive.
+        # Marks the batches of this scheduler. They do not keep the scheduler alive.
         self._owner = object()
         self._packer = Packer(self._owner, self._state)
         memory.growth.take_changes()
@@ -133,16 +133,16 @@ class Scheduler(Uncopyable):
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a request is alive, an output is undelivered, a batch has not ended, or a prefetch waits for a step."""
+        """Whether a request is alive, an output undelivered, a batch out, or a prefetch or copy waits for a step."""
         state = self._state
         waits = state.pending_outputs or state.carried.groups or state.hints.to_fetch
         return bool(state.requests or waits or state.outstanding.batches)
 
     @alone
     def add(self, request: Request, now: float = 0.0) -> None:
-        """Take a request that arrived at `now` (seconds, any origin; the scheduler's own time stays). Raises
-        InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits if an empty pool, or the model, cannot hold the
-        prompt and one output. A request that never fits counts as rejected, and `explain` answers for it."""
+        """Put a request into the queue. It arrived at `now` (seconds, any origin); the scheduler's time stays. Raises
+        InvalidRequest, DuplicateRequest, WaitingFull, or NeverFits: an empty pool, or the model, cannot hold the prompt
+        and one output. Then the request counts as rejected, and `explain` knows it."""
         state = self._state
         if not isinstance(request, Request):
             raise errors.InvalidRequest(f"a Request is needed; got {request!r}.")
@@ -179,12 +179,12 @@ class Scheduler(Uncopyable):
 
     @alone
     def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
-        """Decide one step and put it out, before or after the update of the last one. An empty batch needs no end.
+        """Decide one step. Return its batch, which is out until `update` or `cancel`; an empty batch needs no end.
 
-        Batches run in the order in which they were scheduled. A row may compute a token that an outstanding batch
-        samples: `source_batches` names that batch. `drafts` guess what follows the newest token of decoding rows; they
-        get what budget and memory are left. `now` (seconds, any origin) becomes the scheduler's time, which never goes
-        back. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest (`now` is not finite), changing nothing.
+        Call it before or after the last batch's update, and run batches in this order. A row may compute a token that
+        an outstanding batch samples: `source_batches` names that batch. `drafts` guess what follows the newest token of
+        decoding rows; they get the budget and memory that are left. `now` (seconds, any origin) becomes the scheduler's
+        time, which never falls. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest (`now`), changing nothing.
         """
         state = self._state
         manager, limits, outstanding = state.manager, state.limits, state.outstanding
@@ -193,7 +193,7 @@ class Scheduler(Uncopyable):
         now = latest_time(now, state.now)
         proposed = drafts if drafts is None else validated_drafts(state, drafts)
         if state.waiting.num:
-            # Rows that this step may open. This takes memory, so it comes before any change.
+            # Room for rows that this step may open. Memory may be short, so this comes before any change.
             most = min(state.waiting.num, limits.max_sequences, limits.max_tokens_per_step)
             state.columns.ensure(state.columns.num_bound + most)
         state.set_now(now)
@@ -234,13 +234,13 @@ class Scheduler(Uncopyable):
 
     @alone
     def update(self, batch: Batch, token_ids: Any, counts: Any = None, now: float = 0.0) -> Outputs:
-        """End a batch that ran. Return what became of each sequence.
+        """End a batch that ran. Return new tokens and ends of all sequences.
 
-        `token_ids` are the sampled ids, packed in row order; for a row with drafts, the right ones and the token after
-        them. `counts`: how many of each row, int [n]; None: one for each row that samples. A row that samples and gets
-        0 waits for `append`; what later batches compute of a token that does not come is void. `now` is as in
-        `schedule`. Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch is out), WrongTokens, or
-        InvalidRequest, changing nothing.
+        `token_ids`: the sampled ids, packed in row order; of a row with drafts, its right drafts and the token after
+        them. `counts`: how many each row gets, int [n]; None: one for each row that samples. A row that samples and gets
+        0 waits for `append`; what later batches compute of its missing token is void. `now` is as in `schedule`.
+        Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch is out), WrongTokens, or InvalidRequest,
+        changing nothing.
         """
         state = self._state
         now = latest_time(now, state.now)
@@ -256,9 +256,9 @@ class Scheduler(Uncopyable):
 
     @alone
     def cancel(self, batch: Batch, moved: bool = False) -> None:
-        """End a batch that did not run. `moved`: its moves did run; otherwise the next batch makes them. Admissions,
-        preemptions, swaps and evictions stand. Raises ForeignBatch, BatchEnded, BatchOutOfOrder (a later batch is out),
-        BatchError (a later batch has moved) or InvalidRequest, changing nothing."""
+        """End the latest batch, which did not run. `moved`: its moves ran; otherwise the next batch makes them. Its
+        admissions, preemptions, swaps and evictions stay. Raises ForeignBatch, BatchEnded, BatchOutOfOrder (a later
+        batch is out), BatchError (a later batch has moved) or InvalidRequest, changing nothing."""
         if not self._is_out(batch, -1, "cancelled"):
             return
         has_moved = converted("moved", moved, bool, errors.InvalidRequest)
@@ -269,17 +269,17 @@ class Scheduler(Uncopyable):
 
     @alone
     def abort(self, request_id: str) -> Output | None:
-        """End a request in any state. Return its last output (one for all sequences), None if it has ended already. Its
-        blocks are released at once, even in flight; blocks being loaded, when the batch that listed the loads ends:
-        stop the loader first. Its id is free when the last batch with a share of it ends. Raises UnknownRequest."""
+        """End a request in any state. Return its last output (one for all sequences); None if it has ended already. Its
+        blocks are released at once, even in flight. Blocks that are being loaded are released when the batch that lists
+        the loads ends: stop the loader before. Its id is free when no batch computes it. Raises UnknownRequest."""
         request = self._known(request_id)
         return None if request is None else ending.end_request(self._state, request, ABORT, "was aborted.")[-1]
 
     @alone
     def finish(self, request_id: str, sequence: int = 0, reason: str = "stop") -> Output | None:
-        """End one sequence in any state, for the reason "stop" (a string was found, say) or "length". Outstanding
-        batches' samples for it are ignored. Return its last output, with the usage if the request ends with it; None if
-        it has ended already. Raises UnknownRequest, or InvalidRequest (no such sequence or reason)."""
+        """End one sequence in any state, for the reason "stop" (a string was found, say) or "length". What outstanding
+        batches sample for it is ignored. Return its last output, with the usage if no sequence is left; None if the
+        sequence has ended already. Raises UnknownRequest, or InvalidRequest (no such sequence or reason)."""
         state, request = self._state, self._known(request_id)
         if not isinstance(reason, str) or reason not in ("stop", "length"):
             raise wrong(request_id, f'reason has to be "stop" or "length"; got {reason!r}.')
@@ -293,8 +293,8 @@ class Scheduler(Uncopyable):
     @alone
     def fork(self, request_id: str, sequence: int = 0) -> int:
         """Start one more sequence of a running request, with the tokens and blocks of `sequence`. Return its number,
-        which may be that of an ended fork. The next batch copies the partial block, and makes no other moves. Outputs
-        so far count for both in the usage. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does
+        which may be that of an ended fork. The next batch copies the partial block, and makes no other moves. In the
+        usage, outputs so far count for both. Raises UnknownRequest, RequestInFlight, InvalidRequest (the sequence does
         not run, the request is private, the policy reserves or runs batches whole, or max_sequences run already) or
         OutOfBlocks (no block for the copy), changing nothing."""
         request = self._living(request_id)
@@ -302,7 +302,7 @@ class Scheduler(Uncopyable):
 
     @alone
     def append(self, request_id: str, tokens: Any, sequence: int = 0) -> None:
-        """Add known tokens to a live sequence: a next turn, a tool's answer. If it never fits then, it ends "rejected"
+        """Append known tokens to a live sequence, such as a tool's answer. If it can never fit then, it ends "rejected"
         in the next step. Raises UnknownRequest, RequestInFlight, InvalidRequest (sequence, token) or InvalidTokens."""
         state = self._state
         request = self._living(request_id)
@@ -316,7 +316,7 @@ class Scheduler(Uncopyable):
             raise errors.RequestInFlight(request_id)
         row, have = request.rows[sequence], state.books.num_known(request, sequence)
         longest = state.books.max_total_of(len(request.rows))
-        # A sequence that never fits ends. Its excess tokens are not kept, or all rows' tables would grow by them.
+        # A sequence that never fits ends. Its excess tokens are dropped: with them all rows' tables would grow.
         array = array[: max(0, longest - have)]
         num_more = len(array)
         # This comes first: memory for the tokens may be short.
@@ -329,7 +329,7 @@ class Scheduler(Uncopyable):
         state.queues.reopen()
         state.columns.note_sampled(request, sequence, has_sampled=False)
         if num_more:
-            # Its reservation was the worst case of what it knew.
+            # Its reserved worst case did not include these tokens.
             state.books.lift_bound(request)
             state.queues.requeue(request)
         longest_now = min(request.max_total[sequence] + num_more, longest)
@@ -343,8 +343,8 @@ class Scheduler(Uncopyable):
 
     @alone
     def loaded(self, request_id: str, num_tokens: int) -> None:
-        """Note that the first `num_tokens` of Batch.loads have arrived; the rest is computed. Raises UnknownRequest,
-        InvalidRequest (not loading, fewer asked for), or RequestInFlight (a batch out computes a block it shares)."""
+        """Note that the first `num_tokens` of a loading request's loads have arrived; it computes the rest. Raises
+        UnknownRequest, InvalidRequest (it loads none, or fewer), RequestInFlight (a batch computes a shared block)."""
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
         if request.status is not Status.LOADING or not request.num_loading:
@@ -353,7 +353,7 @@ class Scheduler(Uncopyable):
             )
         row = request.live_rows[0]
         if manager.sharing.is_unconfirmed(row):
-            # Its nodes would be confirmed below pending ones.
+            # Its nodes would be confirmed behind pending ones.
             raise errors.RequestInFlight(request_id)
         hit, asked = int(manager.rows.num_launched[row]), request.num_loading
         if not is_integer(num_tokens) or not 0 <= num_tokens <= asked:
@@ -367,7 +367,7 @@ class Scheduler(Uncopyable):
 
     @alone
     def hint(self, hint: Hint, now: float = 0.0) -> HintOutcome:
-        """Say what is known of content that is to come, or is not; see `Hint`. Return what became of it. `now` is as in
+        """Carry out a hint: what the caller knows of the next use of content. Return what became of it. `now` is as in
         `schedule`. Raises InvalidHint, UnknownRequest or InvalidRequest (`now`), changing nothing."""
         state = self._state
         hint, now, request = checked_hint(hint), latest_time(now, state.now), None
@@ -385,10 +385,11 @@ class Scheduler(Uncopyable):
 
     @alone
     def bring(self, hint: Hint, first: int, write: Callable[[int, Counts], None]) -> int | None:
-        """Make content of a hint's full blocks from number `first` on, which exist elsewhere, in free blocks of the device:
-        `write(start, blocks)` fills `blocks`, int64 [n], the first with number `first + start`. Return how many are there now:
-        fewer where fewer blocks are free, 0 where the device does not have all before them; None, if free blocks may still be
-        written: batches are out, or copies wait. Raises InvalidHint, UnsupportedByLayers, or as `write`, changing nothing."""
+        """Fill free blocks of the device with a hint's full blocks from number `first` on, which exist elsewhere.
+        `write(start, blocks)` has to fill `blocks`, int64 [n], from number `first + start` on. Return how many of them
+        are there now: fewer if few blocks are free, 0 if the device lacks one before them. Return None while batches are
+        out or copies wait: these may write free blocks. Raises InvalidHint, UnsupportedByLayers, or as
+        `write`, changing nothing."""
         state, hint = self._state, checked_hint(hint)
         state.manager.layout.refuse("bring (content that exists elsewhere)")
         if hint.tokens is None or not is_integer(first) or first < 0:
@@ -405,8 +406,8 @@ class Scheduler(Uncopyable):
     def explain_prefix(
         self, tokens: Any, *, salt: str | None = None, adapter: str | None = None, extra_key: Any = None
     ) -> PrefixExplanation:
-        """Return what is cached of a prompt, and why no more is: evicted when and for whom (see `remember_evicted`), never
-        computed here, or computed under another salt, adapter or extra_key. Raises InvalidTokens or InvalidNamespace."""
+        """Return how much of a prompt is cached, and why no more is: evicted (when and for whom: `remember_evicted`),
+        never computed, or with another salt, adapter or extra_key. Raises InvalidTokens or InvalidNamespace."""
         array = token_array(tokens)
         return explain_prefix(self._state, array, request_root(salt, adapter, extra_key))
 
@@ -418,8 +419,8 @@ class Scheduler(Uncopyable):
         return sessions.view_of(sessions.by_id[session_id], self._state.hints.num_pinned(session_id))
 
     def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
-        """Return up to `limit` sessions whose ids begin with `prefix`: those that began, or whose turns ended, last first. Raises
-        InvalidConfig."""
+        """Return up to `limit` sessions whose ids begin with `prefix`, the latest first: by when they began or their last
+        turn ended. Raises InvalidConfig."""
         most, found = checked_integer("limit", limit, 0, UNLIMITED), reversed(self._state.hints.sessions.by_id)
         return [self.session(each) for each in islice((each for each in found if each.startswith(prefix)), most)]
 
@@ -435,7 +436,7 @@ class Scheduler(Uncopyable):
 
     @alone
     def saved(self, request_id: str) -> None:
-        """Release the blocks of a request with `saves` that has ended: they have been copied. Raises UnknownRequest, or
+        """Release the blocks of an ended request with `saves`, because they have been copied. Raises UnknownRequest, or
         InvalidRequest (it lives, or nothing is held for it)."""
         outstanding = self._state.outstanding
         if not isinstance(request_id, str) or request_id not in outstanding.held:
@@ -445,15 +446,15 @@ class Scheduler(Uncopyable):
         self._state.queues.reopen()
 
     def saving_blocks(self, request_id: str) -> Counts:
-        """Return a copy of the blocks that are held for an ended request until `saved`, int64 [n]. Raises UnknownRequest."""
+        """Return the blocks that stay held for an ended request until `saved`, int64 [n]. Raises UnknownRequest."""
         held = self._state.outstanding.held
         if not isinstance(request_id, str) or request_id not in held:
             self._known(request_id)
         return np.concatenate([NO_ROWS, *(blocks for _, blocks in held.get(request_id, ()))])
 
     def explain(self, request_id: str, *, with_holders: bool = True) -> Explanation:
-        """Return why the request is not running: blocks needed and free, and, which costs most, who holds blocks and what
-        its layers hold. Raises UnknownRequest."""
+        """Return why a request does not run, and how many blocks it needs and are free; `with_holders`, also who holds
+        blocks, and what its layers hold, which takes most of the time. Raises UnknownRequest."""
         return explain(self._state, request_id, self._known(request_id), with_holders=with_holders)
 
     def outlook(self) -> Outlook:
@@ -482,8 +483,8 @@ class Scheduler(Uncopyable):
         return (self._state.ended[request_id][0] if request is None else request.status).value
 
     def counts(self) -> dict[str, int]:
-        """Return requests by state: waiting ones with those that wait for append(), running ones with followers. `submitted` is
-        the sum of the others."""
+        """Return how many requests are in each state; those that wait for append() are waiting, followers are running.
+        `submitted` is the sum of all others."""
         state, stats = self._state, self._state.stats
         num = dict.fromkeys(_STATUSES, 0)
         for request in state.away:
@@ -506,7 +507,7 @@ class Scheduler(Uncopyable):
         return [request.id for request in self._state.running]
 
     def running_rows(self) -> Counts:
-        """Return a copy of the running rows, in order, int64 [n]: those that may take drafts."""
+        """Return a copy of the running rows, in order, int64 [n]: these may take drafts."""
         return self._state.running.rows().copy()
 
     def id_of(self, row: int) -> str | None:
@@ -567,7 +568,7 @@ class Scheduler(Uncopyable):
         return int(sequence)
 
     def _is_out(self, batch: object, place: int, verb: str) -> bool:
-        """Whether the batch needs an end. Raises unless it is ours and, if it does, at `place`: 0 oldest, -1 latest."""
+        """Return whether the batch is out. Raises unless it is ours, not ended, and at `place`: 0 oldest, -1 latest."""
         if not isinstance(batch, Batch):
             raise errors.InvalidRequest(f"a Batch is needed; got {batch!r}.")
         if batch.ticket.owner is not self._owner:
@@ -582,7 +583,7 @@ class Scheduler(Uncopyable):
         return True
 
     def _refuse_what_never_fits(self, new: RequestState, num_tokens: int) -> None:
-        """Raise NeverFits, and count the request as rejected, if its prompt and one output never fit."""
+        """If the prompt and one output never fit, count the request as rejected and raise NeverFits."""
         state, books = self._state, self._state.books
         model, num_blocks = state.limits.max_model_len, state.manager.capacity
         needed = (books.blocks_for(num_tokens + 1) + state.manager.layout.spare_pages) * new.num_live

@@ -20,11 +20,11 @@ _NO_NAMESPACE = root_prefix(None)
 
 
 class Status(StrEnum):
-    """Exactly one of these at any time."""
+    """The state of a request."""
 
     WAITING = "waiting"  # no row, no blocks
-    LOADING = "loading"  # a row, its reservation whole, and tokens from elsewhere that it waits for
-    RUNNING = "running"  # a row; gets tokens when memory and limits allow (a follower: 0 for now)
+    LOADING = "loading"  # has a row, and blocks for tokens from elsewhere, which it waits for
+    RUNNING = "running"  # has a row, and computes when memory and limits allow (a follower: nothing for now)
     PAUSED = "paused"  # gave back the tail of its blocks and kept the rest
     SWAPPED = "swapped"  # keeps no block on the device
     FINISHED = "finished"
@@ -48,8 +48,8 @@ NOT_FINISHED, STOP, LENGTH, ABORT, REJECTED = range(5)
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a finished sequence's content is kept: evicted after all of lower priority. `priority`: from 1 to 3; other
-    content has 0. `lasts`: time from its end on, in the unit of `now`; None or infinity: no limit."""
+    """How long a finished sequence's content is kept: it is evicted after all content of lower `priority`, from 1 to 3;
+    other content has 0. `lasts`: time from the sequence's end on, in the unit of `now`; None or infinity: no limit."""
 
     priority: Level = 1
     lasts: Annotated[float, Meta(gt=0)] | None = None
@@ -59,28 +59,28 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A prompt and what to make of it.
+    """A prompt, and how to go on with it.
 
     id               of any length; unique among live requests
     prompt           token ids, a list of int or an int32 array [n], n ≥ 1
-    max_tokens       output tokens at most, for each sequence
-    min_tokens       output tokens before which EOS and stop ids do not count
-    eos_token_id     ends a sequence, which keeps it; None: nothing does
-    stop_token_ids   more ids that do
-    priority         smaller is sooner
-    num_sequences    a group: sequences of one prompt, admitted, preempted and swapped together
-    num_computed     first tokens whose KV exists elsewhere; see Batch.loads
-    saves            its device blocks stay held, and content as usual, from its end on, until `Scheduler.saved`
-    expected_tokens  output tokens that it is thought to take, at most max_tokens: a hint for policies; None: not known
-    keep_at          lengths of the prompt at which others may begin (the end of a system prompt, of tools): windows and
-                     states are kept at the last block's end before each, at most MOST_KEPT_AT. Full layers always are
+    max_tokens       most output tokens of each sequence
+    min_tokens       output tokens before which EOS and stop ids have no effect
+    eos_token_id     an id that ends a sequence, and is its last output; None: no id does
+    stop_token_ids   more such ids
+    priority         smaller is served sooner
+    num_sequences    more than 1: a group of sequences of one prompt, admitted, preempted and swapped together
+    num_computed     how many first tokens of the prompt have KV elsewhere; see Batch.loads
+    saves            on: after its end its device blocks stay held, so that they can be copied, until `Scheduler.saved`
+    expected_tokens  outputs that each sequence is thought to have, up to max_tokens, for policies; None: not known
+    keep_at          up to MOST_KEPT_AT lengths of the prompt at which others may part from it (the end of a system
+                     prompt): windows and states are kept at the last block end before each; full layers always are
     salt, adapter, extra_key  content is shared only among requests that agree in all three; the key is any nesting of
                      None, bool, int, str, bytes and tuple
-    reads_cache      off: everything is computed, though it may be cached (prompt log-probabilities)
+    reads_cache      off: everything is computed, even if it is cached (for prompt log-probabilities)
     writes_cache     off: no other request finds what is computed for it
-    retention        how its content is kept when it has finished; None: as any other
-    tenant           whose share fair policies count it to; None is a tenant, too. Unlike `salt` it separates no content
-    session_id       the session that it is a turn of: what it leaves is kept for the next turn, see `Hint`; None: of none
+    retention        how long its content is kept after it finished; None: as other content
+    tenant           whose share it counts to under fair policies; None is one, too. Tenants share content, salts do not
+    session_id       the session of which it is a turn: what it leaves is kept for the next one, see `Hint`; None: none
     """
 
     id: Name
@@ -111,13 +111,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, Tokens, bytes]:
-    """Return the request with Python integers, counts at most UNLIMITED, its prompt, int32 [n], and its encoded
-    namespace. Raises InvalidRequest unless all fields are in range."""
+    """Check the request. Return a copy with Python integers, and counts up to UNLIMITED; its prompt, int32 [n]; and its
+    encoded namespace. Raises InvalidRequest if a field is out of range."""
     fields = msgspec.structs.asdict(request)
     try:
         own = msgspec.convert(fields, Request)
     except msgspec.ValidationError:
-        # Numbers of numpy, or a wrong field.
+        # A field is wrong, or a number of numpy.
         own = Request(**checked_fields(Request, fields, partial(wrong, request.id)))
     if own.max_tokens > UNLIMITED:
         own = Request(**checked_fields(Request, msgspec.structs.asdict(own)))
@@ -149,7 +149,7 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
 
 
 def request_root(salt: str | None, adapter: str | None, extra_key: Any) -> bytes:
-    """Return the encoded namespace of requests with these. Raises InvalidNamespace."""
+    """Return the encoded namespace of requests with this salt, adapter and extra_key. Raises InvalidNamespace."""
     if salt is None and adapter is None and extra_key is None:
         return _NO_NAMESPACE
     return root_prefix((salt, adapter, extra_key))
@@ -160,8 +160,8 @@ def wrong(request_id: str, what: str) -> InvalidRequest:
 
 
 class RequestUsage(msgspec.Struct, frozen=True, gc=False):
-    """What a request took, delivered with its last output: tokens, blocks, times preempted. hit_tokens were found in
-    the prefix cache at its first admission, recomputed_tokens computed again after preemptions."""
+    """What a request and all its sequences took, delivered with its last output. hit_tokens: found in the prefix cache
+    at its first admission. recomputed_tokens: computed again after preemptions. preemptions: how many there were."""
 
     prompt_tokens: int
     output_tokens: int
@@ -179,24 +179,24 @@ class Counted(msgspec.Struct, gc=False):
 
 
 class RequestState(Counted, eq=False, gc=False):
-    """A live request. No reference in it leads back to it, so the garbage collector skips it. Lists: per sequence."""
+    """A live request. Lists are by sequence. No reference in it leads back to it, so the garbage collector skips it."""
 
     request: Request  # what the user submitted, with Python integers
     root: bytes
-    # (priority, arrival, number): smaller is served sooner. Under fair policies its turn replaces the arrival in time.
+    # (priority, arrival, number): smaller is served sooner. Fair policies put its turn for its arrival at admission.
     order: tuple[int, float, int]
     stops: tuple[int, ...]  # ids that end a sequence, EOS among them
     prompt_len: int
-    tokens: list[Tokens | None]  # the known tokens while it has no row (None: it has one, or it has ended)
+    tokens: list[Tokens | None]  # its known tokens while it has no row; None: it has a row, or has ended
     rows: list[int]  # its row (-1: none)
     num_live: int  # sequences that have not ended
-    # Tokens from elsewhere that it waits for, listed in batch `load_batch`; None: it asks for them when it is admitted.
+    # How many tokens from elsewhere it waits for, which batch `load_batch` lists; None: it asks when it is admitted.
     num_loading: int | None
-    max_total: list[int]  # the tokens at which it has its full length
-    high_water: list[int]  # tokens that were computed once: below it, computing is recomputing
-    appended: list[int]  # tokens that the caller appended
-    has_sampled: list[bool]  # all known tokens are computed and sampled: computed again, they do not sample
-    is_plain: bool  # new, one sequence, in the cache as any: most are
+    max_total: list[int]  # its full length in tokens
+    high_water: list[int]  # how many tokens were ever computed: up to there, computing is recomputing
+    appended: list[int]  # how many tokens the caller appended
+    has_sampled: list[bool]  # its last known token has sampled: computed again, it does not sample
+    is_plain: bool  # never admitted yet, of one sequence, reads and writes the cache: most are
     status: Status = Status.WAITING
     num_output: int = 0  # output tokens of the sequences that have ended
     preemptions: int = 0
@@ -206,11 +206,11 @@ class RequestState(Counted, eq=False, gc=False):
     follows: str | None = None  # id of the request whose blocks it waits to share
     passed: int = 0  # how often a request behind it was admitted before it
     is_new: bool = True  # never admitted yet
-    preempted_at: int | None = None  # the step in which blocks were taken from it since it last ran
-    longest_pause: int = 0  # most steps that it stood still because blocks were taken from it
+    preempted_at: int | None = None  # the step in which it lost blocks; None: in no step since it last ran
+    longest_pause: int = 0  # most steps for which it stood still after it lost blocks
     load_batch: int = 0
     charged: int = 0  # tokens charged to its tenant at its first admission
-    hints: tuple[Any, ...] = ()  # those that are carried out when it finishes
+    hints: tuple[Any, ...] = ()  # hints that are carried out when it finishes
 
     @property
     def id(self) -> str:
@@ -235,12 +235,12 @@ class RequestState(Counted, eq=False, gc=False):
         return self.rows[sequence] >= 0 or self.tokens[sequence] is not None
 
     def become(self, status: Status) -> None:
-        """Take the next status. Only `Queues`, and the end of the request, call this."""
+        """Take the next status. Only `Queues` and `State.end` call this."""
         assert status in NEXT[self.status], f'request "{self.id}" turns from {self.status} to {status}'
         self.status = status
 
     def set_sampled(self, sequence: int, has_sampled: bool) -> None:
-        """Note whether all known tokens of the sequence are computed and sampled. Only `RowColumns` call this."""
+        """Note whether the sequence's last known token has sampled. Only `RowColumns` calls this."""
         self.has_sampled[sequence] = has_sampled
 
     def move(self, sequence: int, row: int, tokens: Tokens | None) -> None:
@@ -254,12 +254,12 @@ class RequestState(Counted, eq=False, gc=False):
         self.tokens[sequence] = np.concatenate([known, tokens])
 
     def grow(self, sequence: int, num_more: int, max_total: int) -> None:
-        """The caller appended tokens to the sequence, whose full length is `max_total` from now on."""
+        """Count tokens that the caller appended to the sequence. Its full length is `max_total` from now on."""
         self.appended[sequence] += num_more
         self.max_total[sequence] = max_total
 
     def reach(self, sequence: int, num_tokens: int) -> int:
-        """Note that so many tokens of the sequence were computed. Returns the most that ever were."""
+        """Note that so many tokens of the sequence were computed. Return the most that ever were."""
         self.high_water[sequence] = max(self.high_water[sequence], num_tokens)
         return self.high_water[sequence]
 
@@ -284,12 +284,12 @@ class RequestState(Counted, eq=False, gc=False):
         self.order = (self.order[0], turn, self.order[2])
 
     def defer(self, hint: Any) -> None:
-        """Have a hint carried out when it finishes, and no other one of its action."""
+        """Keep a hint for when the request finishes, instead of an earlier one of the same action."""
         self.forget_hint(hint.action)
         self.hints = (*self.hints, hint)
 
     def forget_hint(self, action: str) -> bool:
-        """Drop the hint of this action that was to be carried out. Return whether there was one."""
+        """Drop the hint of this action that `defer` kept. Return whether there was one."""
         before, self.hints = self.hints, tuple(hint for hint in self.hints if hint.action != action)
         return len(before) > len(self.hints)
 
@@ -307,11 +307,11 @@ class RequestState(Counted, eq=False, gc=False):
             self.preempted_at = None
 
     def follow(self, leader: str | None) -> None:
-        """Wait for blocks that the request of this id computes; None: for none."""
+        """Follow the request with this id, which computes blocks to share; None: follow none."""
         self.follows = leader
 
     def note_ended(self, num_output: int) -> None:
-        """One of its sequences, of so many outputs, has ended."""
+        """Note that one of its sequences has ended, with so many outputs."""
         self.num_output += num_output
         self.num_live -= 1
 

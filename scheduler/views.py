@@ -20,18 +20,18 @@ from .state import Limits, State
 
 _WHY = {
     "pending": "what comes next was still being computed",
-    "evicted": "what {} had further on was evicted",
-    "not kept": "nothing further on was kept of {}",
-    "not loaded": "what the host has further on costs more to copy than to compute, or there is no room for it",
+    "evicted": "{} had more, which was evicted",
+    "not kept": "{} kept nothing after that",
+    "not loaded": "the host has more, but copying it costs more than computing it, or there is no room for it",
 }
 _LOOKED_UP = 64
-"""Waiting requests that are looked up for an outlook: a long prompt takes 50 µs."""
-_SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and comes in again when that has ended."
+"""How many waiting requests an outlook looks up in the cache: a long prompt takes 50 µs."""
+_SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and can return when that batch has ended."
 
 
 class RequestView(msgspec.Struct, frozen=True, gc=False):
-    """A live request: tokens and blocks of all sequences together, max_tokens of each. device_blocks counts block table
-    entries, so shared blocks several times. hit_tokens are those of its first admission."""
+    """A live request: tokens and blocks of all its sequences together, but max_tokens of each. device_blocks counts
+    block table entries, so a shared block several times. hit_tokens: of its first admission."""
 
     id: str
     status: str
@@ -45,12 +45,12 @@ class RequestView(msgspec.Struct, frozen=True, gc=False):
 
 
 class LayersView(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a request whose model has layers of several kinds, its first live sequence; lengths in tokens.
+    """What a request holds of layers of several kinds. Lengths are in tokens, of its first live sequence.
 
-    pages     that it holds, as (group, pages)
-    hit       where the lookup of its prompt ended; while it has no row, where it would end now. None: nothing was found
-    restarts  the least and the most at which it can stand, 0 aside, and at all between; (0, 0): it has no row
-    again     at which it would begin with what is cached now, had it given back all
+    pages     (group, pages) that it holds, of all sequences
+    hit       where the lookup of its prompt ended, or, without a row, would end now; None: nothing was found
+    restarts  the least and the most tokens to which its row can be cut, 0 aside, and any number between; (0, 0): no row
+    again     tokens that it would find in the cache now if it gave all its blocks back
     says      all this in sentences
     """
 
@@ -62,9 +62,9 @@ class LayersView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Scheduler.explain` found; str() is the whole story. blocks_needed is what the request lacks to go on,
-    blocks_free what could be drawn for it, holders the other requests with blocks, most first, as (id, blocks). A block
-    counts once: for its first holder in order, which gives it up last, and not if the request itself holds it."""
+    """What `Scheduler.explain` found; str() says all of it. blocks_needed: what the request lacks to go on. blocks_free:
+    what could be drawn for it. holders: (id, blocks) of other requests, most first. A shared block counts once, for its
+    first holder in order, which gives it up last; and not at all if the request itself holds it."""
 
     id: str
     status: str
@@ -85,8 +85,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixExplanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a prompt is cached, full blocks in tokens: on the device, and behind that on the host. `says` tells why no
-    more is; str() is that."""
+    """How many tokens of a prompt are cached in full blocks: the first ones on the device, the next ones on the host.
+    `says`: why no more are; str() returns it."""
 
     num_tokens: int
     device_tokens: int
@@ -104,7 +104,7 @@ def explain_prefix(state: State, tokens: Tokens, root: bytes) -> PrefixExplanati
     says = f"{here * size:,} of {counted(len(tokens), 'token')} are cached on the device"
     says += f", and {there * size:,} more on the host" if there else ""
     if num == end:
-        says += "." if num else "; a block has more tokens than these."
+        says += "." if num else "; they do not fill a block."
     elif gone is not None:
         place, blocks, step = gone
         when, admitted = state.admissions.get(step, (None, ()))
@@ -114,7 +114,7 @@ def explain_prefix(state: State, tokens: Tokens, root: bytes) -> PrefixExplanati
             f", which admitted {', '.join(admitted[:3])}{' and others' if admitted[3:] else ''}." if admitted else "."
         )
     else:
-        says += "; what follows was never computed here in full blocks, or left before what is remembered."
+        says += "; what follows was never computed here in full blocks, or its eviction is not remembered."
     if elsewhere and not num:
         says += " Another salt, adapter or extra_key has its first block."
     return PrefixExplanation(num_tokens=len(tokens), device_tokens=here * size, host_tokens=there * size, says=says)
@@ -128,14 +128,14 @@ def view_of(state: State, request: RequestState) -> RequestView:
 
 
 def _blocks_of(manager: Memory, request: RequestState) -> tuple[int, int]:
-    """Return the entries of its block tables, and its blocks on the host; pages, where a block is no page."""
+    """Return the entries of the request's block tables, and its blocks on the host; pages if a block is no page."""
     rows, is_plain = request.live_rows, manager.layout.is_plain
     held = sum(manager.rows.num_blocks.item(row) for row in rows) if is_plain else manager.pages_of_rows(rows)
     return held, sum(map(manager.tiers.pages_on_host, rows))
 
 
 def explain(state: State, request_id: str, request: RequestState | None, *, with_holders: bool) -> Explanation:
-    """Return why the request, None if it has ended, is where it is, and which others hold blocks, which costs most."""
+    """Carry out `Scheduler.explain`. `request`: None if it has ended."""
     if request is None:
         status, sentence = state.ended[request_id]
         return Explanation(id=request_id, status=status.value, reason=sentence)
@@ -182,7 +182,7 @@ def _where(manager: Memory, hit: HitEnd | None) -> str:
 
 
 def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]:
-    """Return (id, blocks) of other requests that hold blocks, each counted once, most first; or the pages of each."""
+    """Return (id, blocks) of other requests with blocks, most first, a block once; of several groups, (id, pages)."""
     manager, held = state.manager, dict[str, int]()
     is_counted = np.zeros(manager.blocks.num_blocks, np.bool_)
     for other in (request, *sorted(state.requests.values(), key=lambda other: other.order)):
@@ -218,15 +218,15 @@ def _found(state: State, request: RequestState) -> tuple[str, int, int]:
     elif outstanding.computes(request):
         sentence = "it is in a batch that has not ended."
     elif outstanding.is_idle(request):
-        sentence = "everything that it knows is computed; it waits for append()."
+        sentence = "all its tokens are computed; it waits for append()."
     else:
         needed = books.owed_to(request.live_rows)
         free += needed
         sentence = "it gets tokens in the next step, as the budget allows."
         if needed > max(0, free):
             sentence = (
-                f"it needs {counted(needed, 'block')} for what it knows or has reserved, and {max(0, free)} are free and not promised to others; it gets what "
-                "those hold when a batch that has not ended gives blocks back, or when a request can be preempted."
+                f"it needs {counted(needed, 'block')} for its tokens or its reservation; {_free(free, 0)} It gets more "
+                "when a batch ends and gives blocks back, or when a request can be preempted."
             )
     return sentence, needed, max(0, free)
 
@@ -245,7 +245,7 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
     if foresight is not None:
         foresight.forget()
     if request.id in queues.idle:
-        sentence = "everything that it knows was computed, and it gave its blocks to others; it waits for append()."
+        sentence = "all its tokens were computed, and it gave its blocks to others; it waits for append()."
     elif state.outstanding.keeps_out(request):
         sentence = _SAMPLES_ARE_OUT
     elif num_ahead:
@@ -258,8 +258,8 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
         sentence = no_place
     elif foresight is not None and not foresight.fits(request):
         sentence = (
-            f"with it, those who are in would need {foresight.peak_with(request):,} tokens at their fullest moment, as long as outputs are taken to "
-            f"become, and there is room for {foresight.capacity_with(request):,}."
+            f"with it, all in memory would need {foresight.peak_with(request):,} tokens at their peak, by guessed output "
+            f"lengths; there is room for {foresight.capacity_with(request):,}."
         )
     elif state.running.num_rows + request.num_live > limit:
         sentence = f"all {limit} seats are taken (max_sequences)."
@@ -274,25 +274,26 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
 
 
 class Outlook(msgspec.Struct, frozen=True):
-    """Running sequences, then suspended ones, which return first, then waiting requests, in order; int64 [n] each.
+    """What a forecast begins with. Arrays, int64 [n] each, have running sequences, then suspended ones, which return
+    first, then waiting requests, in order.
 
-    num_sequences        of each; 1 for admitted ones
+    num_sequences        of each waiting request; 1 for the others
     held                 tokens for which each has slots, or takes them when it enters
-    todo                 tokens to compute before the next output; 1 for a decode. Of waiting ones without what is cached now, of those
-                         behind the first 64 without the same share
+    todo                 tokens to compute before the next output; 1 for a decode. Cached tokens of waiting requests are
+                         left out: those of the first 64, and the same share of the others
     left                 outputs to come of each sequence: by `expected_tokens`, else by the mean of longer ones that
                          ended, else half of what is left of max_tokens
     num_running, num_suspended  sequences of each kind
     tenants              of waiting requests alone, "" for none
     mean_output          outputs of a new request; None: none has ended
-    max_total            tokens of a sequence, prompt and outputs
-    slots, spare         tokens that the pool holds for all of these, and how many of them admission leaves
+    max_total            most tokens of a sequence, prompt and outputs
+    slots, spare         tokens that the pool holds for all of these, and how many of them admission leaves free
     block_size           tokens of a block
-    limits               of a step: tokens, and sequences that run at a time
-    joins                requests may join those that run; otherwise they enter when nothing runs, whatever the budget is
+    limits               the scheduler's, as of tokens a step, and of sequences that run at a time
+    joins                requests may join those that run; if not, they enter when nothing runs, whatever the budget is
     chunked              a prompt may be split over steps
     reserves             slots for all outputs are taken when a request enters
-    looks_ahead          a request enters only if memory suffices until all have ended
+    looks_ahead          a request enters only if the pool holds all at their peak
     """
 
     num_sequences: Counts
@@ -334,11 +335,11 @@ def outlook(state: State) -> Outlook:
     guessed = np.where(np.isnan(mean[:-1]), (most - known) // 2, np.rint(mean[:-1])).astype(np.int64)
     left = outputs_left(guessed, expected, known, most)
     num_sequences = np.array(num, np.int64)
-    # A group computes a shared prompt once.
+    # With prefix caching, a group computes its prompt once.
     todo = known * (1 if manager.prefix_caching else num_sequences)
     behind = known[:num_rows] - manager.rows.num_launched[rows]
     todo[:num_rows] = np.maximum(1, behind)
-    # Samples of outstanding batches count as received.
+    # Samples of outstanding batches count as outputs.
     left[:num_rows] = np.maximum(1, left[:num_rows] + np.minimum(0, behind - 1))
     on_device = manager.rows.num_blocks[rows] * size
     kept = np.maximum(books.kept(rows), on_device) if reserves else known[:num_rows]
@@ -349,7 +350,7 @@ def outlook(state: State) -> Outlook:
     todo[num_rows:] = np.maximum(1, todo[num_rows:] - cached.astype(np.int64))
     slots = manager.device.num_available * size + int(on_device.sum())
     if not layout.is_plain:
-        # What other groups hold at last is held from the start, of all pages.
+        # What sides hold in the end counts as held from the start, in slots of all pages.
         of_all += layout.side_slots(known + left) * num_sequences
         slots = manager.capacity * size // full
     return Outlook(

@@ -105,7 +105,7 @@ def test_blocks_that_several_hold_count_once(make_scheduler, request_of, step):
 
 
 FIRST, SECOND, SHORT = range(8), range(20, 36), range(3)
-NEVER = "; what follows was never computed here in full blocks, or left before what is remembered."
+NEVER = "; what follows was never computed here in full blocks, or its eviction is not remembered."
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ NEVER = "; what follows was never computed here in full blocks, or left before w
         ((6, 0), range(12), "x", f"8 of 12 tokens are cached on the device{NEVER}"),
         ((6, 0), FIRST, None, f"0 of 8 tokens are cached on the device{NEVER} Another salt, adapter or extra_key has its first block."),
         ((6, 0), range(9, 17), None, f"0 of 8 tokens are cached on the device{NEVER}"),
-        ((6, 0), SHORT, "x", "0 of 3 tokens are cached on the device; a block has more tokens than these."),
+        ((6, 0), SHORT, "x", "0 of 3 tokens are cached on the device; they do not fill a block."),
         ((5, 4), range(12), "x", f"4 of 12 tokens are cached on the device, and 4 more on the host{NEVER}"),
     ],
 )  # fmt: skip

@@ -86,7 +86,7 @@ def test_a_length_is_loaded_where_its_pages_cost_less_than_its_tokens(make, serv
 
 
 def test_a_request_is_told_what_came_from_the_host_and_what_did_not(make, serve, request_of):
-    dear = "what the host has further on costs more to copy than to compute, or there is no room for it."
+    dear = "the host has more, but copying it costs more than computing it, or there is no room for it."
     for costs, says in (
         (FREE, "at 8 tokens (8 of them from the host), all that can be found of its prompt."),
         (A_TOKEN_A_PAGE, f"at 0 tokens: of 8 cached tokens state layers allow 8; {dear}"),

@@ -84,8 +84,8 @@ def test_tokens_that_a_hit_loses_are_those_of_the_group_that_allows_least(make_s
         ([FULL, STATE], 40, 30, (30,), "not cached", "at 30 tokens, where the cached part of its prompt ends."),
         (
             [FULL, LayerGroup("window", 5), STATE], 20, 8, (12, 8), "not kept",
-            "at 8 tokens: of 12 cached tokens window layers of 5 allow 12, state layers allow 8; nothing further on was kept of "
-            "state layers.",
+            "at 8 tokens: of 12 cached tokens window layers of 5 allow 12, state layers allow 8; state layers kept nothing "
+            "after that.",
         ),
     ],
 )  # fmt: skip
@@ -118,7 +118,7 @@ def test_what_was_evicted_is_said_to_have_been(make_scheduler, request_of):
     scheduler.add(request_of("c", [*first[:6], 90, 91, 92], max_tokens=1))
     layers = scheduler.explain("c").layers
     assert (layers.hit.num_tokens, layers.hit.confirmed, layers.hit.why) == (0, 6, "evicted")
-    assert layers.says.endswith("state layers allow 0; what state layers had further on was evicted.")
+    assert layers.says.endswith("state layers allow 0; state layers had more, which was evicted.")
     # It computes 4 of these tokens, and looks again: its hit ended where it began.
     for _ in range(2):
         scheduler.update(scheduler.schedule(), [])

@@ -48,7 +48,7 @@ def test_who_would_fit_now_waits_where_it_would_not_later():
     scheduler.add(request("b", 8, 40, 40))
     assert step(scheduler).admitted == ("a",)
     reason = scheduler.explain("b").reason
-    assert "at their fullest moment" in reason and "room for 80" in reason and "112" not in reason
+    assert "at their peak" in reason and "room for 80" in reason and "112" not in reason
     batch, reason = scheduler.schedule(), scheduler.explain("b").reason
     scheduler.update(batch, [7])
     assert scheduler.explain("b").reason != reason
