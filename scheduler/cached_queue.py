@@ -1,4 +1,4 @@
-"""Waiting requests, of which those come first that find most of their tokens cached, within a lead.
+"""Waiting requests: those that find most of their tokens cached come first, within a lead.
 
     waits   came at   cached     served, with a lead of 60 s
     a         0 s       0        c, b, a, d: c and b came at most 60 s after a and pass it; d came too late for that
@@ -6,9 +6,9 @@
     c        50 s     9,000
     d        70 s     9,900
 
-A turn of a conversation that comes back goes on while its prefix is still there, where first come, first served would
-evict it for those that came before. SGLang's `lpm` orders its queue so too (Zheng et al., 2024), without a bound; here
-a request waits for later ones only until the lead is over.
+So the next turn of a conversation enters while its prefix is still cached. First come, first served would evict the
+prefix for requests that came before. SGLang's `lpm` has this order, too (Zheng et al., 2024), but without a bound: here
+a request waits only for others that came within the lead.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .request import RequestState
 
 
 class CachedQueue(Queue):
-    """In a priority, requests admitted before come first, then the one with most cached tokens."""
+    """Within a priority, requests that were admitted before come first, then the one with most cached tokens."""
 
     def __init__(self, memory: Memory, lead: float) -> None:
-        """`lead`: seconds by which a later request may have come and still pass an earlier one."""
+        """`lead`: a request may pass others that came at most so many seconds before it."""
         super().__init__()
         self._memory, self._lead = memory, lead
-        # By id, the cached tokens as they were last looked up: at its arrival, and when it was the first.
+        # By id, the cached tokens when they were last looked up: at arrival, and when the request came first.
         self._cached: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[RequestState]:
@@ -59,7 +59,7 @@ class CachedQueue(Queue):
         return next(iter(self))
 
     def behind(self, count: int) -> list[RequestState]:
-        # None that came too late to pass the earliest one, even where that does not fit.
+        # Not those that came too late to pass the earliest one, even if that one does not fit.
         return [state for state in islice(self, 1, count + 1) if self._may_pass(state, self._states[self._head])]
 
     def remove(self, state: RequestState) -> None:

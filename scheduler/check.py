@@ -77,10 +77,10 @@ def _rows(state: State) -> list[str]:
         found.append("9: the array of running rows differs from the running requests.")
     if rowless := [request.id for request in books.bounded if not request.live_rows]:
         found.append(f"8: worst cases are reserved for {rowless}, which hold no rows.")
-    # A block that several of them share counts once.
+    # A block that several bounded requests share counts once.
     bounded = [row for request in books.bounded for row in request.live_rows]
     worst = manager.pages_of_rows(bounded) + books.owed_to_bounded() if bounded else 0
-    # While batches are out, a row holds more of a window than it is counted to, or is owed a block beside a whole one.
+    # While batches are out, a row may hold more of a window than is counted, or be owed a block beside a full window.
     late, tables = 0, manager.tables
     for side in manager.layout.bounded:
         held = tables.num_blocks[bounded] - tables.first[side.table, bounded]

@@ -2,8 +2,8 @@
 
     row 3 | known ... 17 | drafts 5 9 2 |   update: 5 and 9 were right, 4 follows → known ... 17 5 9 4, 1 slot reused
 
-They take only the budget, memory and length that all else leaves. A state has seen all drafts of its share, or none: where some
-were wrong, the row goes back to before the share, and the next one computes again what is known by then.
+Drafts get only the budget, memory and length that all else leaves. A state has seen all drafts of a share or none: if
+one was wrong, a row with states falls back to the start of its share, and computes again what is known by then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .rows import Counts
 from .state import State, Step
 
 UNKNOWN_DRAFT = -1
-"""A draft that the engine guesses when the batch runs, once there is memory for it: the batch says -1, too."""
+"""A draft that the engine itself guesses when the batch runs. It gets a slot; its token is -1 in the batch, too."""
 
 
 class Drafts(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -35,8 +35,8 @@ class Drafts(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def validated_drafts(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts | None:
-    """Return drafts as arrays if every row belongs to a running request; None if there are none. A mapping has request
-    ids, or (id, sequence), for keys and token ids for values. Raises WrongDrafts."""
+    """Return the drafts as arrays; None if there are none. In a mapping, keys are request ids or (id, sequence), values
+    are token ids. Raises WrongDrafts, also for a row whose request does not run."""
     if isinstance(drafts, Mapping):
         drafts = _by_rows(state.requests, drafts)
     if not isinstance(drafts, Drafts):
@@ -58,7 +58,7 @@ def validated_drafts(state: State, drafts: Drafts | Mapping[Any, Any]) -> Drafts
 
 
 def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
-    """Lengthen the decodes of this step by their drafts, as the rows' full length and the leftovers allow."""
+    """Add drafts to the decodes of this step, as full lengths, and the rest of budget and memory, allow."""
     rows, manager = step.decodes, state.manager
     if not len(rows) or state.composition.one_token_each or step.budget <= 0:
         return
@@ -70,7 +70,7 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
         place = place[rows]
         proposed, first = np.where(place >= 0, proposed[place], 0), first[place]
     ends = step.decode_starts + 1
-    # With the token after them, drafts make the row at most as long as it may be.
+    # Drafts and the token after them fit into the row's full length.
     wanted = np.minimum(proposed, np.maximum(state.columns.max_total[rows] - ends - 1, 0))
     if state.columns.not_sampling:
         wanted = np.where(np.isin(rows, list(state.columns.not_sampling)), 0, wanted)
@@ -130,7 +130,7 @@ def _tokens(vocabulary_size: int | None, values: Any) -> Tokens:
 
 
 def _refuse(state: State, rows: Counts) -> None:
-    """Raise WrongDrafts for the first of these rows that may have no drafts; there is one."""
+    """Raise WrongDrafts for the first of these rows that may not have drafts; there is one."""
     seen, owners = set(), state.columns.owner
     for row in rows.tolist():
         request = owners[row] if 0 <= row < len(owners) else None

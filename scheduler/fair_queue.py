@@ -6,8 +6,8 @@
     c             1   |========|              c1              by (prompt + expected outputs) ÷ weight
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996) of tokens: a bar ends at the virtual start of the tenant's next
-request. It grows at admission, not at arrival, as in the Virtual Token Counter (Sheng et al., 2024): a wrong guess
-moves the tenant's next request.
+request. It grows at admission, not at arrival, as in the Virtual Token Counter (Sheng et al., 2024). When the request
+ends, what it took replaces the guess, which moves the tenant's next request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .queues import Key, Queue
 from .request import RequestState, Status
 
 MOST_IDLE = 1000
-"""Tenants without a request that are remembered because they were given more than those who wait."""
+"""Most tenants without a live request that are remembered, because they were given more than others."""
 
 
 class Tenant(msgspec.Struct, eq=False):
@@ -34,15 +34,15 @@ class Tenant(msgspec.Struct, eq=False):
     weight: float
     lane: Queue  # its waiting requests that were never admitted, by priority and arrival
     start: float = 0.0  # virtual time at which its next request starts: tokens per weight
-    entry: Key | None = None  # (priority, start, number) of the first of them, the key of the tenant's place
+    entry: Key | None = None  # (priority, start, number) of its first waiting request: the key of its place
     num_in: int = 0  # its requests that were admitted and have not ended
 
 
 class FairQueue(Queue):
-    """In a priority, requests admitted before come first, in order; then tenants by virtual start."""
+    """Within a priority, requests that were admitted before come first, in order; then tenants by virtual start."""
 
     def __init__(self, weights: Mapping[str, float], lengths: OutputLengths) -> None:
-        """`weights` of tenants, 1 for tenants not named; `lengths` of ended outputs."""
+        """`weights`: of tenants by name, 1 for those not named. `lengths`: of ended outputs."""
         self._weights, self._lengths = weights, lengths
         # Tenants with a live request; and idle ones that were given more than waiting ones, longest idle first.
         self._tenants: dict[str | None, Tenant] = {}
@@ -95,7 +95,7 @@ class FairQueue(Queue):
         self._stand(tenant)
 
     def let_in(self, state: RequestState) -> None:
-        """Remove an admitted request. At its first admission, charge its tenant, and order it by its turn."""
+        """Remove an admitted request. At its first admission, charge its tenant, and let its turn order it."""
         if not state.is_new:
             self.remove(state)
             return
@@ -109,19 +109,19 @@ class FairQueue(Queue):
         state.charge(cost, float(self._turn))
 
     def ended(self, state: RequestState) -> None:
-        """Replace what the ended request was expected to take by what it took; nothing if it was never admitted."""
+        """Charge the tenant of an ended request for what it took, not for the guess; nothing if it never entered."""
         if state.is_new:
             return
         tenant = self._tenants[state.request.tenant]
         tenant.num_in -= 1
-        # What had to be computed once, and its outputs.
+        # It took the tokens that were not cached, and its outputs.
         num_sequences = state.request.num_sequences
         known = num_sequences * state.prompt_len + sum(state.appended[:num_sequences]) - state.hit_tokens
         tenant.start -= (state.charged - max(0, known) - state.num_output) / tenant.weight
         self._stand(tenant)
 
     def violations(self, requests: Iterable[RequestState], idle: Collection[str]) -> list[str]:
-        """Return where tenants' books or the order of the queue differ from these requests, all that are alive."""
+        """Return where the tenants' books, or the order of the queue, are wrong. `requests`: all live ones."""
         every, found, waiting = list(requests), [], defaultdict[str | None, set[str]](set)
         for state in every:
             if state.is_new:
@@ -148,7 +148,7 @@ class FairQueue(Queue):
         return found
 
     def _never_in(self) -> Iterator[tuple[tuple[int, int, float, int], RequestState]]:
-        """Iterate (key, request) of those never admitted, in order: each starts where the one before leaves off."""
+        """Iterate (key, request) of requests never admitted, in order. Each starts where its tenant's last one ends."""
         lanes: dict[str | None, list[RequestState]] = {}
         # Sorted, and so a heap. (priority, start, number) is unique, so tenants are never compared.
         heap = [(entry, 0, tenant) for entry, tenant in self._entries]
@@ -165,7 +165,7 @@ class FairQueue(Queue):
             heapq.heapreplace(heap, ((behind[0], start, behind[2]), place + 1, tenant))
 
     def _stand(self, tenant: Tenant) -> None:
-        """Move the tenant to its first waiting request; forget it if it has none and got no more than others."""
+        """Put the tenant at its first waiting request. Forget it if it has no request, and got no more than others."""
         entry = _entry_of(tenant)
         if entry != tenant.entry:
             if tenant.entry is not None:
@@ -184,7 +184,7 @@ class FairQueue(Queue):
                 self._idle.popitem(last=False)
 
     def _least_start(self, priority: int) -> float:
-        """Where an unknown tenant starts: with the first waiting one of the priority, at most at the virtual time."""
+        """Return where a tenant that had none waiting starts: with the first one waiting, at most at virtual time."""
         entries = self._entries
         place = bisect_left(entries, ((priority, -math.inf, 0),))
         if place < len(entries) and entries[place][0][0] == priority:
@@ -192,7 +192,7 @@ class FairQueue(Queue):
         return self._virtual_time
 
     def _expected_cost(self, state: RequestState) -> int:
-        """Tokens that a request will take: its prompt once, and the outputs of each sequence."""
+        """Return the tokens that a request will take: its prompt once, and the guessed outputs of each sequence."""
         most, wish = state.max_total[0] - state.prompt_len, state.request.expected_tokens
         if wish is None:
             mean = self._lengths.mean

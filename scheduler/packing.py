@@ -1,4 +1,4 @@
-"""A decided step as the arrays that a model runner needs."""
+"""A decided step, packed into the arrays that an engine needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOWHERE = GrowingView(lambda length: np.full(length, -1, np.int64))
 
 
 class Packer:
-    """Builds batches. Keeps the names of the last batch's rows, because steady steps have the same rows."""
+    """Makes batches. Keeps the ids and sequences of the last batch's rows, because steady steps have the same rows."""
 
     def __init__(self, owner: object, state: State) -> None:
         self._owner, self._state, self._manager = owner, state, state.manager
@@ -43,7 +43,7 @@ class Packer:
         if step.chunks or step.draft_counts is not None:
             counts, start_loc = ends - flight.starts, np.zeros(num + 1, np.int64)
             if step.loads:
-                # What the batch loads of a row it does not compute.
+                # Without tokens that the batch loads.
                 counts[len(step.decodes) :] = [chunk[2] for chunk in step.chunks]
             np.cumsum(read_only(counts), out=start_loc[1:])
         if step.draft_counts is not None:
@@ -84,7 +84,7 @@ class Packer:
         )
 
     def _commit(self, step: Step) -> tuple[Composed, Counts]:
-        """Return what memory says of the batch, and the positions of decodes and drafts."""
+        """Commit the step to memory. Return memory's record of the batch, and the positions of decodes and drafts."""
         state, positions, counts = self._state, step.decode_starts, None
         if step.draft_counts is not None:
             counts = step.draft_counts + 1
@@ -98,7 +98,7 @@ class Packer:
         return composed, positions
 
     def _name(self, rows: Rows) -> None:
-        """Remember which sequence each row serves, and the arrays of a batch where each row decodes."""
+        """Remember which sequence each row serves, and the arrays of a batch in which each row decodes."""
         columns, num, self._rows = self._state.columns, len(rows), rows
         self._usual = ones(num), rising(num + 1), _ALL_ZERO.first(num), _ALL_TRUE.first(num)
         self._ids, self._sequences = read_only(columns.id[rows]), read_only(columns.sequence[rows])
@@ -106,7 +106,7 @@ class Packer:
     def _tokens(
         self, step: Step, composed: Composed, positions: Counts
     ) -> tuple[Tokens, Counts, Counts, Counts | None]:
-        """Return each token's id, position and slot, decodes first, and where each decode's begin; None: one each."""
+        """Return ids, positions and slots of tokens, decodes first; and where each decode begins, None: one each."""
         begins, token_ids = None, composed.last_tokens
         if step.draft_counts is not None and step.draft_tokens is not None:
             begins = rising(len(step.decodes)) + step.draft_counts.cumsum() - step.draft_counts
@@ -135,7 +135,7 @@ class Packer:
         return token_ids, positions, slots, begins
 
     def _sources(self, step: Step, token_ids: Tokens, begins: Counts | None) -> tuple[Counts, Counts]:
-        """Return the batch and the place that sample each token without a value yet, else -1; set its id to -1."""
+        """Set the id of each token not sampled yet to -1. Return the batch and the place that sample it, else -1."""
         outstanding, columns = self._state.outstanding, self._state.columns
         num, after, num_known = len(token_ids), step.decodes_after, self._manager.rows.num_tokens
         if not num or not outstanding.batches:
@@ -164,12 +164,12 @@ class Packer:
                 token_ids[here] = -1
                 batches[here], places[here] = np.array(sources[max(first - known, 0) : first + count - known]).T
             start += count
-        # They are read again when the batch before this one ends.
+        # These arrays are read again when an earlier batch ends.
         return read_only(batches), read_only(places)
 
 
 def _copies_of(step: Step) -> tuple[Tokens, Moves]:
-    """Return the step's loads and moves, read-only because a cancel carries them over as they are."""
+    """Return the step's loads and moves, read-only: after a cancel, a later batch has these very arrays."""
     moves = joined(step.moves)
     for pairs in (moves.device_to_host, moves.host_to_device, moves.device_to_device):
         read_only(pairs)
@@ -177,7 +177,7 @@ def _copies_of(step: Step) -> tuple[Tokens, Moves]:
 
 
 def _samples(step: Step, rows: Rows, not_sampling: set[int]) -> tuple[NDArray[np.bool_], int]:
-    """Return which rows sample, read-only, and how many: not in the middle of a prompt, and none of `not_sampling`."""
+    """Return which rows sample, and how many: not those in the middle of a prompt, and none of `not_sampling`."""
     partial = [place for place, chunk in enumerate(step.chunks, len(step.decodes)) if not chunk[3]]
     samples = ~np.isin(rows, list(not_sampling)) if not_sampling else np.ones(len(rows), np.bool_)
     samples[partial] = False

@@ -13,7 +13,7 @@ from msgspec import Meta
 from paged.base.fields import AtLeast0, AtLeast1, Name, checked_fields
 from paged.errors import InvalidConfig, UnknownPolicy
 
-# Words that need one of certain words in another field. A region is released whole.
+# (field, its words, another field, the words that they need there). A region is released whole.
 _GOES_WITH = (
     ("layout", ("counted", "region"), "reservation", ("max", "expected")),
     ("layout", ("region",), "take", ("whole",)),
@@ -31,33 +31,33 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     order            "priority": smaller Request.priority first, then arrival; "fcfs": arrival alone; "fair": by
                      priority, then the tenant (Request.tenant) that was given least for its weight; "cached": by
                      priority, then the request that finds most of its tokens cached
-    max_lead         with order cached, and needed there: seconds by which one may have come later and still pass another
+    max_lead         order "cached" needs it: a request may pass others that came at most so many seconds before it
     reservation      what each sequence asks for before it enters: "prompt": blocks of its prompt; "max": of prompt and
                      max_tokens; "expected": of prompt and expected_tokens, or max_tokens if unknown or reached
-    foresight        what room admission asks for: "none": today's use; "predicted": the peak if outputs become as long
-                     as others did; "expected": as long as Request.expected_tokens says, else as others
-    known_outputs    ended outputs from which on their lengths alone count; before, as many assumed ones stand in,
-                     log-uniform, and the quantile is more careful
-    quantile         share of outputs within the guess for 16 rows: 0 is bold, 1 careful; nearer 0.25 for more rows
-    waste_target     recomputed and swapped share of computed tokens at which the quantile stays; more makes it careful,
-                     less bold. None: no effect
+    foresight        the room that a request needs to enter. "none": now; "predicted": for the peak if outputs become
+                     as long as earlier ones; "expected": for the peak by Request.expected_tokens, else as predicted
+    known_outputs    so many assumed output lengths, log-uniform, stand in at first; each ended output replaces one, and
+                     until all are replaced the quantile is higher
+    quantile         share of outputs not longer than guessed: 0 is bold, 1 careful; for 16 rows, with more nearer 0.25
+    waste_target     share of recomputed and swapped tokens, of all computed ones, that is accepted: more raise the
+                     quantile, fewer lower it. None: no effect
     stall_target     share of ended sequences that may have stood still for more than `stall_limit` steps for lack of
-                     blocks; each makes the quantile careful, each other one a little bolder. None: no effect
-    quantile_range   limits of the quantile
-    max_passes       how often one of the next four may pass a waiting request that does not fit
+                     blocks: each such one raises the quantile, every other lowers it a little. None: no effect
+    quantile_range   least and largest quantile
+    max_passes       how often a waiting request that does not fit may be passed by one of the next four
     layout           how more than the prompt is reserved: "blocks": drawn at entry; "counted": kept by count, drawn
                      when needed; "region": in one piece, which needs `strategies` (see paged.study)
     composition      "decodes_first": decodes, then chunks of prompts (Dynamic SplitFuse); "in_order": by order alone
     chunked          prompts may be split over steps to fill the token budget
-    watermark        share of the pool kept from entry and return while anything runs; with foresight and n > 16 rows,
-                     √(16 ÷ n) of that
+    watermark        share of the pool that stays free when a request enters or returns while others run; with foresight
+                     and n > 16 rows, √(16 ÷ n) of it
     victim           which running request gives blocks up first: the "latest" in order, or that with "fewest_blocks"
     take             what a preemption takes: "tail", the missing blocks off the victim's tail; "whole", all
-    preemption       what becomes of them: "recompute", "swap", or "cheapest" of the two by cost
+    preemption       what becomes of these blocks: "recompute", "swap", or "cheapest" of the two by cost
     max_preemptions  after so many a request re-enters only with its worst case reserved; None: no bound
-    default_budget   the named system's tokens a step, for information only; None: no such limit
-    strategies       called once a scheduler with the policy, the `Strategies` of its words, and the blocks of the pool;
-                     returns the Strategies to use, such as `usual._replace(order=Mine())`. None: those of its words
+    default_budget   the named system's own tokens a step, for information only; None: it has no such limit
+    strategies       called once for each scheduler with the policy, its usual `Strategies`, and the blocks of the pool;
+                     returns those to use, such as `usual._replace(order=Mine())`. None: the usual ones
     """
 
     name: Name
@@ -106,7 +106,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # fmt: off
-_PAGED = Policy(name="paged", summary="Dynamic SplitFuse; admission looks ahead by what outputs became; only the missing blocks off the latest tail by the cheaper way, bounded preemptions", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3)
+_PAGED = Policy(name="paged", summary="Dynamic SplitFuse; a request enters if all fit at their peak, by guessed outputs; the latest loses only the missing blocks, the cheaper way, and not too often", foresight="predicted", quantile=0.55, waste_target=0.01, stall_target=0.01, quantile_range=(0.2, 0.8), max_passes=4, watermark=0.02, take="tail", preemption="cheapest", max_preemptions=3)
 
 POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
     Policy(name="vllm", summary="blocks on demand, running before waiting in order, the latest recomputed", composition="in_order", watermark=0.01, default_budget=2048),
@@ -115,8 +115,8 @@ POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
     Policy(name="fastgen", summary="Dynamic SplitFuse: decodes first, then chunks of prompts up to the budget; the latest recomputed", default_budget=768),
     Policy(name="sarathi", summary="stall-free: decodes, then prompts that were begun, then new ones in small chunks; vLLM's memory", watermark=0.01, default_budget=512),
     _PAGED,
-    msgspec.structs.replace(_PAGED, name="paged-fair", summary="the same, and tenants get shares of the tokens by their weights when they compete", order="fair"),
-    msgspec.structs.replace(_PAGED, name="paged-cached", summary="the same, and who finds most of its prompt cached comes first, before those that came up to ten minutes earlier", order="cached", max_lead=600.0),
+    msgspec.structs.replace(_PAGED, name="paged-fair", summary="as paged; tenants that compete get shares of the tokens by their weights", order="fair"),
+    msgspec.structs.replace(_PAGED, name="paged-cached", summary="as paged; the request with most of its prompt cached enters first, before others that came up to ten minutes earlier", order="cached", max_lead=600.0),
 )}
 # fmt: on
 
@@ -140,10 +140,10 @@ def policy_named(policy: str | Policy) -> Policy:
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What giving blocks up costs, in seconds; only the ratio decides. A swapped block (a page, where layers are of
-    several kinds) is copied twice (out and in), cached content that comes back on a hit once more. Recomputing
-    positions a to b costs `seconds_per_token` · (b - a) · (1 + (a + b) / 2 / attention_knee): beyond the knee (tokens)
-    attention outweighs the linear layers. The defaults resemble an 8B model on one A100: 2 MiB a block over 25 GB/s,
+    """What giving blocks up costs, in seconds; only the ratio decides. A swapped block (a page, of layers of several
+    kinds) is copied twice, out and in; cached content that a hit loads from the host, once. Recomputing positions a to
+    b costs `seconds_per_token` · (b - a) · (1 + (a + b) / 2 / attention_knee): beyond the knee (tokens), attention
+    costs more than the linear layers. The defaults resemble an 8B model on one A100: 2 MiB a block over 25 GB/s,
     8,000 prompt tokens a second."""
 
     seconds_per_swapped_block: Annotated[float, Meta(ge=0)] = 84e-6
@@ -154,9 +154,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         checked_fields(Costs, msgspec.structs.asdict(self), lambda what: InvalidConfig(f"costs: {what}"))
 
     def swap(self, num_blocks: int) -> float:
-        """Seconds to swap so many blocks out and in again."""
+        """Return the seconds that it takes to swap so many blocks out and in again."""
         return 2 * num_blocks * self.seconds_per_swapped_block
 
     def recompute(self, start: int, stop: int) -> float:
-        """Seconds to compute positions `start` to `stop` - 1 again."""
+        """Return the seconds that it takes to compute positions `start` to `stop` - 1 again."""
         return self.seconds_per_token * (stop - start) * (1 + (start + stop) / 2 / self.attention_knee)

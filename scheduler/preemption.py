@@ -16,7 +16,7 @@ from .reservations import Books
 from .state import State, Step
 
 Swaps = Callable[[Costs, list[tuple[int, int]], int], bool]
-"""Whether positions (start, stop) of each row that loses blocks go to so many host blocks; else they are dropped."""
+"""Whether positions (start, stop) of each row that loses blocks go to so many host blocks; if not, they are dropped."""
 
 
 class Victims:
@@ -41,14 +41,14 @@ class Victims:
         following = [v for v in running if v.follows is not None]
         leading = self.ranked(books, [v for v in running if v.follows is None])
         for victim in (*following, *leading):
-            # Most often the first suffice.
+            # Most often the first ones suffice, so later ones are not checked.
             if not any(map(is_placed, victim.live_rows)) and may_give(victim):
                 yield victim
 
 
 def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *, may_swap: bool = True) -> None:
-    """Take `num_missing` blocks off the victim's tail, or all if the policy says so or it is a group, and stop it. A
-    victim that loses none pauses and does not count as preempted."""
+    """Stop the victim. Take `num_missing` blocks off its tail, or all if the policy says so, or it is idle or a group.
+    A victim that loses none pauses, and does not count as preempted."""
     manager, rows = state.manager, victim.live_rows
     # An idle victim stays out until the caller appends tokens: computed again, it would sample again.
     is_idle = victim.status is Status.RUNNING and state.outstanding.is_idle(victim)
@@ -78,23 +78,23 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
 
 
 def _blocks_kept(state: State, row: int, num_missing: int) -> int:
-    """Return how many blocks the row keeps if `num_missing` become free off its tail; shared ones do not count."""
+    """Return how many blocks the row keeps when `num_missing` off its tail become free, which shared ones do not."""
     manager = state.manager
     if num_missing <= 0:
         return manager.rows.num_blocks.item(row)
     reached = np.cumsum(manager.pages_freed(row)[::-1]) >= num_missing
     keep = len(reached) - int(reached.argmax()) - 1 if reached.any() else 0
-    # It stands only where its windows and states are.
+    # If its windows and states do not allow this length, it gives up all.
     return keep if manager.growth.is_restart(row, keep * manager.block_size) else 0
 
 
 def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
-    """Whether the tail goes to the host: there is room, and the policy says so."""
+    """Whether the tail goes to the host: the host has room, and the policy says so."""
     manager, tables = state.manager, state.manager.rows
     if not manager.num_host_blocks or all(tables.num_blocks[row] <= keep for row in rows):
         return False
     if any(len(moves.host_to_device) for moves in step.moves):
-        # The batch must not write a host block that it reads.
+        # The batch reads host blocks, and must not write these.
         return False
     wanted = manager.tiers.host_blocks_wanted(rows, keep)
     lost = [(min(keep * manager.block_size, total), total) for total in map(tables.num_launched.item, rows)]
@@ -102,7 +102,7 @@ def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
 
 
 def drop_rows(state: State, victim: RequestState, *, is_idle: bool = False) -> None:
-    """Release the rows of a request, which keeps its tokens and waits: in the queue, or, if idle, for `append`."""
+    """Release the rows of a request. It keeps its tokens, and waits: in the queue or, if idle, for `append`."""
     manager = state.manager
     state.queues.leave(victim)
     victim.follow(None)
@@ -119,7 +119,7 @@ def drop_rows(state: State, victim: RequestState, *, is_idle: bool = False) -> N
 
 
 def report_preempted_late(state: State, step: Step) -> None:
-    """Report requests idle since the last batch as preempted, unless they are reported already."""
+    """Report requests as preempted that gave their blocks back in an update, unless that is reported already."""
     for request in state.preempted_late:
         if state.requests.get(request.id) is request:
             _report(state, step, request, "recompute")

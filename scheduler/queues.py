@@ -16,16 +16,16 @@ from .rows import Running
 
 _order_of = attrgetter("order")
 Key = tuple[int, float, int]
-"""(priority, arrival, number) of a request, or what else stands for the arrival."""
+"""(priority, arrival, number) of a request; something else may stand for the arrival."""
 
 
 class Queue:
-    """Waiting requests, in the order in which they are to be admitted: by `RequestState.order`, which is unique. In
-    arrival order, add and head removal are O(1). Other orders are subclasses."""
+    """Requests in the order in which they are admitted: by `RequestState.order`, which is unique. If they arrive in
+    this order, adding one and removing the head are O(1). Other orders are subclasses."""
 
     def __init__(self) -> None:
         self._states: list[RequestState] = []
-        # Removing the head moves this up. The list is cut once half of it is gone.
+        # Removing the head raises this. The list is cut when half of it is gone.
         self._head = 0
         # An attribute, because every step asks several times.
         self.num = 0
@@ -82,19 +82,19 @@ class Queues:
         self.away = Queue()
         # Requests that gave their blocks up and compute nothing until the caller appends tokens.
         self.idle: dict[str, RequestState] = {}
-        # No request can be admitted or return before one ends or comes: decodes make no room.
+        # No request can be admitted or return until one ends or comes, because decodes make no room.
         self.is_shut = False
 
     @property
     def num_in(self) -> int:
-        """Running rows and requests that are away."""
+        """Number of running rows, and of requests that are away."""
         return self.running.num_rows + self.away.num
 
     def shut(self) -> None:
         self.is_shut = True
 
     def reopen(self) -> None:
-        """A request ended, came, or may need less."""
+        """Let requests be admitted or return again: one ended, came, or may need less."""
         self.is_shut = False
 
     def run(self, request: RequestState, step: int) -> None:
@@ -115,7 +115,7 @@ class Queues:
             self.waiting.add(request)
 
     def requeue(self, request: RequestState) -> None:
-        """Let the request, if it is idle, wait as others do: it has tokens to compute."""
+        """Put the request into the queue if it is idle: it has tokens to compute now."""
         if self.idle.pop(request.id, None) is not None:
             self.waiting.add(request)
 

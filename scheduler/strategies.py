@@ -1,5 +1,5 @@
-"""Strategies of a policy: the order of requests, admission, reservation, composition and victims. A policy's words
-choose each here, once per scheduler, and nothing else reads these words. `Policy.strategies` may replace any."""
+"""Strategies of a policy: the order of requests, admission, reservation, composition and victims. The policy's words
+choose them here, once for each scheduler; no other module reads these words. `Policy.strategies` may replace any."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SWAPS: dict[str, Swaps] = {
 
 
 class Order:
-    """The order in which requests are served: as they arrive, or the smaller `Request.priority` first, and within a
-    priority as the queue that `make_queue` returns has them."""
+    """The order in which requests are served: as they arrive; or, `by_priority`, the smaller `Request.priority` first.
+    `make_queue` returns the queue that orders requests of equal priority."""
 
     def __init__(self, *, by_priority: bool = False, make_queue: MakeQueue = lambda *_: Queue()) -> None:
         self._by_priority, self._make_queue = by_priority, make_queue
