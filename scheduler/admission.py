@@ -59,7 +59,7 @@ class Admission:
             head = waiting.head()
             request = _first_to_enter(state, step, head, may_pass=head.passed < self.max_passes and step.seats > 0)
             if request is None:
-                # Not shut if samples, or a step without these whole prompts, may let the head enter: no end is needed.
+                # Still open if the head waits for its own samples, or if whole prompts used up this budget.
                 if not state.outstanding.keeps_out(head) and (self.chunked or not step.chunks):
                     shut(state, step, head)
                 return

@@ -92,7 +92,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     groups        a GroupTables for each layer group, valid as long as block_tables. None if all layers are full and a
                   block is a page
     moves         copies to make first
-    loads         int32 [k, 3]: row, first token and destination of each block whose KV exists elsewhere
+    loads         int32 [k, 3]: of each block whose KV exists elsewhere, its row, first token and block id
     has_outputs   whether requests ended outside a batch: the update of this one delivers their outputs
     preempted     (id, "recompute" or "swap") of each request that lost blocks
     admitted      ids of the requests that entered or returned

@@ -52,7 +52,7 @@ class Scheduler(Uncopyable):
 
     policy               a name in POLICIES, or a Policy
     max_tokens_per_step  token budget: most tokens of one batch
-    max_sequences        most sequences that run at a time, and so most rows of one batch
+    max_sequences        most rows of one batch; admission lets no more sequences run, idle ones aside
     max_model_len        most tokens of one sequence, prompt and output; None: what the pool holds
     max_waiting          most waiting requests; None: no limit
     max_chunk            most tokens of one prompt in one step; None: the token budget
@@ -68,9 +68,9 @@ class Scheduler(Uncopyable):
     resumes_known        on: a row that was not in the last batch, or has other blocks now, computes known tokens only,
                          and a request that gave its blocks back returns after the batches that sample for it; for
                          engines that take such a row's tokens from the scheduler
-    elsewhere            called each time a request with `num_computed` is admitted, with its id and its cached tokens.
-                         Returns how many of the next tokens exist elsewhere, and whether they come late (by `loaded`)
-                         or before the batch that lists them computes. None: all of `num_computed`, late
+    elsewhere            called each time a request with `num_computed` is admitted, with its id and how many tokens are
+                         cached. Returns how many of the next ones exist elsewhere, and whether these come late (see
+                         `loaded`), or before the batch that lists them computes. None: all of `num_computed`, late
 
     `manager`, `policy`, `limits` and `costs` are attributes, for reading. Raises InvalidConfig or UnknownPolicy.
     """
@@ -181,10 +181,11 @@ class Scheduler(Uncopyable):
     def schedule(self, now: float = 0.0, drafts: Drafts | Mapping[Any, Any] | None = None) -> Batch:
         """Decide one step. Return its batch, which is out until `update` or `cancel`; an empty batch needs no end.
 
-        Call it before or after the last batch's update, and run batches in this order. A row may compute a token that
-        an outstanding batch samples: `source_batches` names that batch. `drafts` guess what follows the newest token of
-        decoding rows; they get the budget and memory that are left. `now` (seconds, any origin) becomes the scheduler's
-        time, which never falls. Raises TooManyOutstanding, WrongDrafts, or InvalidRequest (`now`), changing nothing.
+        Call it before or after the last batch's update. Batches run in the order in which they were scheduled. A row
+        may compute a token that an outstanding batch samples: `source_batches` names that batch. `drafts` guess what
+        follows the newest token of decoding rows; they get the budget and memory that are left. `now` (seconds, any
+        origin) becomes the scheduler's time, which never falls. Raises TooManyOutstanding, WrongDrafts, or
+        InvalidRequest (`now` is not finite), changing nothing.
         """
         state = self._state
         manager, limits, outstanding = state.manager, state.limits, state.outstanding
@@ -236,11 +237,10 @@ class Scheduler(Uncopyable):
     def update(self, batch: Batch, token_ids: Any, counts: Any = None, now: float = 0.0) -> Outputs:
         """End a batch that ran. Return new tokens and ends of all sequences.
 
-        `token_ids`: the sampled ids, packed in row order; of a row with drafts, its right drafts and the token after
-        them. `counts`: how many each row gets, int [n]; None: one for each row that samples. A row that samples and gets
-        0 waits for `append`; what later batches compute of its missing token is void. `now` is as in `schedule`.
-        Raises ForeignBatch, BatchEnded, BatchOutOfOrder (an older batch is out), WrongTokens, or InvalidRequest,
-        changing nothing.
+        `token_ids`: the sampled ids in row order; of a row with drafts, its right drafts and the token after them.
+        `counts`: how many each row gets, int [n]; None: one for each row that samples. A row that samples and gets 0
+        waits for `append`; what later batches compute of its missing token is void. `now`: see `schedule`. Raises
+        ForeignBatch, BatchEnded, BatchOutOfOrder (an older is out), WrongTokens or InvalidRequest, changing nothing.
         """
         state = self._state
         now = latest_time(now, state.now)
@@ -387,8 +387,8 @@ class Scheduler(Uncopyable):
     def bring(self, hint: Hint, first: int, write: Callable[[int, Counts], None]) -> int | None:
         """Fill free blocks of the device with a hint's full blocks from number `first` on, which exist elsewhere.
         `write(start, blocks)` has to fill `blocks`, int64 [n], from number `first + start` on. Return how many of them
-        are there now: fewer if few blocks are free, 0 if the device lacks one before them. Return None while batches are
-        out or copies wait: these may write free blocks. Raises InvalidHint, UnsupportedByLayers, or as
+        are there now: fewer if few blocks are free, 0 if the device lacks one before them. Return None while batches
+        are out or copies wait: these may write free blocks. Raises InvalidHint, UnsupportedByLayers, or as
         `write`, changing nothing."""
         state, hint = self._state, checked_hint(hint)
         state.manager.layout.refuse("bring (content that exists elsewhere)")
@@ -419,8 +419,8 @@ class Scheduler(Uncopyable):
         return sessions.view_of(sessions.by_id[session_id], self._state.hints.num_pinned(session_id))
 
     def sessions(self, limit: int, prefix: str = "") -> list[SessionView]:
-        """Return up to `limit` sessions whose ids begin with `prefix`, the latest first: by when they began or their last
-        turn ended. Raises InvalidConfig."""
+        """Return up to `limit` sessions whose ids begin with `prefix`, the latest first: by when they began or their
+        last turn ended. Raises InvalidConfig."""
         most, found = checked_integer("limit", limit, 0, UNLIMITED), reversed(self._state.hints.sessions.by_id)
         return [self.session(each) for each in islice((each for each in found if each.startswith(prefix)), most)]
 

@@ -136,8 +136,8 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
 def _extend_unevenly(
     state: State, ticket: Ticket, rows: Rows, tokens: Tokens, counts: Counts, picked: Counts | None
 ) -> tuple[Tokens, Counts, Counts, Counts, NDArray[np.int8]]:
-    """Settle a batch with drafts or uneven counts, and append to `rows`, at its places `picked` (None: all), the tokens
-    they keep. `counts` are of all its rows. Return kept tokens; by row: kept, computed and known ones, finish code."""
+    """Settle a batch with drafts or uneven `counts`, of all its rows. Append to `rows`, those at its places `picked`
+    (None: all). Return the tokens kept; and by row, how many, its computed and known tokens, and its finish code."""
     manager = state.manager
     state.columns.advance_unevenly()
     given, first, ends = counts, counts.cumsum() - counts, ticket.ends

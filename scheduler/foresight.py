@@ -19,11 +19,11 @@ from .reservations import ROWS, Books
 from .rows import NO_ROWS, Counts
 
 WINDOW = 1000  # ended outputs that are remembered
-# Arrays, because numpy converts a number in each operation.
+# Arrays, because numpy would convert a number in each operation.
 _ONE = np.array(1, np.int64)
 _ANY_ROW = np.zeros(1, np.int64)
 STRIDE = 16  # steps after which admission looks again for requests that fit, even if none ended and none came
-PATIENCE = 64  # running rows for which a look comes a step later after a request ended: it costs as much as their step
+PATIENCE = 64  # after a change, a look waits a step for each so many running rows: it costs as much as their step
 MEMORY = 200_000  # computed tokens in which the weight of old waste falls to 1/e
 GAIN = 0.1
 """Rise of the quantile where the waste is twice its target, and its fall where there is none. The waste is not summed

@@ -93,7 +93,7 @@ class Outstanding:
         return self._awaited
 
     def steady_source(self, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
-        """Return (rows, launched, launched + 1) if each row decodes a sample of the last batch, of this very array."""
+        """Return (rows, launched, launched + 1) if the last batch has this very array, and samples what they decode."""
         last, columns = self.batches[-1], self._columns
         ticket = last.ticket
         if ticket.rows is not rows or not ticket.all_sample or ticket.gone:
@@ -129,13 +129,13 @@ class Outstanding:
         return self.totals_of(np.array([row])).item() if self.batches else known
 
     def totals_of(self, rows: Rows) -> Counts:
-        """Return how many tokens each row knows at most when all batches have ended; launched ones if it must wait."""
+        """Return how many tokens rows know at most after all batches, int64 [n]; launched ones if a row must wait."""
         known, awaited = self._manager.rows.num_tokens[rows], self.awaited()
         if awaited is None:
             return known
         num_awaited = awaited.num[rows]
         totals: Counts = known + num_awaited
-        # Without awaited samples no row is here: a live row knows fewer tokens than its full length.
+        # Only awaited samples can fill a row: it knows fewer tokens than its full length, or it would have ended.
         ends = (totals >= self._columns.max_total[rows]) | awaited.is_undecided[rows]
         if self._resumes_known:
             # The last batch, which may be empty or have ended, has to sample the newest token.

@@ -79,7 +79,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reads_cache      off: everything is computed, even if it is cached (for prompt log-probabilities)
     writes_cache     off: no other request finds what is computed for it
     retention        how long its content is kept after it finished; None: as other content
-    tenant           whose share it counts to under fair policies; None is one, too. Tenants share content, salts do not
+    tenant           whose share it counts to under fair policies; None is one, too. Tenants share content
     session_id       the session of which it is a turn: what it leaves is kept for the next one, see `Hint`; None: none
     """
 

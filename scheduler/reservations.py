@@ -20,7 +20,7 @@ Totals = Callable[["Books", RequestState, int], int]
 """Returns the tokens, prompt and outputs, for which a sequence of a request reserves blocks."""
 
 ROWS = 16
-"""The rows for which a policy states its margins. Among n rows errors of guesses cancel: √(ROWS ÷ n) is enough."""
+"""A policy states its margins for so many rows. Errors of guesses cancel: n rows need √(ROWS ÷ n) of the margins."""
 
 
 class Reservation:
@@ -53,7 +53,7 @@ class Reservation:
         return None
 
     def take(self, books: Books, request: RequestState, sequence: int) -> None:
-        """Reserve blocks for a sequence that has just got its row, or tokens by `append` if `is_counted`."""
+        """Reserve blocks for a sequence that has just got its row; if `is_counted`, also after an `append`."""
         row = request.rows[sequence]
         if self.is_counted:
             books.columns.reserved[row] = self.total_of(books, request, sequence)
@@ -61,7 +61,7 @@ class Reservation:
             books.manager.reserve_rows(np.array([row]), np.array([self.blocks_drawn(books, request, sequence)]))
 
     def blocks_drawn(self, books: Books, request: RequestState, sequence: int) -> int:
-        """Return how many blocks a sequence with a row holds whatever it has computed: drawn reserved ones, or 0."""
+        """Return the blocks that a row holds at least, whatever it has computed: reserved ones, if drawn; else 0."""
         draws = self.reserves and not self.is_counted
         return books.blocks_for(self.total_of(books, request, sequence)) if draws else 0
 
@@ -215,7 +215,7 @@ class Books:
         return self._hints.num_yet_to_pin() if self.reservation.is_counted or self.is_due(request) else 0
 
     def watermark(self) -> int:
-        """Return the blocks that newcomers leave available, 0 if nothing runs. With foresight, many rows need fewer."""
+        """Return the blocks that newcomers leave available: 0 if nothing runs; by foresight, fewer for many rows."""
         if not self.queues.running.num:
             return 0
         if not self._looks_ahead:

@@ -101,7 +101,7 @@ class RowColumns:
             self.not_sampling.discard(row)
 
     def finish_codes(self, rows: Rows, tokens: Tokens, totals: Counts) -> tuple[NDArray[np.int8], Counts]:
-        """Return each row's finish code, int8 [n], and the places of ends, int64 [k]. `totals` are with `tokens`."""
+        """Return each row's finish code, int8 [n], and the places of ends, int64 [k]. `totals` count `tokens`, too."""
         codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
         done = self.filled(rows, totals)
         if len(done):

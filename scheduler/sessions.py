@@ -146,7 +146,7 @@ class Sessions:
             self._retain(session)
 
     def expect(self, session: Session, waits_for: WaitsFor, retention: Retention) -> bool:
-        """Note what the next turn waits for, and how to retain content till then. False: not before a turn ends."""
+        """Note what the next turn waits for, and how to retain content. Return False if a turn must end first."""
         session.waits_for, session.retention = waits_for, retention
         if session.live or session.ended_at is None:
             return False

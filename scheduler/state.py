@@ -138,7 +138,7 @@ class State:
         self.carried = CarriedCopies(self.columns)
         # Last outputs of requests that ended outside an update. The next update delivers them.
         self.pending_outputs: list[Output] = []
-        self.to_reject: list[RequestState] = []  # too long since an `append`: the next step ends them
+        self.to_reject: list[RequestState] = []  # `append` made them too long: the next step ends them
         # The latest time that the caller gave; before that, the earliest possible.
         self.now = -sys.float_info.max
         self.stats = SchedulerStats()

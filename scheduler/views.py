@@ -62,7 +62,7 @@ class LayersView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What `Scheduler.explain` found; str() says all of it. blocks_needed: what the request lacks to go on. blocks_free:
+    """What `Scheduler.explain` found; str() says it all. blocks_needed: what the request lacks to go on. blocks_free:
     what could be drawn for it. holders: (id, blocks) of other requests, most first. A shared block counts once, for its
     first holder in order, which gives it up last; and not at all if the request itself holds it."""
 
@@ -258,8 +258,8 @@ def _why_it_waits(state: State, request: RequestState, needed: int, free: int) -
         sentence = no_place
     elif foresight is not None and not foresight.fits(request):
         sentence = (
-            f"with it, all in memory would need {foresight.peak_with(request):,} tokens at their peak, by guessed output "
-            f"lengths; there is room for {foresight.capacity_with(request):,}."
+            f"with it, all requests in memory would need {foresight.peak_with(request):,} tokens at their peak, by "
+            f"guesses of their outputs; there is room for {foresight.capacity_with(request):,}."
         )
     elif state.running.num_rows + request.num_live > limit:
         sentence = f"all {limit} seats are taken (max_sequences)."
