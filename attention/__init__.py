@@ -1,13 +1,13 @@
 """Attention over paged KV memory: pools of tensors, slot mappings, and the backends that read them through block tables.
 
-Names are loaded when they are used, so that importing this costs no torch.
+Names load at their first use, so that importing this package does not import torch.
 
-    KVPool                     pages of both tiers with K and V of all layers; run_moves copies between them
-    LayeredPool                the same for layers of several kinds, by a plan of where each lies
+    KVPool                     pages of both tiers, with K and V of all layers; run_moves copies between the tiers
+    LayeredPool                the same for layers of several kinds; a plan says where each layer lies
     StepTokens                 what one forward pass attends to, as arrays
     get_backend(name)          a way to compute attention: "reference", "native", "torch_gather", "triton" and others
-    best_backend(shapes)       the fastest of them that can do such layers here
-    LayerShape, LayerOptions   what a layer is like, and how it attends
+    best_backend(shapes)       the fastest backend for layers of these shapes on this machine
+    LayerShape, LayerOptions   a layer's sizes and dtypes, and how it attends
 """
 
 from importlib import import_module

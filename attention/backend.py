@@ -1,6 +1,6 @@
 """The protocol of an attention backend, and the list of backends.
 
-A backend's module is imported when its name is asked for, so that none of them needs what another one needs.
+A backend's module is imported when the backend is asked for by name: what one backend needs, the others do not.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .step_tokens import Ints, StepTokens
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What layers have in common: query heads, heads of K and V (a divisor), the size of a head of K, tokens a block, dtype and device;
-    whether any layer caps its scores, has sinks, or attends within chunks; the size of a head of V where it is another one;
-    whether a page is a whole number of blocks of one layer's K, as it is where all layers are alike; and how K and V are stored, as of kv_dtypes.py."""
+    """What some layers have in common. `head_dim` is the size of a head of K, `value_dim` that of V (None: the same),
+    and `num_kv_heads` divides `num_heads`. `has_…`: any of the layers has it. `is_even`: a page is a whole number of
+    blocks of one layer's K, as where all layers are alike. `kv_dtype`: see kv_dtypes.py."""
 
     num_heads: int
     num_kv_heads: int
@@ -48,10 +48,10 @@ class LayerOptions:
     """How one layer attends.
 
     scale     factor of q·k
-    window    a token attends to so many tokens, itself included; None: to all before it
+    window    a token attends to the last `window` tokens, itself included; None: to all before it, too
     soft_cap  scores become soft_cap * tanh(score / soft_cap); None: they stay
-    sinks     [num_heads], a score that every token of a head sees and that has no value (gpt-oss); None: there are none
-    chunk     a token attends to those since the last multiple of so many, itself included (Llama 4); None: to all before it
+    sinks     [num_heads]; one more score for each head, which takes weight and has no value (gpt-oss); None: no sinks
+    chunk     a token attends to tokens from the last multiple of `chunk` on, itself included (Llama 4); None: no chunks
     """
 
     scale: float
@@ -62,11 +62,11 @@ class LayerOptions:
 
     @property
     def reach(self) -> tuple[int | None, int | None]:
-        """Window and chunk: layers that have both alike see the same tokens."""
+        """(window, chunk): layers with the same reach see the same tokens."""
         return self.window, self.chunk
 
     def first_seen(self, positions: Ints) -> Ints:
-        """Return the first position that each of these tokens attends to, int64 of any shape."""
+        """Return the first position that the token at each of these positions attends to, int64 in the same shape."""
         first = np.zeros_like(positions)
         if self.window is not None:
             first = np.maximum(first, positions - self.window + 1)
@@ -75,19 +75,19 @@ class LayerOptions:
         return first
 
     def capped(self, scores: Tensor) -> Tensor:
-        """The scores, of any shape, as the soft cap leaves them."""
+        """Return scores, of any shape, after the soft cap."""
         return scores if self.soft_cap is None else torch.tanh(scores / self.soft_cap) * self.soft_cap
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What scores and weights are computed in: float64 for float64, float32 for all else."""
+    """Return the dtype of scores and weights: float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class AttentionBackend(Protocol):
-    """One way to compute attention. `is_invariant`: a token's result does not depend, to the last bit, on what else is in the
-    step, on how its prompt was cut into steps, or on where its blocks lie. `piece`: positions of a context that it then reads at a
-    time, for all places of the step; 1 where each token costs what it sees."""
+    """One way to compute attention. `is_invariant`: a token's result is the same to the last bit, whatever else is in
+    the step, however its prompt was cut into steps, and wherever its blocks lie. `piece`: the positions of a context
+    that are then read together, for all places of the step; 1 where a token costs only what it sees."""
 
     name: str
     is_invariant: bool
@@ -98,29 +98,29 @@ class AttentionBackend(Protocol):
         ...
 
     def prepare(self, step: StepTokens, pool: LayeredPool) -> Any:
-        """What all layers of one forward pass need: index tensors, masks. Only `attend` of this backend reads it."""
+        """Return what all layers of a pass share, such as index tensors. Only this backend's `attend` reads it."""
         ...
 
     def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: Any, options: LayerOptions) -> Tensor:
-        """Attention of this step's tokens, whose K and V are in the pool already.
+        """Return the attention of this step's tokens. Their K and V are in the pool already.
 
-        queries [T + num_padded, num_heads, size of K] → [T + num_padded, num_heads, size of V], in the same dtype; places behind T
-        hold something finite.
+        queries [T + num_padded, num_heads, size of K] → [T + num_padded, num_heads, size of V], in the same dtype.
+        Results behind the T tokens are finite, and mean nothing.
         """
         ...
 
 
 @runtime_checkable
 class RenewsPlans(AttentionBackend, Protocol):
-    """A backend whose kernels can be captured in a graph: they find all that differs from decode to decode in a plan's tensors."""
+    """A backend whose kernels a graph can capture: all that differs between two decodes is in a plan's tensors."""
 
     def renew(self, plan: Any, step: StepTokens, pool: LayeredPool) -> None:
-        """Put another step into the tensors of a plan. Both steps have one token a sequence, as many sequences, and a longest one whose number of
-        blocks, rounded up to a power of two, is the same."""
+        """Write another step into the tensors of a plan. Both steps have one token a sequence, equally many sequences,
+        and, rounded up to a power of two, equally many blocks in the longest sequence."""
         ...
 
 
-# In the order in which they are proposed; the module of each has a class Backend(is_invariant).
+# In the order in which they are listed. Each module has a class Backend(is_invariant).
 _MODULES = {
     "reference": "paged.attention.reference",
     "native": "paged.attention.native.backend",
@@ -129,19 +129,20 @@ _MODULES = {
     "xformers_splitk": "paged.attention.xformers_splitk",
 }
 
-# Those that are faster on a type of device than what runs everywhere, the fastest first.
+# By type of device, the backends that are faster there than torch_gather, the fastest first.
 _FASTER = {"cuda": ("triton",), "cpu": ("native",)}
 
 
 def known_backends() -> tuple[str, ...]:
-    """The names that `get_backend` takes."""
+    """Return the names that `get_backend` takes."""
     return tuple(_MODULES)
 
 
 def get_backend(name: str, *, invariant: bool = False) -> AttentionBackend:
-    """The backend of this name; with `invariant` in the mode in which a token's result depends on nothing but its sequence.
+    """Return the backend of this name; `invariant` asks for its mode where a result depends on the token's sequence
+    alone.
 
-    Raises UnknownBackend, or UnsupportedByBackend when what the backend needs is not installed or it has no such mode.
+    Raises UnknownBackend, or UnsupportedByBackend if a library is not installed or there is no such mode.
     """
     if name not in _MODULES:
         raise UnknownBackend(name, _MODULES)
@@ -150,8 +151,8 @@ def get_backend(name: str, *, invariant: bool = False) -> AttentionBackend:
 
 
 def best_backend(shapes: Sequence[LayerShape], *, invariant: bool = False) -> AttentionBackend:
-    """The fastest backend that can do layers of these shapes here: on CUDA `triton` and on a CPU `native` where they can,
-    everywhere else, and where nothing attends, `torch_gather`. Where nothing can be compiled it warns, once."""
+    """Return the fastest backend for layers of these shapes: `triton` on CUDA or `native` on a CPU if it takes them
+    all, else, and without shapes, `torch_gather`. Warns, once for each cause, if nothing can be compiled."""
     for name in _FASTER.get(shapes[0].device.type, ()) if shapes else ():
         try:
             backend = get_backend(name, invariant=invariant)

@@ -1,13 +1,14 @@
-"""Triton kernels of attention that reads K and V where they lie, through block tables. Imported only where there is Triton.
+"""Triton kernels of attention that read K and V where they lie, through block tables. Importing them needs Triton.
 
-A program has a tile of rows, each a query of one head, that share a head of K and V: the heads of a group, of one token or of a few. It goes through
-their context tile by tile, in stretches of STRETCH positions; what comes of a stretch is merged with what came of those before it. Where all stretches
-are few enough, each has a program of its own, and another kernel merges them: in the same order, by the same function. Tiles and stretches begin at
-multiples of their sizes, and what a row does not see changes nothing as long as it is finite, so its result depends on its own context alone, to the last bit.
+A program computes a tile of rows that read the same head of K and V. A row is one query: one token, one query head. The
+program goes through the context in stretches of STRETCH positions, tile by tile, and merges each stretch's result into
+what came before. If the stretches are few enough, each has a program of its own, and a second kernel merges them in the
+same order. Tiles and stretches begin at multiples of their sizes, and finite numbers that a row does not see change
+nothing. So a row's result depends on its own context alone, to the last bit.
 
-The running maximum and sum are FlashAttention's (Dao et al., 2022), stretches side by side Flash-Decoding's (Dao et al., 2023); stretches of a fixed size, not
-of a fixed number, are from "Defeating Nondeterminism in LLM Inference" (Thinking Machines, 2025). Codes of K go into the products as they are, and
-scales are multiplied with scores; V is scaled first, since a weight times a scale may be too small for float16.
+Running maximum and sum are FlashAttention's (Dao et al., 2022), parallel stretches Flash-Decoding's (Dao et al., 2023),
+and a fixed size of stretches is from "Defeating Nondeterminism in LLM Inference" (Thinking Machines, 2025). Scales of K
+multiply scores. V is scaled before its product, because a weight times a scale may be too small for float16.
 """
 
 from __future__ import annotations
@@ -27,24 +28,21 @@ from .kv_dtypes import CODE_BITS
 from .kv_pool import LayerKV
 from .layouts.quantised import AnyEntries
 
-STRETCH = 512
-"""Positions; a multiple of those of any tile."""
-LEAST_ROWS = 16
-"""Of a tile: what a product takes at least, in each direction."""
-_MOST_POSITIONS = 64
-_TILE_BYTES = 16 * 1024
-"""Of K or V that a program reads at a time, if that is LEAST_ROWS positions."""
+STRETCH = 512  # positions; a multiple of those of any tile
+LEAST_ROWS = 16  # of a tile in each direction: a product takes no fewer
+_MOST_POSITIONS = 64  # of a tile
+_TILE_BYTES = 16 * 1024  # of K or V in a tile, at most, unless LEAST_ROWS positions are more
 _MOST_PARTIAL_BYTES = 64 * 2**20
-"""Of what comes of stretches side by side; where it were more, one program goes through all of a row's."""
+"""Bytes of partial results, at most; if stretches would need more, one program goes through all of a row's."""
 _LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Tokens that are computed together: a few of a sequence, one after the other.
+    """Pieces of sequences: each is a few consecutive tokens, which are computed together.
 
     pieces  int32 [4, n]; sequence, first token, number of tokens, and position of the first
-    rows    of a tile: tokens of a piece times heads of a group, rounded up to a power of two
+    rows    rows of a tile: tokens of a piece times heads of a group, rounded up to a power of two
     """
 
     pieces: Tensor
@@ -53,11 +51,11 @@ class Pieces:
 
 @triton.jit
 def _merged(highest, weight, total, its_highest, its_weight, its_total):  # type: ignore[no-untyped-def]
-    """Two stretches as one: the highest score, the sum of weights relative to it, and the sum of values by them."""
+    """Merge two stretches: the highest score, the sum of weights relative to it, and the weighted sum of values."""
     higher = tl.maximum(highest, its_highest)
     base = tl.where(higher == float("-inf"), 0.0, higher)
     shrink, its_shrink = tl.exp2(highest - base), tl.exp2(its_highest - base)
-    # Spelled out, so that both kernels round alike.
+    # An explicit fma, so that both kernels round alike.
     weight = tl.fma(its_weight, its_shrink, weight * shrink)
     total = tl.fma(its_total, its_shrink[:, None], total * shrink[:, None])
     return higher, weight, total
@@ -67,21 +65,21 @@ def _merged(highest, weight, total, its_highest, its_weight, its_total):  # type
 def _tanh(x):  # type: ignore[no-untyped-def]
     shrunk = tl.exp(-2.0 * tl.abs(x))
     far = tl.where(x < 0, -1.0, 1.0) * (1.0 - shrunk) / (1.0 + shrunk)
-    # Near 0 that is a difference of numbers that are nearly equal.
+    # Near 0 `1.0 - shrunk` loses precision: take a polynomial.
     square = x * x
     return tl.where(square < 0.01, x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0))), far)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _starts(table, width, sequence, positions, is_read, page_step, token_step, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the entries of tokens at these positions begin."""
+    """Return at which element the entries of these positions begin."""
     pages = tl.load(table + sequence * width + positions // block, mask=is_read, other=0)
     return pages.to(tl.int64) * page_step + positions % block * token_step
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _numbers(memory, starts, head_start, is_read, like, bits: tl.constexpr, size: tl.constexpr, padded: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[positions, padded]: what lies there of a head, 0 where nothing is read; codes as they are."""
+    """Load one head, [positions, padded], in the dtype `like`: 0 where nothing is read; codes are not scaled."""
     at = tl.arange(0, padded)
     is_inside = is_read[:, None] & (at < size)[None, :]
     if bits == 4:
@@ -100,11 +98,11 @@ def _stretch(  # type: ignore[no-untyped-def]
     kv_heads: tl.constexpr, size: tl.constexpr, value_size: tl.constexpr, padded: tl.constexpr, value_padded: tl.constexpr,
     block: tl.constexpr, bits: tl.constexpr, has_cap: tl.constexpr, tile_rows: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """As _merged, of positions `low` to `stop` - 1; nothing before `lowest` is read."""
+    """Attend to positions `low` to `stop` - 1, and return what `_merged` takes. Nothing before `lowest` is read."""
     highest = tl.full([tile_rows], float("-inf"), tl.float32)
     weight = tl.zeros([tile_rows], tl.float32)
     total = tl.zeros([tile_rows, value_padded], tl.float32)
-    # Bytes of codes, or numbers.
+    # Bytes of a head's codes, or its numbers.
     of_key: tl.constexpr = (size + 1) // 2 if bits == 4 else size
     of_value: tl.constexpr = (value_size + 1) // 2 if bits == 4 else value_size
     for start in range(low // tile * tile, stop, tile):
@@ -140,7 +138,7 @@ def _stretch(  # type: ignore[no-untyped-def]
 def _store(  # type: ignore[no-untyped-def]
     out, at, highest, weight, total, is_row, sinks, heads, has_sinks: tl.constexpr, value_size: tl.constexpr, value_padded: tl.constexpr
 ):  # fmt: skip
-    """The results of rows, whose heads have one score more that has no value, if they have sinks."""
+    """Divide totals by weights and store the rows' results. A sink adds its weight, and no value."""
     if has_sinks:
         sink = tl.load(sinks + heads, mask=is_row, other=0).to(tl.float32) * _LOG2_E
         highest, weight, total = _merged(highest, weight, total, sink, 1.0, tl.zeros_like(total))
@@ -248,9 +246,10 @@ def attend(
     longest: int,
     options: LayerOptions,
 ) -> None:
-    """Put attention of these pieces of queries [T, num_heads, size of K] into out [T, num_heads, size of V].
+    """Compute attention for pieces of `queries` [T, num_heads, size of K] into `out` [T, num_heads, size of V].
 
-    Both lie token by token; `tables` are those of K's and of V's page of a block, int32 [sequences, width]; no context is longer than `longest`.
+    `out` and each head of `queries` are contiguous. `tables`: the block tables of K's page and of V's page, int32
+    [sequences, width] each. No context is longer than `longest`.
     """
     num_pieces, num_heads = pieces.pieces.shape[1], queries.shape[1]
     keys, values = own.keys, own.values
@@ -272,11 +271,11 @@ def attend(
     sinks = out if options.sinks is None else options.sinks
     found = out, highests, weights, totals, sinks, pieces.pieces, num_pieces, num_stretches
     a_position = max(_padded(keys.size), sizes["value_padded"]) * queries.itemsize
-    # Found on an H200 (benchmarks/results/gpu.md): a decode in 16 bits waits for memory, and with two warps more programs run at a time.
+    # Measured on an H200 (benchmarks/results/gpu.md): a 16-bit decode waits for memory; with 2 warps more programs run.
     is_light = pieces.rows == LEAST_ROWS and a_position <= _TILE_BYTES // _MOST_POSITIONS
     warps, stages = (2, 3) if is_light else (4, 2)
     kernel: Any = _attend[num_pieces, keys.heads, num_stretches if is_split else 1]
-    # Triton launches on the current device, whichever its arguments are on.
+    # Triton launches on the current device, even if its arguments are on another.
     with torch.cuda.device(queries.get_device()):
         kernel(
             queries, queries.stride(0), queries.stride(1), *found, *_lies(keys, tables[0]), *_lies(values, tables[1]),
@@ -291,11 +290,11 @@ def attend(
 
 
 def _lies(entries: AnyEntries, table: Tensor) -> tuple[Tensor, Tensor, Tensor, int, int]:
-    """Numbers or codes, scales, the table, and how far apart pages are in both."""
+    """Return numbers or codes, scales, the table, and how many elements apart pages are in the first two."""
     numbers, scales = entries.stored[-1].blocks, entries.stored[0].blocks
     return numbers, scales, table, numbers.stride(0), scales.stride(0)
 
 
 def _padded(size: int) -> int:
-    """Of a head in a tile."""
+    """Return the size of a head in a tile."""
     return max(LEAST_ROWS, rounded_up(size))

@@ -1,7 +1,7 @@
-"""Copies of rows between a GPU's memory and pinned memory of the host, by one kernel that reads and writes both where they lie.
+"""Copies of rows between a GPU's memory and pinned host memory, by one kernel that reads and writes both directly.
 
-An H200 copies pages of 64 KiB to 2 MiB so at 0.92 to 0.95 of the rate of one large copy; a copy a page comes to 0.14 at 64 KiB
-(benchmarks/results/gpu.md). Imported only where there is Triton.
+On an H200 it copies pages of 64 KiB to 2 MiB at 0.92 to 0.95 of the rate of one large copy; a copy a page reaches 0.14
+at 64 KiB (benchmarks/results/gpu.md). Imported only where there is Triton.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def _copy_rows(source, target, sources, destinations, num_words, size: tl.conste
 
 
 def copy_rows(source: Tensor, target: Tensor, sources: Tensor, destinations: Tensor) -> None:
-    """Rows `sources` of `source`, [rows, words], become rows `destinations` of `target`, both int64 [n]. One of the two lies on a GPU, the other there or
-    in pinned memory. The call does not wait for it: it is done when the current stream comes to it, and only behind that the host may read its side.
-    The rows' numbers do wait for what the stream has to do before, unless they lie on the GPU."""
+    """Copy rows `sources` of `source` to rows `destinations` of `target`: [rows, words] each, row numbers int64 [n].
+    One of the two lies on a GPU, the other there or in pinned host memory. The call only puts the copy on the current
+    stream; the host may read its side once the stream is done. Row numbers that are on the host wait for the stream's
+    earlier work."""
     gpu = source if source.is_cuda else target
     num_words = source.shape[1]
     kernel: Any = _copy_rows[len(sources), triton.cdiv(num_words, _WORDS_A_PROGRAM)]
-    # Triton launches on the current device, whichever its arguments are on.
+    # Triton launches on the current device, even if its arguments are on another.
     with torch.cuda.device(gpu.get_device()):
         kernel(source, target, sources.to(gpu.device), destinations.to(gpu.device), num_words, size=_WORDS_A_PROGRAM)

@@ -1,10 +1,10 @@
-"""Memory for what the layers of a model keep: pages of equal bytes, and K and V of each attention layer as views of them.
+"""Memory for what a model's layers keep: pages of equal bytes, and K and V of each attention layer as views of them.
 
-Of a model whose layers all keep all tokens a page is a block, K and V of every layer side by side:
+If all layers keep all tokens, a page is a block, with K and V of every layer side by side:
 
     page   | K of 0 | V of 0 | K of 1 | V of 1 | ...        each [block_size, num_kv_heads, head_dim]
 
-Of any other model a plan says where they lie (`LayeredPool`).
+For any other model a plan says where each layer lies (`LayeredPool`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from .layouts.quantised import AnyEntries, QuantisedEntries
 from .layouts.state import State, StatePlace
 from .pages import Pages
 
-_MOST_MAPPED = 4
-"""Slot mappings whose rows are kept."""
+_MOST_MAPPED = 4  # slot mappings whose rows are kept
 
 
 class EntryPlace(NamedTuple):
-    """Where one piece of a layer's entries lies, on which of a block's pages and from which byte on, its shape, [heads, size] an entry,
-    how it is stored, as of kv_dtypes.py, and how many tokens an entry stands for."""
+    """Where one piece of a layer's entries lies: on page `part` of a block, from byte `offset` on. An entry is [heads,
+    size], is stored as `kv_dtype` says (kv_dtypes.py), and stands for `stride` tokens."""
 
     part: int
     offset: int
@@ -44,8 +43,8 @@ class EntryPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KVPlace:
-    """K and V of a layer: its group, by whose tables it attends, where they lie, and whether an earlier layer writes them; its index keys, by
-    which a token chooses what it attends to, where it has any; and the group of its compressed entries, and those by name."""
+    """Where K and V of a layer lie. `group`: the layer group whose tables it uses. `is_shared`: an earlier layer writes
+    them. `index`: its index keys, if any. `compressed`: the group of its compressed entries, and these by name."""
 
     group: int
     keys: EntryPlace
@@ -57,7 +56,7 @@ class KVPlace:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """K and V of a layer as views, one for both where V is K; see KVPlace."""
+    """K and V of a layer as views, at the places of a KVPlace; one view for both where V is K."""
 
     group: int
     keys: AnyEntries
@@ -68,13 +67,13 @@ class LayerKV:
 
 
 class LayeredPool:
-    """Device and host memory of `num_blocks` and `num_host_blocks` pages, and K and V of attention layers on them, by the layers' numbers.
+    """Device and host memory of `num_blocks` and `num_host_blocks` pages, with K and V of attention layers as views.
 
-    layers      where each lies; one that attends through an earlier layer's K and V has that layer's place
-    block_size  tokens of a block of every group
+    layers      where each layer lies, by number; one that reads an earlier layer's K and V has that layer's place
+    block_size  tokens of a block, in every group
     states      where the pieces of each state layer lie
-    state_group  the group that states are in; None: there are none
-    Raises InvalidPool for sizes below 1 (host: below 0), and whatever torch raises when the memory cannot be had.
+    state_group  the group of the states; None: there are none
+    Raises InvalidPool for sizes below 1 (host: below 0), and whatever torch raises if it cannot allocate them.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class LayeredPool:
         self.block_size = block_size
         self.dtype = dtype
         self.device = self.pages.device
-        # Slots that were written last, those of a pass for each group of layers, and rows of theirs.
+        # The latest slot mappings, one for each layer group in a pass, and the rows that came of them.
         self._mapped: list[tuple[Tensor, dict[tuple[int, Steps], tuple[Tensor, Tensor | None]]]] = []
         self._places = dict(layers)
         self._layers = {layer: self._layer_of(place) for layer, place in layers.items()}
@@ -124,7 +123,7 @@ class LayeredPool:
 
     @property
     def scratch_block(self) -> int:
-        """The page that padding points to; all zero, never written."""
+        """The page that padding points to; it is all zero, and never written."""
         return self.num_blocks
 
     @property
@@ -134,19 +133,19 @@ class LayeredPool:
 
     @property
     def bytes_per_slot(self) -> int:
-        """Bytes of one token's K and V in one layer, of the layer that has the most, as numbers of the pool's dtype."""
+        """Bytes of one token's K and V in the layer that has the most, if stored in the pool's dtype."""
         sizes = (its.keys.heads * its.keys.size + its.values.heads * its.values.size for its in self._layers.values())
         return max(sizes, default=0) * self.dtype.itemsize
 
     @property
     def kv_dtype(self) -> str:
-        """How K and V of the layers that are quantised are stored; AUTO if none is."""
+        """The KV dtype of the layers that are quantised; AUTO if none is."""
         found = {each.keys.kv_dtype for each in self._layers.values()} - {AUTO}
         return found.pop() if found else AUTO
 
     @property
     def is_side_by_side(self) -> bool:
-        """Whether a block is one page, on which K and V of all layers lie one after the other and alike, each layer's its own."""
+        """Whether a block is one page, and on it K and V of all layers lie one after the other and alike."""
         if self.states or not self._places:
             return False
         first = next(iter(self._places.values())).keys
@@ -164,7 +163,7 @@ class LayeredPool:
         return self._layers[layer]
 
     def keys(self, layer: int) -> Tensor:
-        """[num_blocks + 1, block_size, kv heads, size]: K of a layer, by the page that it lies on; if it is quantised, a copy of it in float32."""
+        """[num_blocks + 1, block_size, kv heads, size]: K of a layer, by page; a copy in float32 if it is quantised."""
         return _numbers(self._layers[layer].keys)
 
     def values(self, layer: int) -> Tensor:
@@ -174,20 +173,21 @@ class LayeredPool:
     def write_kv(
         self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor, *, is_whole: bool = False
     ) -> None:
-        """Put K and V, each [T, kv heads, size], into these distinct slots, int64 [T], or [T, k] where a block has k pages; -1: nowhere. `is_whole`: none
-        is -1, which else has to be read from the device."""
+        """Write K and V, each [T, kv heads, size], to these distinct slots: int64 [T], or [T, k] if a block has k
+        pages. In [T, k] a slot of -1 is skipped; `is_whole` promises that there is none, which saves a read from the
+        device."""
         own = self._layers[layer]
         self.write(own.keys, slot_mapping, keys, is_whole=is_whole)
         self.write(own.values, slot_mapping, values, is_whole=is_whole)
 
     def write(self, entries: AnyEntries, slot_mapping: Tensor, new: Tensor, *, is_whole: bool = False) -> None:
-        """Put one piece of a layer's entries, [T, heads, size], into these slots, as `write_kv`: slots of entries, where one stands for several tokens."""
+        """Write one piece of a layer's entries, [T, heads, size], as `write_kv`; slots count entries, not tokens."""
         for piece, its in zip(entries.stored, entries.encoded(new), strict=True):
             rows, kept = self._rows_of(slot_mapping, piece, is_whole)
             piece.tokens.index_copy_(0, rows, its if kept is None else its[kept])
 
     def read(self, entries: AnyEntries, slots: NDArray[np.int64]) -> Tensor:
-        """One piece of a layer's entries at these slots, int64 [n], as numbers of the pool's dtype, [n, heads, size]."""
+        """Return one piece of a layer's entries at these slots, int64 [n]: [n, heads, size] in the pool's dtype."""
         rows = [torch.from_numpy(each.token_steps.of(slots, each.block_size)) for each in entries.stored]
         stored = [
             each.tokens.index_select(0, of.to(self.device)) for each, of in zip(entries.stored, rows, strict=True)
@@ -195,7 +195,8 @@ class LayeredPool:
         return entries.transformed(entries.decoded(*stored)).to(self.dtype)
 
     def _rows_of(self, slot_mapping: Tensor, entries: Entries, is_whole: bool) -> tuple[Tensor, Tensor | None]:
-        """Rows of `entries.tokens` to which tokens go, and which tokens; None: all. Kept for the layers that come with the same slots."""
+        """Return the rows of `entries.tokens` to write, and the tokens to put there (None: all); kept by slot
+        mapping."""
         found = next((found for slots, found in self._mapped if slots is slot_mapping), None)
         if found is None:
             found = {}
@@ -212,11 +213,11 @@ class LayeredPool:
         return found[key]
 
     def written(self, slot_mapping: Tensor) -> None:
-        """K and V of all layers go into these distinct slots, int64 [T], by code that knows where the pool lies. Of use to
-        who keeps account of it."""
+        """Note that other code writes K and V of all layers to these distinct slots, int64 [T]. This does nothing; a
+        pool that keeps account of writes overrides it."""
 
     def poison(self, blocks: Tensor) -> None:
-        """Fill device blocks, int64 [n], with NaN: a read after they were freed shows."""
+        """Fill device blocks, int64 [n], with NaN, so that a read of freed blocks shows."""
         self.pages.poison(blocks)
 
     def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
@@ -233,10 +234,10 @@ class LayeredPool:
 
 
 class KVPool(LayeredPool):
-    """Memory of a model whose layers are all alike and keep all tokens: `num_blocks` blocks of every layer, and `num_host_blocks`.
+    """Memory of a model whose layers are all alike and keep all tokens: `num_blocks` blocks, and `num_host_blocks`.
 
-    `value_dim` is the size of a head of V where it is not that of K; `kv_dtype` as of kv_dtypes.py. Raises as LayeredPool does, and InvalidPool for a
-    `kv_dtype` that is none.
+    `value_dim`: the size of a head of V, None: as of K. `kv_dtype`: see kv_dtypes.py. Raises as LayeredPool does, and
+    InvalidPool for an unknown `kv_dtype`.
     """
 
     def __init__(
@@ -300,7 +301,7 @@ class KVPool(LayeredPool):
         dtype: torch.dtype,
         kv_dtype: str = AUTO,
     ) -> int:
-        """Bytes that one block takes over all layers, K and V."""
+        """Return the bytes of one block's K and V over all layers."""
         sizes = (head_dim, head_dim if value_dim is None else value_dim)
         return num_layers * sum(block_bytes(kv_dtype, block_size, num_kv_heads, size, dtype.itemsize) for size in sizes)
 

@@ -1,9 +1,9 @@
-"""Attention over latents: of each token a layer keeps a few numbers, from which its K and V of all heads are computed whenever they are read (MLA).
+"""Attention over latents (MLA): a layer keeps a few numbers a token, and computes K and V of all heads at each read.
 
-What a pass sees is expanded by the model's own function into memory of the pass, in pieces of PIECE positions, each from a multiple of PIECE on, and a
-backend attends there as it does anywhere. In the invariant mode each piece is a call of its own, so that the product behind it has one shape always.
+The model's own function expands the latents that a pass sees into memory of the pass, in pieces that begin at multiples
+of PIECE positions. A backend attends there. In the invariant mode each piece is a call, so products have one shape.
 
-Where each token chooses what it attends to (DeepSeek-V3.2's sparse attention, arXiv:2512.02556), it is a sequence of its own: of what it chose, in order of positions.
+If tokens choose what they attend to (DeepSeek-V3.2, arXiv:2512.02556), each is a sequence of the positions it chose.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from .step_tokens import Bools, Ints, StepTokens
 
 PIECE = 64
 _TOGETHER = 16
-"""Pieces of one call where bits may depend on them."""
+"""Pieces that one call expands, outside the invariant mode."""
 _MOST_CHOSEN = 1 << 14
-"""Tokens that those of one call have chosen, at most, if one has not chosen more; in the invariant mode all of a tile are one call."""
+"""Chosen positions of all tokens in a call, at most, or those of one; in the invariant mode a tile is one call."""
 _APART = 8
-"""Where a token can see so many times what it chooses, what it has chosen is expanded for it alone: 32 tokens of a tile would else be cheaper together."""
+"""In the invariant mode a token from position _APART * k on has its k chosen positions expanded for it alone. Below,
+one expansion for the 32 tokens of a tile is cheaper."""
 
 Expand = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Two latents of tokens, [1, 1, tokens, size] each, to K and V, [1, heads, tokens, size]."""
+"""From two latents, [1, 1, tokens, size] each, to K and V, [1, heads, tokens, size] each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a pass sees by one window and chunk: so many pieces.
+    """What a pass sees by one window and chunk, as pieces.
 
-    slots  int64 [pieces * PIECE] by page of a block: where their latents are, the scratch block's behind a sequence's end
-    step   the pass with a block for each piece
-    plans  what the backend made of it, by the memory that holds the pieces
+    slots  int64 [pieces * PIECE] by page of a block: where the latents are; behind a sequence's end the scratch block's
+    step   the pass, with tables into the memory of the pieces
+    plans  the backend's plan, by the memory that holds the pieces
     """
 
     num_pieces: int
@@ -50,7 +51,7 @@ class _Seen:
 
 
 class Latents:
-    """The latents that one pass sees through one group's tables. `room` is kept from pass to pass: memory for what they expand to."""
+    """The latents that one pass sees through one group's tables. `room`: memory for K and V, kept from pass to pass."""
 
     def __init__(
         self, step: StepTokens, pool: LayeredPool, backend: AttentionBackend, room: dict[Any, LayeredPool]
@@ -66,15 +67,19 @@ class Latents:
         expand: Expand | None,
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """As a backend's `attend`; what the layer keeps of the pass is in the pool already. `chosen`, integers [groups, T or more, k]: positions that each
-        token attends to, by group of its heads, in any order; those behind it, and -1, do not count. None: all that `options` let it see. Without
-        `expand` the layer keeps K and V, of which tokens choose."""
+        """Attend as a backend does; what the layer keeps of the pass's own tokens is in the pool already.
+
+        chosen  integers [groups, T or more, k]: the positions that each token attends to, by group of query heads, in
+                any
+                order; -1 and positions behind the token are ignored. None: all that `options` let it see
+        expand  None: the layer keeps K and V themselves, and `chosen` is given
+        """
         if chosen is not None:
             positions = self._step.positions
             theirs = chosen[:, : len(positions)].cpu().numpy().astype(np.int64)
             is_seen = (theirs >= 0) & (theirs <= positions[:, None])
             counts = np.count_nonzero(is_seen, axis=2)
-            # Latents of which each token sees all are expanded once for all tokens.
+            # If each token chose all that it may see, one expansion serves all tokens.
             if expand is None or (counts <= positions).any():
                 theirs = np.sort(np.where(is_seen, theirs, np.iinfo(np.int64).max), axis=2)
                 return self._attend_chosen(
@@ -86,7 +91,7 @@ class Latents:
     def _attend_chosen(
         self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand | None, chosen: Ints, counts: Ints
     ) -> Tensor:
-        """`chosen`, int64 [groups, T, k]: of token i and group g `counts[g, i]` positions, rising, and anything behind them."""
+        """Attend to the first `counts[g, i]` positions, rising, of `chosen[g, i]`, int64 [groups, T, k]."""
         groups = len(chosen)
         size, found = queries.shape[1] // groups, list[Tensor]()
         for group, its, num in zip(range(groups), chosen, counts, strict=True):
@@ -101,10 +106,10 @@ class Latents:
     def _attend_as_sequences(
         self, queries: Tensor, own: LayerKV, options: LayerOptions, expand: Expand, chosen: Ints, counts: Ints
     ) -> Tensor:
-        """Each token is a sequence of what it chose, int64 [T, k] and [T]. All that tokens see is expanded once, or what each has chosen for itself."""
+        """Attend with each token as a sequence of what it chose; `chosen` is int64 [T, k], `counts` int64 [T]."""
         num_tokens, most = chosen.shape
         if self._backend.is_invariant:
-            # A rule of the token alone, so that bits are. Every call has all places; those of the other rule see one token.
+            # It depends on the token alone, so bits do, too. Both calls have all places; unused ones see one token.
             is_apart = self._step.positions >= _APART * most
         else:
             is_apart = np.full(num_tokens, int(counts.sum()) < int(self._step.seq_lens.sum()))
@@ -142,7 +147,7 @@ class Latents:
         return self._backend.attend(queries, room, 0, seen.plans[id(room)], options)
 
     def _all_of(self, options: LayerOptions, own: LayerKV) -> _Seen:
-        """All that the pass sees by a window and chunk, where a layer keeps it."""
+        """Return all that the pass sees by a window and chunk, for latents on these pages; made once."""
         parts = {own.keys.part, own.values.part}
         key = options.reach, *sorted(parts)
         if key in self._seen:
@@ -160,7 +165,7 @@ class Latents:
         return self._seen[key]
 
     def _together(self, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
-        """All that the pass sees, and of it what each token sees, as a sequence of the `counts[i]` positions that it has chosen, a block each."""
+        """Return each token as a sequence of its chosen positions, one a block, in one expansion of all."""
         whole = self._all_of(LayerOptions(1.0), own)
         sequences = np.arange(self._step.num_sequences).repeat(np.diff(self._step.query_start_loc))
         positions = np.where(np.arange(chosen.shape[1]) < counts[:, None], chosen, chosen[:, :1])
@@ -169,7 +174,7 @@ class Latents:
         return _Seen(whole.num_pieces, whole.slots, _as_sequences(counts, tables, 1, num_padded), {})
 
     def _apart(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
-        """What these tokens of the pass see, each in pieces of its own."""
+        """Return these tokens as sequences of their chosen positions, each in pieces of its own."""
         step = self._step
         owners, columns, tables = _pieces(np.zeros_like(counts), counts)
         places = columns[:, None] * PIECE + np.arange(PIECE)
@@ -181,7 +186,7 @@ class Latents:
         return _Seen(len(columns), slots, _as_sequences(counts, tables, PIECE, num_padded), {})
 
     def _slots(self, sequences: Ints, positions: Ints, is_there: Bools, part: int) -> Ints:
-        """int64 [pieces * PIECE]: by the tables of a sequence a piece, where the latents of these positions are, [pieces, PIECE] both."""
+        """Return the slots of positions, [pieces, PIECE], by each piece's sequence: int64 [pieces * PIECE]."""
         size, table = self._pool.block_size, self._step.table(part)
         within = np.minimum(positions // size, table.shape[1] - 1)
         of_tables = table[sequences[:, None], within].astype(np.int64) * size + positions % size
@@ -189,13 +194,13 @@ class Latents:
         return slots
 
     def _room_for(self, num_tokens: int, block_size: int, keys: Tensor, values: Tensor) -> LayeredPool:
-        """Memory for K and V of so many tokens, [tokens, heads, size] each, in blocks of so many."""
+        """Return memory for K and V, shaped as these ([tokens, heads, size]), of so many tokens in such blocks."""
         key = (keys.shape[1:], values.shape[1:], keys.dtype, block_size)
         room, num_blocks = self._room.get(key), num_tokens // block_size
         if room is None or room.num_blocks < num_blocks:
             unit, more = (block_size * each[0].numel() * each.dtype.itemsize for each in (keys, values))
             places = KVPlace(0, EntryPlace(0, 0, *keys.shape[1:]), EntryPlace(0, unit, *values.shape[1:]))
-            # Not two of them at once.
+            # Free the old memory before the new one is made.
             self._room.pop(key, None)
             room = self._room[key] = LayeredPool(
                 {0: places},
@@ -209,19 +214,19 @@ class Latents:
 
 
 def _heads(kept: slice, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """These heads alone of K and V, [1, heads, tokens, size] each."""
+    """Return these heads of K and V, [1, heads, tokens, size] each."""
     return keys[:, kept], values[:, kept]
 
 
 def _as_sequences(counts: Ints, tables: NDArray[np.int32], block_size: int, num_padded: int) -> StepTokens:
-    """The last token of each of so many sequences of `counts[i]` tokens."""
+    """Return a step with one token a sequence, the last of its `counts[i]` tokens."""
     nowhere, starts = np.full_like(counts, -1), np.arange(len(counts) + 1)
     return StepTokens(counts - 1, nowhere, starts, counts, tables, block_size, num_padded)
 
 
 def _pieces(firsts: Ints, lengths: Ints) -> tuple[Ints, Ints, NDArray[np.int32]]:
-    """Of sequences of so many tokens, seen from piece `firsts[i]` on: the sequence and the column of each piece, one sequence after the other, and block
-    tables that name them so."""
+    """Return the pieces of sequences of such lengths from piece `firsts[i]` on, one sequence after the other: the
+    sequence and the column of each, and block tables that number them."""
     counts = -(-lengths // PIECE) - firsts
     total = int(counts.sum())
     sequences = np.arange(len(lengths)).repeat(counts)

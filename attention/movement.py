@@ -13,7 +13,7 @@ from paged.errors import InvalidPool
 
 
 class MoveLists(Protocol):
-    """int32 [n, 2] a kind: source block, destination block."""
+    """The copies of a step, int32 [n, 2] for each kind: source block, destination block."""
 
     @property
     def device_to_host(self) -> NDArray[np.int32]: ...
@@ -24,7 +24,7 @@ class MoveLists(Protocol):
 
 
 class Tiers(Protocol):
-    """Blocks that can be copied: KVPool's, or another pool's. Ids are int64 [n], sources and destinations."""
+    """A pool whose blocks can be copied: a KVPool or another. Sources and destinations are block ids, int64 [n]."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -36,8 +36,8 @@ class Tiers(Protocol):
 
 
 def run_moves(pool: Tiers, moves: MoveLists) -> None:
-    """Device to host, host to device, device to device, in this order: a block that the first kind empties may be written by the
-    later ones. Raises InvalidPool for a block that is not in the pool, before anything is copied."""
+    """Copy device to host, host to device, device to device, in this order: a later kind may write a block that an
+    earlier kind has read. Raises InvalidPool, before it copies anything, for a block that is not in the pool."""
     kinds = (
         (moves.device_to_host, pool.num_blocks, pool.num_host_blocks, pool.device_to_host),
         (moves.host_to_device, pool.num_host_blocks, pool.num_blocks, pool.host_to_device),

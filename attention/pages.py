@@ -1,9 +1,9 @@
-"""Raw memory of both tiers in pages of one size: whatever the layouts put on a page, it is copied, swapped and poisoned here.
+"""Raw memory of both tiers in pages of one size. Pages are copied and poisoned here, whatever the layouts put on them.
 
     device   uint8 [num_pages + 1, page_bytes]
     host     uint8 [num_host_pages, page_bytes]
 
-Page `num_pages`, one beyond those that anybody is given, is scratch: it stays zero, and padding points to it.
+Page `num_pages` is scratch: it is never given out and stays zero, and padding points to it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import Tensor
 
 from paged.errors import InvalidPool
 
-# Indexed writes of torch go element by element; these are tried, the widest first.
+# torch's indexed writes go element by element, so pages are viewed as the widest of these that divides them.
 _WORDS = (torch.int64, torch.int32, torch.int16)
 
 
 class Pages:
     """Device and host memory of so many pages, all zero at first.
 
-    Raises InvalidPool for sizes below 1 (host: below 0), and whatever torch raises when the memory cannot be had.
+    Raises InvalidPool for sizes below 1 (host: below 0), and whatever torch raises if it cannot allocate them.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Pages:
         self._device_words, self._host_words = self.on_device.view(word), self.on_host.view(word)
 
     def view(self, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]) -> Tensor:
-        """Return the device's memory as a tensor of this size, its strides in elements, which begins `offset` bytes behind the first page's
-        start. Raises InvalidPool where pages or the offset are no whole number of elements."""
+        """Return the device's memory as a tensor of this size and these strides, in elements, from byte `offset` of the
+        first page on. Raises InvalidPool if a page or the offset is not a whole number of elements."""
         for name, value in (("pages", self.page_bytes), ("an offset", offset)):
             if value % dtype.itemsize:
                 raise InvalidPool(f"{name} of {value} bytes: {dtype} takes multiples of {dtype.itemsize}.")
@@ -58,11 +58,11 @@ class Pages:
         return whole.as_strided(tuple(size), tuple(stride), offset // dtype.itemsize)
 
     def poison(self, pages: Tensor) -> None:
-        """Fill device pages, int64 [n], with bytes that are NaN in every float: a read after they were freed shows."""
+        """Fill device pages, int64 [n], with bytes that are NaN in every float, so that a read of freed pages shows."""
         self._device_words.index_fill_(0, pages.to(self.device), 255 if self._device_words.dtype == torch.uint8 else -1)
 
     def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy device pages to host pages, both int64 [n]. A GPU does it behind what it was given before; the call does not wait for it."""
+        """Copy device pages to host pages, both int64 [n]. A GPU with Triton does it later, in the current stream."""
         _copy(self._device_words, self._host_words, sources, destinations)
 
     def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
@@ -85,7 +85,7 @@ class Pages:
 
 
 def _copy(source: Tensor, target: Tensor, sources: Tensor, destinations: Tensor) -> None:
-    """Rows `sources` of `source` become rows `destinations` of `target`."""
+    """Copy rows `sources` of `source` to rows `destinations` of `target`."""
     gpu = source if source.is_cuda else target
     copy_rows = _kernel(gpu.device) if gpu.is_cuda else None
     if copy_rows is not None:
@@ -97,7 +97,7 @@ def _copy(source: Tensor, target: Tensor, sources: Tensor, destinations: Tensor)
 
 @cache
 def _kernel(device: torch.device) -> Any:
-    """The copy as one kernel, tried on this device; None without Triton, and where it does not run: it needs a C compiler, and a folder to write to."""
+    """Return the copy as one kernel; None if it does not run here: it needs Triton, a C compiler, a folder to write."""
     try:
         copy_rows = import_module("paged.attention.copy_kernel").copy_rows
         word = torch.zeros(1, 1, dtype=torch.int64, device=device)

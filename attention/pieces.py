@@ -1,9 +1,8 @@
-"""Attention over the context in pieces of one fixed size, for a fixed number of places: the invariant mode of `torch_gather`.
+"""Attention over the context in pieces of one size, for a fixed number of places: the invariant mode of `torch_gather`.
 
-Every product has one shape always, whatever rows are in the step and however long the contexts are, so every sum is taken in one order.
-A piece that a token does not see changes nothing, to the bit: its weights are exactly 0 and what was summed before is multiplied
-by exactly 1. So a result depends on the token's own context alone. The running maximum and sum over pieces are those of
-FlashAttention (Dao et al., 2022).
+All products have one shape, whatever is in the step and however long contexts are, so every sum has one order. A piece
+that a token does not see changes no bit: its weights are exactly 0, and earlier sums are multiplied by exactly 1. So a
+result depends on the token's own context alone. Running maximum and sum are FlashAttention's (Dao et al., 2022).
 """
 
 from __future__ import annotations
@@ -23,22 +22,19 @@ from .layouts.quantised import AnyEntries
 from .step_tokens import Bools, StepTokens
 from .workspace import Workspace
 
-# Context positions in one piece.
-PIECE = 64
-# In float32 64 bytes, which is what torch aligns its memory to.
-_ALIGNED_WIDTH = 16
-# Below every score, and finite, so that no difference of two of them is undefined.
-_LOWEST = -1e30
+PIECE = 64  # positions of a context
+_ALIGNED_WIDTH = 16  # numbers of float32 in 64 bytes, torch's alignment of memory
+_LOWEST = -1e30  # below every score, and finite, so that the difference of two is defined
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the places see, each its own of one stretch of positions, from a multiple of PIECE on.
+    """What each place sees of one stretch of positions, which begins at a multiple of PIECE.
 
-    first    position
+    first    the stretch's first position
     is_seen  bool [places, width]; width is a multiple of PIECE
-    starts   the pieces that some place sees, and the first one: where each begins in the width. Others would change nothing.
-    hidden   of each of these pieces, bool [places, 1, PIECE]
+    starts   where pieces begin in the width: the first piece, and all that some place sees; others would change nothing
+    hidden   for each of these pieces, bool [places, 1, PIECE]
     """
 
     first: int
@@ -49,8 +45,8 @@ class Seen:
 
 @dataclass(slots=True)
 class Plan:
-    """A step, and what its places see by window and chunk; `rows`: of what is stored of K or V for each piece, int64 [places * kv heads * PIECE],
-    the scratch block's where nothing is seen."""
+    """A step, and what its places see by window and chunk. `rows`: for each piece the rows of K's or V's memory to
+    read, int64 [places * kv heads * PIECE]; the scratch block's where nothing is seen."""
 
     step: StepTokens
     by_reach: dict[Any, Seen] = field(default_factory=dict)
@@ -58,7 +54,7 @@ class Plan:
 
 
 def prepare(step: StepTokens) -> Plan:
-    """Nothing is known before a layer says what it sees."""
+    """Return an empty plan: what a layer sees is known when it attends."""
     return Plan(step)
 
 
@@ -98,10 +94,8 @@ def _rows(plan: Plan, entries: Entries, pool: LayeredPool, options: LayerOptions
 
 
 def _aligned(matrices: Tensor) -> Tensor:
-    """[..., width]: the same with columns of 0 up to the next width of 16.
-
-    A product's bits depend on where its matrices begin in memory, and those of odd width begin somewhere else at each place.
-    """
+    """Pad matrices, [..., width], with columns of 0 to a multiple of 16: a product's bits depend on where its matrices
+    begin in memory, and with an odd width each begins at another alignment."""
     missing = _aligned_width(matrices.shape[-1]) - matrices.shape[-1]
     return torch.nn.functional.pad(matrices, (0, missing)) if missing else matrices
 
@@ -111,7 +105,7 @@ def _aligned_width(width: int) -> int:
 
 
 def _piece(entries: AnyEntries, rows: Sequence[Tensor], workspace: Workspace) -> Tensor:
-    """Of rows of each thing that is stored, the numbers."""
+    """Return the numbers at these rows, one tensor of rows for each part of `entries.stored`."""
     return entries.decoded(
         *(workspace.gathered("first", each.rows, its) for each, its in zip(entries.stored, rows, strict=True))
     )
@@ -137,7 +131,7 @@ def attend(
     )
     highest = weight = total = None
     if options.sinks is not None:
-        # A score that is seen before all pieces, and brings nothing.
+        # A sink is like a piece before all others, with a score and no value.
         highest = options.sinks.to(precise).view(1, num_heads, 1).expand(places, -1, -1)
         weight, total = torch.ones_like(highest), highest.new_zeros(places, num_heads, _aligned_width(value_size))
     for hidden, key_rows, value_rows in zip(seen.hidden, of_keys, of_values, strict=True):
@@ -148,7 +142,7 @@ def attend(
         higher = most if highest is None else torch.maximum(highest, most)
         new = scores.sub_(higher).exp_()
         piece_weight = new.sum(-1, keepdim=True)
-        # Where the keys lay, which are not needed any more: that memory is in a cache.
+        # V takes the memory of K, which is not needed any more, and is in the processor's cache.
         v = _aligned(_piece(own.values, value_rows, workspace).to(precise).view(-1, PIECE, value_size))
         piece_total = torch.bmm(new.view(-1, group, PIECE), v).view(places, num_heads, -1)
         if highest is None or weight is None or total is None:
@@ -160,6 +154,6 @@ def attend(
         highest = higher
     assert weight is not None, "there is always a first piece"
     assert total is not None, "there is always a first piece"
-    # A padded place has seen nothing: 0 / 1, not 0 / 0.
+    # A padded place has seen nothing: divide 0 by the least number, not by 0.
     found = total[..., :value_size] / weight.clamp_min_(torch.finfo(precise).tiny)
     return own.values.transformed(found).to(queries.dtype)

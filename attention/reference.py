@@ -1,7 +1,7 @@
 """Attention as slowly and obviously as it can be written: query by query, over exactly the keys that the query may see.
 
-Every other backend is held against this one. Products are summed elementwise in float32 (float64 for float64), so that a result
-depends on the query and its keys alone, and this backend is invariant whether asked to be or not.
+Every other backend is compared with this one. Products are summed elementwise in float32 (float64 for float64), so that
+a result depends on the query and its keys alone: this backend is always invariant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .step_tokens import StepTokens
 
 
 class Backend:
-    """The oracle."""
+    """The backend that tests compare others with."""
 
     name = "reference"
     is_invariant = True
@@ -26,10 +26,10 @@ class Backend:
         del is_invariant  # It always is.
 
     def check(self, shape: LayerShape) -> None:
-        """It can do every shape."""
+        """Accept every shape."""
 
     def prepare(self, step: StepTokens, pool: LayeredPool) -> StepTokens:
-        """The step says what each token sees: its sequence's history, and of this step what comes before it."""
+        """Return the step: it says what each token sees."""
         return step
 
     def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: StepTokens, options: LayerOptions) -> Tensor:
@@ -58,5 +58,5 @@ class Backend:
 
 
 def _numbers(entries: AnyEntries, pages: Tensor, places: Tensor) -> Tensor:
-    """K or V of tokens at these places of these pages, int64 [n] both: [n, heads, size]."""
+    """Return K or V of the tokens at these places of these pages, int64 [n] both: [n, heads, size]."""
     return entries.decoded(*(each.blocks[pages, places] for each in entries.stored))

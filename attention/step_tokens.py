@@ -16,23 +16,22 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """T tokens of n sequences, those of one sequence together, in order.
+    """T tokens of n sequences; those of one sequence are together, in order.
 
     positions     int64 [T]
     slot_mapping  int64 [T] or [T, k]; where K and V of each token go, -1: nowhere
     query_start_loc
                   int64 [n + 1]; sequence i's tokens are query_start_loc[i] to query_start_loc[i + 1] - 1
-    seq_lens  int64 [n]; tokens of each sequence after this step, its tokens of this step included
-    block_tables  int [n, columns], or [n, columns, k] where a block has k pages; entries behind a sequence's blocks, and before what its
-                  tokens of this step see, are never read
-    block_size    tokens a block
-    num_padded    places after the T tokens that are computed for the sake of a fixed shape, and whose results are not used
-    tables        of a model with groups of layers, each group's block tables, int32 [n, columns, k], None for a group without attention;
-                  slot_mapping and block_tables have nothing then, and those of a group come with `of_group`
-    written_from  int64 [groups, n], beside tables: the first position whose K and V each sequence writes; None: it writes all. What lies before
-                  is there already, and is only computed again
-    states        of a model with state layers, the pages that each sequence's state is read from and written to, int32 [n, k] both; a row of -1
-                  is read of a sequence that has no state yet
+    seq_lens      int64 [n]; tokens of each sequence after this step
+    block_tables  int [n, columns], or [n, columns, k] if a block has k pages; only what tokens of this step see is read
+    block_size    tokens of a block
+    num_padded    places behind the T tokens that only give the step a fixed shape; their results are not used
+    tables        with layer groups: block tables of each, int32 [n, columns, k], None for a group without attention.
+                  slot_mapping and block_tables are empty then; `of_group` makes those of a group
+    written_from  with tables: int64 [groups, n], the first position whose K and V each sequence writes; None: it writes
+                  all. K and V before it are in the pool already, and only computed again
+    states        with state layers: the pages that each state is read from and written to, int32 [n, k] both. A row of
+                  -1 in the first: the sequence has no state yet
     """
 
     positions: Ints
@@ -57,22 +56,22 @@ class StepTokens:
         return len(self.seq_lens)
 
     def sequence_of(self, token: int) -> int:
-        """The sequence whose token of this step, by its place, this is."""
+        """Return the sequence that a token belongs to; `token` is its place in the step."""
         return int(np.searchsorted(self.query_start_loc, token, "right")) - 1
 
     def slots_of(self, i: int, length: int, part: int = 0) -> Ints:
-        """int64 [length]: slots of sequence i's first tokens by its block table, on this page of each block."""
+        """Return the slots of sequence i's first tokens on page `part` of its blocks: int64 [length]."""
         columns = np.arange(-(-length // self.block_size))[None]
         slots: Ints = self.rows_in(np.array([i]), columns, part, self.block_size, 1)[0, :length]
         return slots
 
     def table(self, part: int = 0) -> NDArray[np.int32]:
-        """int [n, columns]: this page of each block."""
+        """Return page `part` of each block: int [n, columns]."""
         return self.block_tables if self.block_tables.ndim == 2 else self.block_tables[:, :, part]
 
     def rows_in(self, chosen: Ints, columns: Ints, part: int, of_page: int, of_token: int) -> Ints:
-        """int64 [b, c * block_size]: rows of the tokens in these columns, int64 [b or 1, c], of the chosen sequences' tables, int64 [b], where pages
-        are so many rows apart, and tokens of a block so many; anything where a table ends."""
+        """Return the rows, page * of_page + token * of_token, of the tokens in these columns, int64 [b or 1, c], of the
+        chosen sequences, int64 [b]: int64 [b, c * block_size]; behind a table's end arbitrary."""
         table = self.table(part)
         within = np.minimum(columns, table.shape[1] - 1)
         pages = table[chosen[:, None], within].astype(np.int64)
@@ -80,7 +79,7 @@ class StepTokens:
         return rows.reshape(len(pages), pages.shape[1] * self.block_size)
 
     def contexts(self, part: int = 0) -> Iterator[Ints]:
-        """For each token the slots of all tokens up to itself, in order, by its sequence's table."""
+        """Yield for each token the slots of all tokens of its sequence up to itself, in order."""
         for i in range(self.num_sequences):
             slots = self.slots_of(i, int(self.seq_lens[i]), part)
             own = slice(int(self.query_start_loc[i]), int(self.query_start_loc[i + 1]))
@@ -88,7 +87,7 @@ class StepTokens:
                 yield slots[: position + 1]
 
     def slot_tensor(self, device: torch.device) -> Tensor:
-        """The slot mapping as a tensor, int64 [T] or [T, k]."""
+        """Return the slot mapping as a tensor, int64 [T] or [T, k]."""
         return torch.from_numpy(self.slot_mapping).to(device)
 
     @classmethod
@@ -102,13 +101,13 @@ class StepTokens:
         states: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
         written_from: Ints | None = None,
     ) -> StepTokens:
-        """A step of a model with groups of layers."""
+        """Make a step of a model with layer groups."""
         nothing = np.zeros((len(positions), 0), np.int64), np.zeros((len(seq_lens), 0), np.int32)
         step = cls(positions, nothing[0], query_start_loc, seq_lens, nothing[1], block_size)
         return replace(step, tables=tables, states=states, written_from=written_from)
 
     def of_group(self, group: int) -> StepTokens:
-        """The same tokens as a group of layers sees them: its tables say where they go, nowhere where an entry is -1, and before `written_from`."""
+        """Return the step with a group's tables and their slots: -1 where an entry is -1, and before `written_from`."""
         if self.tables is None:
             return self
         tables = self.tables[group]
@@ -122,7 +121,7 @@ class StepTokens:
         return replace(self, slot_mapping=slots, block_tables=tables, tables=None, written_from=None)
 
     def part(self, first: int, stop: int, num_padded: int = 0) -> StepTokens:
-        """Tokens `first` to `stop` - 1 alone, which come after those before them."""
+        """Return tokens `first` to `stop` - 1 as a step of their own, which runs after the tokens before them."""
         begin = self.sequence_of(first)
         end = int(np.searchsorted(self.query_start_loc, stop, "left"))
         starts = np.clip(self.query_start_loc[begin : end + 1], first, stop) - first
@@ -133,7 +132,7 @@ class StepTokens:
         if self.states is not None:
             read, write = (each[begin:end] for each in self.states)
             if self.query_start_loc[begin] < first:
-                # The part before wrote the state of the first one.
+                # The part before has written the first sequence's state.
                 read = np.concatenate([write[:1], read[1:]])
             states = read, write
         return StepTokens(

@@ -1,9 +1,9 @@
-"""Attention by gathering K and V through the block tables into a workspace, and torch's products on that.
+"""Attention by torch over K and V that are gathered through the block tables into a workspace.
 
-Runs wherever torch does. Sequences with one token are sorted by length and go in a few buckets, each padded to its longest;
-a chunk goes by itself. What is padded or out of a layer's window is read from the scratch block, so that no product takes what a
-freed block holds, even by 0. With `is_invariant` it works in fixed pieces instead (`pieces.py`): slower, and the same to the last
-bit whatever else is in the step.
+Runs wherever torch does. Sequences with one token go in a few buckets by length, each padded to its longest; a chunk
+goes by itself. Padding, and what is out of a layer's window, is read from the scratch block: what a freed block holds
+enters no product, not even times 0. With `is_invariant` it works in fixed pieces (`pieces.py`): slower, and the same to
+the last bit whatever else is in the step.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from .layouts.quantised import AnyEntries
 from .step_tokens import Bools, Ints, StepTokens
 from .workspace import Workspace
 
-# Numbers of buckets that are tried.
-_BUCKETS = (1, 2, 4, 8)
-# What is gathered and multiplied in the time that the calls of one more bucket take: about 60 microseconds on a CPU.
+_BUCKETS = (1, 2, 4, 8)  # numbers of buckets to choose from
+# Bytes that are gathered and multiplied in the time of one more bucket's calls: about 60 microseconds on a CPU.
 _BYTES_A_CALL = 400_000
 
 
 @dataclass(slots=True)
 class Part:
-    """Sequences that are computed by one call: b of them, each with q tokens.
+    """b sequences of q tokens each, which one call computes.
 
     sequences   int64 [b]
     tokens      int64 [b * q], their places in the step
     positions   int64 [b, q]
-    by_reach    what a window and a chunk leave, and the slots of it by page of a block
-    rows        of a layer's K or V, int64 [b * kv heads * L]: by reach, page of a block, steps and heads
+    by_reach    what the tokens see, by window and chunk
+    rows        rows of K or V to gather, int64 [b * kv heads * L]: by reach, page of a block, steps and heads
     """
 
     step: StepTokens
@@ -54,9 +53,9 @@ class Part:
 class Seen:
     """What the tokens of a part see: at most L slots of each sequence.
 
-    columns  int64 [b, c]: of the tables, from the first that a token sees on; they hold the L slots
-    used     bool [b, L]: some token looks there
-    hidden   bool [b, 1, 1, q, L]
+    columns  int64 [b, c]: the columns of the tables that hold the L slots, from the first one that a token sees on
+    used     bool [b, L]: some token sees the slot
+    hidden   bool [b, 1, 1, q, L]: a token does not see the slot
     """
 
     columns: Ints
@@ -87,7 +86,7 @@ class Backend:
         self._workspace = Workspace()
 
     def check(self, shape: LayerShape) -> None:
-        """It can do every shape."""
+        """Accept every shape."""
 
     def prepare(self, step: StepTokens, pool: LayeredPool) -> Plan | pieces.Plan:
         """Sort the sequences into parts."""
@@ -119,13 +118,13 @@ class Backend:
         b, num_queries = part.positions.shape
         seen = _seen(part, options, pool)
         width = seen.width
-        # The heads of a group read the same K and V, so they stand beside the queries: [b, kv heads, group * queries, size].
+        # Heads of a group read the same K and V, so they become more queries: [b, kv heads, group * queries, size].
         q = queries[part.tokens].view(b, num_queries, num_kv_heads, -1, size).permute(0, 2, 3, 1, 4)
         group = q.shape[2]
         q = q.reshape(b * num_kv_heads, group * num_queries, size)
         precise = working_dtype(q.dtype)
         if options.soft_cap is None and options.sinks is None and (num_queries > 1 or q.dtype != precise):
-            # It holds neither the scores of a whole chunk nor K and V in more than their 16 bits; else products are faster.
+            # It stores neither a chunk's scores nor K and V in more than 16 bits. In other cases products are faster.
             k, v = (
                 self._gathered(name, part, each, pool, options, q.dtype)
                 for name, each in (("first", own.keys), ("second", own.values))
@@ -142,7 +141,7 @@ class Backend:
                 sinks = options.sinks.to(precise).view(num_kv_heads, group, 1, 1).expand(b, -1, -1, num_queries, 1)
                 scores = torch.cat([scores, sinks], -1)
             weights = torch.softmax(scores, -1)[..., :width].contiguous()
-            # Where the keys lay, which are not needed any more: that memory is in a cache.
+            # V takes the memory of K, which is not needed any more, and is in the processor's cache.
             v = self._gathered("first", part, own.values, pool, options, precise)
             result = torch.bmm(weights.view(b * num_kv_heads, -1, width), v).to(q.dtype)
         result = result.view(b, num_kv_heads, group, num_queries, value_size).permute(0, 3, 1, 2, 4)
@@ -151,20 +150,20 @@ class Backend:
     def _gathered(
         self, name: str, part: Part, entries: AnyEntries, pool: LayeredPool, options: LayerOptions, dtype: torch.dtype
     ) -> Tensor:
-        """K or V that the part sees, in this dtype: [b * kv heads, L, size]."""
+        """Return K or V that the part sees, in this dtype: [b * kv heads, L, size]."""
         parts = (self._workspace.gathered(name, each.rows, _rows(part, each, pool, options)) for each in entries.stored)
         return entries.decoded(*parts).to(dtype).view(len(part.sequences) * entries.heads, -1, entries.size)
 
 
 def _part(step: StepTokens, pool: LayeredPool, chosen: Ints) -> Part:
-    """These sequences, which all have as many tokens in the step."""
+    """Make the part of these sequences, which all have as many tokens in the step."""
     num_queries = int(step.query_start_loc[chosen[0] + 1] - step.query_start_loc[chosen[0]])
     tokens = step.query_start_loc[chosen][:, None] + np.arange(num_queries)
     return Part(step, chosen, torch.from_numpy(tokens.reshape(-1)).to(pool.device), step.positions[tokens])
 
 
 def _seen(part: Part, options: LayerOptions, pool: LayeredPool) -> Seen:
-    """See Seen; made once a window."""
+    """Return what the part sees by a layer's window and chunk; made once."""
     if options.reach not in part.by_reach:
         size = pool.block_size
         first_seen = options.first_seen(part.positions)
@@ -180,7 +179,7 @@ def _seen(part: Part, options: LayerOptions, pool: LayeredPool) -> Seen:
 
 
 def _rows(part: Part, entries: Entries, pool: LayeredPool, options: LayerOptions) -> Tensor:
-    """Rows of K or V, int64 [b * kv heads * L], scratch where no token looks; made once for layers that lie alike."""
+    """Return the rows to gather, int64 [b * kv heads * L], scratch where no token looks; made once for each layout."""
     key = (options.reach, entries.part, entries.row_steps, entries.heads)
     if key not in part.rows:
         seen = part.by_reach[options.reach]
@@ -193,7 +192,7 @@ def _rows(part: Part, entries: Entries, pool: LayeredPool, options: LayerOptions
 
 
 def _buckets(chosen: Ints, lengths: Ints, bytes_per_slot: int) -> list[Ints]:
-    """The sequences by length, in as many even parts as cost least: each padded to its longest, and a call for each."""
+    """Split sequences by length into as many equal parts as cost least: each is padded to its longest, and a call."""
     if not len(chosen):
         return []
     by_length = np.argsort(lengths, kind="stable")

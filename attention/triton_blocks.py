@@ -1,8 +1,8 @@
 """Attention by Triton kernels of our own, which read K and V where they lie, through block tables (`block_kernel.py`).
 
-Runs on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests. It does what layers ask for: windows, chunks,
-soft caps, sinks, heads of any size, blocks of any size, K and V in 8 and 4 bits. With `is_invariant` all tiles have one shape; without it the tokens of
-a prompt are computed in larger ones.
+Runs on CUDA devices, and for tests on a CPU in Triton's interpreter (TRITON_INTERPRET=1). It takes windows, chunks,
+soft caps, sinks, heads of up to 512, blocks of any size, and K and V in 8 and 4 bits. With `is_invariant` all tiles
+have one shape; without it a prompt's tokens go in larger ones.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _MOST_HEAD = 512
 _OTHERS = 'the backends "torch_gather" and "reference" can.'
 _FEW_ROWS, _MANY_ROWS = 16, 64
-"""Of a tile: for decodes and drafts, and for prompts where tiles may differ."""
+"""Rows of a tile for decodes and drafts, and for prompts if tiles may differ."""
 _QUERY_BYTES = 32 * 1024
-"""Of a tile, at most: a program has room then in the 99 KiB of shared memory that the smaller GPUs of a generation have."""
+"""Bytes of queries in a tile, at most: so a program fits into the 99 KiB of shared memory of the smaller GPUs."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """A step; its pieces by how many query heads share one of K and V, and by rows of a large tile; its tables by page of a block, as wide as
-    `num_columns`, and behind a sequence's blocks anything."""
+    """A step. `pieces`: by query heads that share one of K and V, and by rows of a large tile. `tables`: by page of a
+    block, `num_columns` wide, arbitrary behind a sequence's blocks. Both are filled when a layer first needs them."""
 
     step: StepTokens
     num_columns: int
@@ -45,7 +45,7 @@ class Plan:
 
 
 class Backend:
-    """See the module. Raises UnsupportedByBackend where there is no Triton."""
+    """See the module. Raises UnsupportedByBackend without Triton."""
 
     name = "triton"
     piece = 1
@@ -59,9 +59,9 @@ class Backend:
 
     @staticmethod
     def check(shape: LayerShape) -> None:
-        """Raise UnsupportedByBackend for a device, a dtype or a head size that the kernels do not take. Knows without Triton."""
+        """Raise UnsupportedByBackend for a device, dtype or head size that the kernels do not take. Needs no Triton."""
         check_device(Backend.name, shape.device, _OTHERS)
-        # Its interpreter is numpy, which has no bfloat16.
+        # Triton's interpreter computes in numpy, which has no bfloat16.
         dtypes = _DTYPES if shape.device.type == "cuda" else _DTYPES[:2]
         if shape.dtype not in dtypes:
             takes = ", ".join(map(str, dtypes))
@@ -75,7 +75,7 @@ class Backend:
             raise _unsupported(what, f"it has room for {_QUERY_BYTES:,} bytes of them, rounded up; {_OTHERS}")
 
     def prepare(self, step: StepTokens, pool: LayeredPool) -> Plan:
-        """Nothing is known before a layer says how many heads share one of K and V, and where it lies."""
+        """Return an empty plan: its pieces and tables depend on a layer's heads and on where it lies."""
         return Plan(step, rounded_up(-(-int(step.seq_lens.max(initial=1)) // step.block_size)))
 
     def renew(self, plan: Plan, step: StepTokens, pool: LayeredPool) -> None:
@@ -107,8 +107,8 @@ class Backend:
         return own.values.transformed(out).to(queries.dtype)
 
     def _cut(self, step: StepTokens, group: int, many: int, device: torch.device) -> list[Any]:
-        """The sequences in pieces of as many tokens as have room in a tile: a large one for sequences with more than _FEW_ROWS rows, unless all are to
-        be alike."""
+        """Cut sequences into pieces of as many tokens as a tile has room for. Sequences with more than _FEW_ROWS rows
+        get large tiles, except in the invariant mode."""
         counts = np.diff(step.query_start_loc)
         is_long = np.full(len(counts), False) if self.is_invariant else counts * group > _FEW_ROWS
         found = []
@@ -121,7 +121,7 @@ class Backend:
 
 
 def _pieces(step: StepTokens, chosen: Ints, length: int) -> NDArray[np.int32]:
-    """As block_kernel.Pieces: of the chosen sequences."""
+    """Return the chosen sequences in pieces of up to `length` tokens, as block_kernel.Pieces."""
     num_pieces = -(-np.diff(step.query_start_loc)[chosen] // length)
     sequences = chosen.repeat(num_pieces)
     rank = rising(len(sequences)) - (num_pieces.cumsum() - num_pieces).repeat(num_pieces)

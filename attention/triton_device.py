@@ -1,4 +1,4 @@
-"""Where backends in Triton run: on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests. Knows it without Triton."""
+"""The devices on which backends in Triton run. Imports no Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LEAST_CAPABILITY = (8, 0)
 
 
 def check_device(name: str, device: torch.device, others: str) -> None:
-    """Raise UnsupportedByBackend if the backend of this name cannot run there; `others` can."""
+    """Raise UnsupportedByBackend if this backend cannot run on the device; `others` says which ones can."""
     is_cpu, is_rocm = device.type == "cpu", torch.version.hip is not None
     is_interpreted = is_cpu and os.environ.get("TRITON_INTERPRET") == "1"
     if is_rocm or not (device.type == "cuda" or is_interpreted):

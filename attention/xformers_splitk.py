@@ -1,19 +1,19 @@
 """Attention by xformers' split-K operator in Triton, which reads K and V where they lie, through block tables.
 
-Runs on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests. In one call of the operator
-every row has as many queries, and the last of them is the last position that its row reads. So the tokens of a sequence are cut
-into pieces, from behind, and each piece is a row with a table and a length of its own; the first is padded in front:
+Runs on CUDA devices, and for tests on a CPU in Triton's interpreter (TRITON_INTERPRET=1). In a call every row has the
+same number of queries, and its last query is at the last position that it reads. So a sequence's tokens are cut into
+pieces, from the end. Each piece is a row with a table and a length of its own, and the first piece is padded in front:
 
     37 tokens, the last 18 of them in this step, as two rows of 16 queries
     reads | 0 ... 36 |    queries | 21 ... 36             |
     reads | 0 ... 20 |    queries | 14 of padding, 19, 20 |
 
-The number of rows and the width of their tables are constants in the compiled kernel, so both are rounded up to powers of two;
-what is padded points to the scratch block, and is not read. Blocks in front of a layer's window are left out of the tables,
-since their owner may have freed them.
+The number of rows and the width of tables are constants in the compiled kernel, so both are rounded up to powers of
+two. Padding points to the scratch block, and is not read. Tables leave out blocks before a layer's window: they may be
+free.
 
-The operator, its paged masks and its way with grouped heads are xformers' (`xformers.ops.fmha.triton_splitk`, BSD); splitting
-the keys is Flash-Decoding (Dao et al., 2023).
+The operator, its paged masks and its way with grouped heads are xformers' (`xformers.ops.fmha.triton_splitk`, BSD);
+splitting the keys is Flash-Decoding (Dao et al., 2023).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from .triton_device import check_device
 _BLOCK_SIZES = (16, 32, 64)
 _HEAD_DIMS = (16, 32, 64, 128, 256, 512)
 _DTYPES = (torch.float16, torch.bfloat16)
-# xformers 0.0.35 reads memory by them.
+# xformers 0.0.35 reads memory through Triton's block pointers.
 _FIRST_WITHOUT_BLOCK_POINTERS = (3, 9)
-# Queries in a row. The operator takes 16 at most; shorter rows are for drafts, which are a few tokens on a long context.
+# Queries in a row. The operator takes 16 at most; shorter rows are for drafts, a few tokens on a long context.
 _ROW_LENGTHS = np.array([1, 2, 4, 8, 16])
 _OTHERS = 'the backends "triton", "torch_gather" and "reference" can.'
 _SOFT_CAP, _SINKS, _CHUNKS = "a soft cap on scores", "attention sinks", "attention within chunks"
@@ -53,11 +53,11 @@ _SOFT_CAP, _SINKS, _CHUNKS = "a soft cap on scores", "attention sinks", "attenti
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """n pieces of `length` queries, in `num_rows` rows, the last of which are padding.
+    """n pieces of `length` queries, each a row. `num_rows` are rounded up: the last ones are padding.
 
-    sequences        int64 [n]; whose piece it is
-    first_positions  int64 [n]; of its first token
-    num_seen         int64 [n]; tokens of its sequence up to and with its last one
+    sequences        int64 [n]; the sequence of each piece
+    first_positions  int64 [n]; the position of its first token
+    num_seen         int64 [n]; tokens of the sequence up to the piece's last one, included
     queries          int64 [num_rows * length]; the token at each place, and token 0 where there is padding
     tokens, places   int64 [tokens of these pieces]; the tokens, and where each is among the queries
     """
@@ -74,9 +74,9 @@ class Rows:
 
 @dataclass(slots=True)
 class Plan:
-    """The rows of one step, by their length, and xformers' mask of each for every window that was asked for, and every way a layer lies.
+    """The rows of one step, by length, and xformers' masks of them, by a layer's window and the way it lies.
 
-    num_columns  of a table, rounded up: as many as the longest sequence has blocks
+    num_columns  of a table: the longest sequence's blocks, rounded up to a power of two
     """
 
     step: StepTokens
@@ -88,7 +88,7 @@ class Plan:
 class Backend:
     """See the module.
 
-    Raises UnsupportedByBackend when xformers or a Triton that it works with is missing, or an invariant mode is wanted.
+    Raises UnsupportedByBackend without xformers or a Triton that it works with, and for the invariant mode.
     """
 
     name = "xformers_splitk"
@@ -114,10 +114,7 @@ class Backend:
 
     @staticmethod
     def check(shape: LayerShape) -> None:
-        """Raise UnsupportedByBackend for a device, dtype, head size, block size, soft cap or sinks that the operator does not take.
-
-        Knows without xformers.
-        """
+        """Raise UnsupportedByBackend for a device, dtype, size or feature that it does not take. Needs no xformers."""
         check_device(Backend.name, shape.device, _OTHERS)
         # The operator takes bfloat16 on a GPU alone.
         dtypes = _DTYPES if shape.device.type == "cuda" else _DTYPES[:1]
@@ -165,7 +162,7 @@ class Backend:
             mask.block_tables.copy_(torch.from_numpy(tables))
 
     def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
-        """See AttentionBackend. Raises UnsupportedByBackend for a soft cap, sinks or chunks, which `check` did not see."""
+        """See AttentionBackend. Raises UnsupportedByBackend for what `check` refuses, in case it was not called."""
         own = pool.layer(layer)
         _refuse(
             (options.soft_cap is not None, _SOFT_CAP),
@@ -182,13 +179,13 @@ class Backend:
         num_kv_heads = own.keys.heads
         group = num_heads // num_kv_heads
         # [1, slots, num_kv_heads, group, head_dim]; the heads of a group are the same memory.
-        # They begin at two places of a page; behind the scratch block's nothing is read.
+        # K and V begin at two places of a page, so they may differ in slots; behind the scratch block none is read.
         num_slots = min(len(own.keys.tokens), len(own.values.tokens))
         keys, values = (
             part.tokens[None, :num_slots, :, None].expand(-1, -1, -1, group, -1) for part in (own.keys, own.values)
         )
         out = torch.zeros_like(queries)
-        # Triton launches on the current device, whichever its arguments are on.
+        # Triton launches on the current device, even if its arguments are on another.
         with torch.cuda.device(queries.get_device()):
             for rows, mask in zip(plan.rows, plan.masks[key], strict=True):
                 result = self._fmha.memory_efficient_attention_forward(
@@ -203,7 +200,7 @@ class Backend:
         return out
 
     def _mask_of(self, rows: Rows, plan: Plan, pool: LayeredPool, entries: Entries, window: int | None) -> Any:
-        """xformers' mask of these rows: their lengths, and the tables from the first block in the window on, in blocks of one layer's K."""
+        """Make xformers' mask of these rows: lengths, and tables from the window's first block on."""
         lengths, tables = _tables(rows, plan, entries.part, pool.scratch_block, window)
         block_size = plan.step.block_size
         tables *= entries.token_steps.page // block_size
@@ -221,7 +218,7 @@ class Backend:
 
 @contextmanager
 def _only_errors(name: str) -> Iterator[None]:
-    """The logger of this name says errors alone: that xformers' operators in C++ do not fit this torch does not matter here."""
+    """Let this logger log errors only: xformers warns that its C++ operators, unused here, do not fit torch."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -232,7 +229,7 @@ def _only_errors(name: str) -> Iterator[None]:
 
 
 def _cut(step: StepTokens, chosen: Ints, length: int, device: torch.device) -> Rows:
-    """The tokens of the chosen sequences in pieces of `length`, each sequence's last piece first."""
+    """Cut the tokens of the chosen sequences into pieces of `length`, each sequence's last piece first."""
     num_pieces = -(-np.diff(step.query_start_loc)[chosen] // length)
     sequences = np.repeat(chosen, num_pieces)
     rank_in_sequence = np.arange(len(sequences)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
@@ -258,7 +255,7 @@ def _cut(step: StepTokens, chosen: Ints, length: int, device: torch.device) -> R
 def _tables(
     rows: Rows, plan: Plan, part: int, scratch_block: int, window: int | None
 ) -> tuple[Ints, NDArray[np.int32]]:
-    """How many tokens each row reads, int64 [num_rows], and from which blocks, int32 [num_rows, width].
+    """Return how many tokens each row reads, int64 [num_rows], and their blocks, int32 [num_rows, width].
 
     A row begins with the first block that its first token sees.
     """
@@ -282,18 +279,18 @@ def _tables(
 
 
 def _masks(fmha: Any) -> tuple[Any, Any]:
-    """The class of paged causal masks, and the class of those with a window, which the kernel knows and xformers does not name."""
+    """Return the class of paged causal masks, and one of our own with a window, which the kernel can do."""
     biases = fmha.attn_bias
     paged, local = biases.PagedBlockDiagonalPaddedKeysMask, biases.BlockDiagonalCausalLocalAttentionPaddedKeysMask
     return biases.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask, type("PagedWindowedMask", (paged, local), {})
 
 
 def _operator(fmha: Any, block_size: int, windowed_mask: Any) -> Any:
-    """The operator for these blocks: it reads so many keys at once, which must not be more than a block."""
+    """Make the operator for blocks of this size: it reads a block's keys at a time, since more may not be there."""
     base = fmha.triton_splitk.FwOp
 
     def not_supported_reasons(cls: Any, inputs: Any) -> list[str]:
-        # Triton compiles the kernel here: it does not need xformers' libraries in C++, which load with one version of CUDA alone.
+        # Triton compiles the kernel: xformers' C++ libraries, which need one version of CUDA, are not used.
         reasons: list[str] = base.not_supported_reasons.__func__(cls, inputs)
         return [each for each in reasons if "build with CUDA" not in each]
 
@@ -304,7 +301,7 @@ def _operator(fmha: Any, block_size: int, windowed_mask: Any) -> Any:
             "NAME": f"{base.NAME}_blocks_of_{block_size}",
             "BLOCK_N": block_size,
             "not_supported_reasons": classmethod(not_supported_reasons),
-            # A CPU is one only in the interpreter; `check` lets no other pass.
+            # "cpu" is Triton's interpreter; `check` refuses other CPUs.
             "SUPPORTED_DEVICES": {"cuda", "cpu"},
             "SUPPORTED_ATTN_BIAS_TYPES": (*base.SUPPORTED_ATTN_BIAS_TYPES, windowed_mask),
         },
@@ -312,7 +309,7 @@ def _operator(fmha: Any, block_size: int, windowed_mask: Any) -> Any:
 
 
 def _refuse(*wishes: tuple[bool, str]) -> None:
-    """Raise UnsupportedByBackend for the first of these that is wanted."""
+    """Raise UnsupportedByBackend for the first of these features that is wanted."""
     for is_wanted, what in wishes:
         if is_wanted:
             raise _unsupported(what, _OTHERS)

@@ -1,13 +1,13 @@
-"""What a layer keeps of each token, such as its K: on one page of each block, [block_size, heads, size] without gaps.
+"""What a layer keeps of each token, such as its K: [block_size, heads, size] without gaps, on one page of each block.
 
-Three views of the same memory, each for who can use it:
+Three views of the same memory:
 
-    blocks   [num_pages + 1, block_size, heads, size]   by page
-    tokens   [m, heads, size]                           by `token_rows`
-    rows     [m', size]                                 by token and head: `token_rows` of it, and head * head_step
+    blocks   [num_pages + 1, block_size, heads, size]   by page and token
+    tokens   [m, heads, size]                           by slot: `token_steps.of(slot)`
+    rows     [m', size]                                 by slot and head: `row_steps.of(slot)` + head * row_steps.head
 
-Where a page is a whole number of tokens, `tokens` has each token once and is contiguous. Where it is not, neighbours in it overlap: an index counts in
-the largest step that reaches every token.
+If a page is a whole number of tokens, `tokens` has each token once and is contiguous. If not, neighbours in it overlap:
+rows are as far apart as the largest step that reaches every token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Slots = TypeVar("Slots", NDArray[np.int64], Tensor)
 
 
 class Steps(NamedTuple):
-    """How far apart things are in a view, in its rows: a page from the next, a token of a block from the next, a head from the next."""
+    """Distances in a view, in rows: from a page to the next, a token of a block to the next, a head to the next."""
 
     page: int
     token: int
@@ -40,7 +40,7 @@ class Steps(NamedTuple):
 
 
 class Entries:
-    """One piece of a layer's entries, on this one of the k pages of a block, from this byte on."""
+    """One piece of a layer's entries, on page `part` of each block, from byte `offset` on."""
 
     kv_dtype = AUTO
 
@@ -62,19 +62,19 @@ class Entries:
 
     @property
     def stored(self) -> tuple[Entries, ...]:
-        """What lies on the pages: itself."""
+        """The entries that lie on the pages: itself."""
         return (self,)
 
     def encoded(self, new: Tensor) -> tuple[Tensor, ...]:
-        """Return what of numbers [..., size] goes into each of `stored`."""
+        """Return what each of `stored` keeps of numbers [..., size]."""
         return (new,)
 
     def decoded(self, *parts: Tensor) -> Tensor:
-        """Return the numbers, floating [..., size], of what lies in each of `stored`."""
+        """Return the numbers, floating [..., size], from what each of `stored` keeps."""
         return parts[0]
 
     def transformed(self, numbers: Tensor) -> Tensor:
-        """Return queries, or results of attention, [..., size], as they go with numbers that are `decoded`: as they are."""
+        """Return queries, or results of attention, [..., size], as they go with `decoded` numbers: unchanged."""
         return numbers
 
     def is_even(self, block_size: int) -> bool:

@@ -1,14 +1,15 @@
-"""K or V of each token in 8 or 4 bits: of each head a scale and codes, whose products are its numbers after a Hadamard transform.
+"""K or V of each token in 8 or 4 bits: for each head a scale and codes; their products are its numbers, transformed.
 
     a block   | scales, bfloat16 [block_size, heads] | codes, int8 [block_size, heads, bytes of a head] |
 
-The transform (orthogonal, its own inverse) spreads a large number over its head, so that it costs the others no precision (QuaRot, arXiv:2404.00456).
-It is not undone where K and V are read: scores are those of queries that are transformed likewise, and a result is transformed back.
+The Hadamard transform (orthogonal, its own inverse) spreads a large number over its head: others lose no precision
+(QuaRot, arXiv:2404.00456). Reads do not undo it: queries are transformed likewise, and results are transformed back.
 
-A code is a whole number from -128 to 127, or -8 to 7. A scale is the number of largest magnitude, after the transform, over -128 (-8), its
-magnitude rounded up to bfloat16: no code overflows, and zeros stay zero. It is written once, with its token, so codes depend neither on other
-tokens nor on how a prompt was cut. Where a number is no number, or infinite, the scale is NaN, and so is all of the head that is read; so it
-is where a block is poisoned. A product of a code and a scale is exact in float32. Two codes of 4 bits share a byte, the first in its low half.
+A code is an integer from -128 to 127, or -8 to 7. A scale is the transformed number of largest magnitude over -128
+(-8), its magnitude rounded up to bfloat16: no code overflows, and zeros stay zero. It is written once, with its token,
+so codes depend neither on other tokens nor on how a prompt was cut. With a NaN or infinite number the scale is NaN, and
+the whole head reads as NaN, as in a poisoned block. Code times scale is exact in float32. Two 4-bit codes share a byte,
+the first in its low half.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .entries import Entries
 
 
 class QuantisedEntries:
-    """One piece of a layer's entries as codes and scales, which are entries of their own; arguments as of Entries."""
+    """One piece of a layer's entries as scales and codes, an Entries each; arguments as of Entries."""
 
     def __init__(
         self, pages: Pages, *, part: int, offset: int, block_size: int, heads: int, size: int, kv_dtype: str
@@ -53,7 +54,7 @@ class QuantisedEntries:
         numbers = self.transformed(new.float())
         scales = _scales(numbers.amax(-1, keepdim=True), numbers.amin(-1, keepdim=True), most)
         codes = (numbers / scales.float()).round_()
-        # Zeros over a scale of zero, and what has no scale.
+        # 0 / 0, and whatever has NaN for a scale.
         codes = codes.masked_fill_(codes.isnan(), 0).clamp_(-most, most - 1).to(torch.int8)
         return scales, codes if bits == 8 else _packed(codes)
 
@@ -64,10 +65,10 @@ class QuantisedEntries:
         return codes.float().mul_(scales)
 
     def transformed(self, numbers: Tensor) -> Tensor:
-        """Return queries, or results of attention, [..., size], as they go with numbers that are `decoded`: float32, of float64 the same. Done twice it
-        is undone."""
+        """Transform queries, or results of attention, [..., size], in float32 or float64. A second call undoes the
+        first."""
         whole = numbers if numbers.dtype == torch.float64 else numbers.float()
-        # Of the largest power of two that a head is made of.
+        # The transform is of the largest power of two that divides a head.
         size = self.size & -self.size
         half = 1
         while half < size:
@@ -77,7 +78,7 @@ class QuantisedEntries:
         return whole * (1 / math.sqrt(size))
 
     def is_even(self, block_size: int) -> bool:
-        """Whether a page is a whole number of blocks of this piece alone: its scales lie between."""
+        """Whether a page is a whole number of blocks of this piece alone: no, scales lie between."""
         return False
 
 
@@ -85,21 +86,21 @@ AnyEntries = Entries | QuantisedEntries
 
 
 def _scales(most: Tensor, least: Tensor, codes: int) -> Tensor:
-    """Scales of heads with these largest and least numbers, float32, for so many codes below zero; NaN where they are not finite."""
+    """Return the bfloat16 scales of heads with these largest and least numbers, float32, for so many codes below 0."""
     size = torch.maximum(most, -least)
     bits = ((size / codes).view(torch.int32) + 0xFFFF) >> 16
-    # The number of largest magnitude has the lowest code: above zero it has a scale below.
+    # The number of largest magnitude has the lowest code, so its scale has the other sign.
     bits = bits | (most == size).to(torch.int32) << 15
     return torch.where(size.isfinite(), bits, 0x7FC0).to(torch.int16).view(torch.bfloat16)
 
 
 def _packed(codes: Tensor) -> Tensor:
-    """Two codes a byte."""
+    """Pack two codes into each byte."""
     codes = pad(codes, (0, codes.shape[-1] % 2))
     return codes[..., 0::2] & 15 | codes[..., 1::2] << 4
 
 
 def _unpacked(packed: Tensor) -> Tensor:
-    """Codes from -8 to 7, two for each byte."""
+    """Return codes from -8 to 7, two for each byte."""
     # Shifted to the left and back, the low half has its sign.
     return torch.stack([packed << 4 >> 4, packed >> 4], -1).flatten(-2)

@@ -1,8 +1,8 @@
-"""What a layer keeps of a sequence as a whole, cut into units, each within one of the k pages: a head's matrix, a piece of a convolution's tail.
+"""What a layer keeps of a sequence as a whole, on k pages: units, each within one page, such as a head's matrix.
 
     shape [5, ...], 5 units, 2 a page         page 0 | 0 | 1 |     page 1 | 2 | 3 |     page 2 | 4 |
 
-Units that lie side by side are read at once, and so are pages that look the same: the state above is two gathers.
+Units side by side are read together, and so are pages that look the same: the state above takes two gathers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StatePlace(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """`units` units from unit `first` on, on each of `parts` pages from `part` on; `view`: [num_pages + 1, units, elements of a unit]."""
+    """`units` units a page on `parts` pages, from unit `first` and page `part` on; `view`: [pages, units, elements]."""
 
     first: int
     part: int
@@ -44,9 +44,9 @@ class State:
     """One piece of a layer's state, as a tensor a sequence.
 
     places      (part, offset in bytes) of each unit, in their order
-    unit_bytes  room of one; it may be more than its elements take
+    unit_bytes  bytes for a unit, at least those of its elements
     shape       of the piece; a unit has ceil(shape[0] / units) slices of its first dimension
-    Raises InvalidPool where a unit has no room for them.
+    Raises InvalidPool if `unit_bytes` are too few.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class State:
     ) -> None:
         self.shape = tuple(shape)
         self.dtype = dtype
-        # For who reads it where it lies: pages from the first byte on, and each unit's page of a state and offset in bytes, int64 [units].
+        # For code that reads it where it lies: the pages, and the part and offset in bytes of each unit, int64 [units].
         self.pages = pages
         self.parts, self.offsets = np.ascontiguousarray(np.array(places, np.int64).T)
         self._device = pages.device
@@ -73,7 +73,7 @@ class State:
         self._stretches = [self._stretch(pages, unit_bytes, *found) for found in _stretches(places, unit_bytes)]
 
     def read(self, sources: Tensor) -> Tensor:
-        """Return what pages, int [n, k], hold: [n, *shape], contiguous and not shared. A row of -1 reads as zeros."""
+        """Return what these pages, int [n, k], hold, as a new tensor [n, *shape]. A row of -1 reads as zeros."""
         index = sources.to(self._device, torch.int64)
         index = torch.where(index < 0, self._scratch, index)
         parts = [
@@ -86,8 +86,8 @@ class State:
         return whole[:, : math.prod(self.shape)].reshape(len(index), *self.shape)
 
     def write(self, destinations: Tensor, values: Tensor, *, is_whole: bool = False) -> None:
-        """Put values, [n, *shape], onto these distinct pages, int [n, k]; a row of -1 is not written. `is_whole`: there is none, which else has to be read
-        from the device."""
+        """Write values, [n, *shape], to these distinct pages, int [n, k]; a row of -1 is not written. `is_whole`
+        promises that there is no -1, which saves a read from the device."""
         index = destinations.to(self._device, torch.int64)
         if not is_whole:
             is_written = index[:, 0] >= 0
@@ -117,7 +117,7 @@ class State:
 
 
 def _stretches(places: Sequence[tuple[int, int]], unit_bytes: int) -> list[tuple[int, int, int, int, int]]:
-    """Return (first unit, first part, parts, units a part, offset) of the fewest stretches in which all units come in their order."""
+    """Return the fewest stretches with all units in order: (first unit, first part, parts, units a part, offset)."""
     ends = [i + 1 for i, (a, b) in enumerate(pairwise(places)) if (b[0], b[1]) != (a[0], a[1] + unit_bytes)]
     found: list[tuple[int, int, int, int, int]] = []
     for first, stop in pairwise([0, *ends, len(places)]):

@@ -1,7 +1,7 @@
-"""The backend `native`: attention in C over K and V where they lie, for a CPU. See attention.c for what it does and in which order.
+"""The backend `native`: attention in C over K and V where they lie, for a CPU. See attention.c for the order of sums.
 
-It is invariant always: a token's result depends on its own context alone. Reads float32, bfloat16 and codes with scales, and computes in
-float32.
+It is always invariant: a token's result depends on its own context alone. It reads float32, bfloat16 and codes with
+scales, and computes in float32.
 """
 
 from __future__ import annotations
@@ -27,14 +27,11 @@ from .build import library
 
 _HERE = Path(__file__).parent
 HEADERS = tuple(_HERE / f"{name}.h" for name in ("amx", "attention", "matrix", "quantised", "vector"))
-# As `library` takes it: its name, sources and headers.
+# The arguments of `library`: name, sources and headers.
 ATTENTION_LIBRARY = ("attention", (_HERE / "attention.c",), HEADERS)
-# As in vector.h, enum element.
-ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
-# As in quantised.h.
-_STORED = {"int8": 2, "int4": 3}
-# As in attention.h.
-MOST_HEAD_SIZE = 256
+ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}  # enum element of vector.h
+_STORED = {"int8": 2, "int4": 3}  # as in quantised.h
+MOST_HEAD_SIZE = 256  # as in attention.h
 
 _NAME = "native"
 _OTHERS = 'the backends "torch_gather" and "reference" can.'
@@ -71,8 +68,8 @@ class Call(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sequences as the C code reads them: block tables int32 [n, columns] or [n, columns, k], query_start int64 [n + 1], seq_lens int64 [n]. Their memory
-    is held here."""
+    """Sequences as the C code reads them, with their memory: block tables int32 [n, columns] or [n, columns, k],
+    query_start int64 [n + 1], seq_lens int64 [n]."""
 
     tables: NDArray[np.int32]
     query_start: NDArray[np.int64]
@@ -80,7 +77,7 @@ class Plan:
     block_size: int
 
     def write(self, call: Call) -> None:
-        """Into a call."""
+        """Write the arrays' addresses and sizes into a call."""
         call.tables = self.tables.ctypes.data
         call.column_stride = self.tables.shape[2] if self.tables.ndim == 3 else 1
         call.table_stride = self.tables.shape[1] * call.column_stride
@@ -100,13 +97,13 @@ class Backend:
         self._attention = attention_function()
 
     def check(self, shape: LayerShape) -> None:
-        """On a CPU, in float32 or bfloat16, heads of up to 256."""
+        """Raise UnsupportedByBackend unless layers are on a CPU, in float32 or bfloat16, with heads of up to 256."""
         refusal = _refusal(shape)
         if refusal is not None:
             raise UnsupportedByBackend(_NAME, *refusal)
 
     def prepare(self, step: StepTokens, pool: LayeredPool) -> Plan:
-        """Sequences as they are."""
+        """Return the sequences' arrays as the C code reads them."""
         return plan_of(step)
 
     def attend(self, queries: Tensor, pool: LayeredPool, layer: int, plan: Plan, options: LayerOptions) -> Tensor:
@@ -147,12 +144,12 @@ class Backend:
 
 
 def stored_as(pool: LayeredPool, entries: AnyEntries) -> int:
-    """How quantised.h names what they are stored in."""
+    """Return quantised.h's number for what these entries are stored in."""
     return _STORED[entries.kv_dtype] if isinstance(entries, QuantisedEntries) else ELEMENTS[pool.dtype]
 
 
 def _write_pool(call: Call, pool: LayeredPool, keys: AnyEntries, values: AnyEntries) -> None:
-    """Where K and V lie, into a call."""
+    """Write where K and V lie into a call."""
     *key_scales, key_codes = keys.stored
     *value_scales, value_codes = values.stored
     call.keys, call.values = key_codes.blocks.data_ptr(), value_codes.blocks.data_ptr()
@@ -162,7 +159,7 @@ def _write_pool(call: Call, pool: LayeredPool, keys: AnyEntries, values: AnyEntr
 
 
 def plan_of(step: StepTokens) -> Plan:
-    """See Plan."""
+    """Return a step's plan."""
     return Plan(
         np.ascontiguousarray(step.block_tables, np.int32),
         np.ascontiguousarray(step.query_start_loc, np.int64),
@@ -172,7 +169,7 @@ def plan_of(step: StepTokens) -> Plan:
 
 
 def _refusal(shape: LayerShape) -> tuple[str, str] | None:
-    """What it cannot do of a shape, and what would do."""
+    """Return what the backend cannot do of a shape, and what can; None if it can do all."""
     if shape.device.type != "cpu":
         return f"device {str(shape.device)!r}", f"it runs on a CPU; {_OTHERS}"
     if shape.dtype not in ELEMENTS:
@@ -185,7 +182,7 @@ def _refusal(shape: LayerShape) -> tuple[str, str] | None:
 
 @cache
 def attention_function() -> Any:
-    """attention.c's paged_attention. Raises UnsupportedByBackend where it cannot be compiled."""
+    """Return attention.c's paged_attention. Raises UnsupportedByBackend where it cannot be compiled."""
     try:
         function = library(*ATTENTION_LIBRARY).paged_attention
     except BuildFailed as error:

@@ -1,8 +1,8 @@
-"""A shared library from C sources, compiled at first use by the machine's own compiler and kept for the next process.
+"""A shared library from C sources, compiled at first use by the machine's own compiler and kept for later processes.
 
-A library is found by everything that it came from: the sources, the flags, the compiler's version, the processor's
-instructions and the OpenMP library in use, which is torch's own, so that there is one pool of threads and torch's
-settings hold. Its name ends with a digest of its contents: one that is damaged, or cannot be loaded, is made again.
+A library's name has a digest of all that it is made from: sources, flags, compiler version, processor instructions and
+the OpenMP library, which is torch's own: one pool of threads, with torch's settings. The name ends with a digest of the
+library itself: one that is damaged, or does not load, is compiled again.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ from typing import NamedTuple
 
 from paged.errors import BuildFailed
 
-# Where libraries are kept, the compiler, and flags beside ours, for who wants others.
+# Environment variables: the folder of libraries, the compiler, and more flags.
 CACHE_VARIABLE, COMPILER_VARIABLE, FLAGS_VARIABLE = "PAGED_CACHE", "CC", "PAGED_CFLAGS"
 _COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-ffp-contract=off")
-# Seconds: what takes longer hangs.
-_PATIENCE = 120
-_LONGEST_MESSAGE = 400
-# Characters of a digest in a name.
-_DIGITS = 20
+_PATIENCE = 120  # seconds: a compiler that takes longer hangs
+_LONGEST_MESSAGE = 400  # characters
+_DIGITS = 20  # characters of a digest in a name
 
 
 class Recipe(NamedTuple):
-    """The compiler and flags of a library, and the name under which it is kept."""
+    """How to compile a library: compiler, flags and torch's OpenMP library; `stem` begins the library's name."""
 
     compiler: list[str]
     flags: list[str]
@@ -44,7 +42,7 @@ class Recipe(NamedTuple):
 
 @cache
 def library(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()) -> ctypes.CDLL:
-    """The library of these sources. Raises BuildFailed: no compiler, one that fails, a folder that cannot be written."""
+    """Return the library of these sources. Raises BuildFailed without a compiler that works, or a writable folder."""
     recipe, folder = _recipe(name, sources, headers), cache_folder()
     found = _loaded(folder, recipe.stem)
     if found is not None:
@@ -55,7 +53,7 @@ def library(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()
             folders = sorted({f"-I{each.parent}" for each in headers})
             made = _compiled([*recipe.compiler, *recipe.flags], folders, sources, recipe.openmp, Path(workshop))
             kept = folder / f"{recipe.stem}-{_digest_of(made)}.so"
-            # In one go: another process that does the same finds all of it, or nothing.
+            # Atomic: another process finds the whole library or none.
             made.replace(kept)
     except OSError as error:
         raise BuildFailed(f"{folder}: {error.strerror or error}; name another folder by {CACHE_VARIABLE}.") from error
@@ -66,7 +64,7 @@ def library(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()
 
 
 def is_kept(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()) -> bool:
-    """Whether `library` would find it, and compile nothing. Raises BuildFailed where there is no compiler, whose version is in its name."""
+    """Whether `library` would compile nothing. Raises BuildFailed without a compiler, whose version is in the name."""
     stem = _recipe(name, sources, headers).stem
     return any(map(_is_whole, cache_folder().glob(f"{stem}-*.so")))
 
@@ -77,13 +75,13 @@ def _recipe(name: str, sources: Sequence[Path], headers: Sequence[Path]) -> Reci
     digest = hashlib.sha256()
     for path in (*sources, *headers):
         digest.update(path.read_bytes())
-    # Names without folders: two installations share what is the same.
+    # Names without folders, so that two installations share equal libraries.
     digest.update("\0".join([*flags, Path(openmp).name, compiler_version(compiler), processor()]).encode())
     return Recipe(compiler, flags, openmp, f"{name}-{digest.hexdigest()[:_DIGITS]}")
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: $PAGED_CACHE, or `paged` in the user's folder for caches. Raises BuildFailed where there is no such user."""
+    """Return where libraries are kept: $PAGED_CACHE, or `paged` in the user's cache. Raises BuildFailed without one."""
     named = os.environ.get(CACHE_VARIABLE)
     if named:
         return Path(named).absolute()
@@ -110,7 +108,7 @@ def find_compiler() -> list[str]:
 
 @cache
 def processor() -> str:
-    """What instructions there are: a library that uses others ends the process."""
+    """Return text that names the processor's instructions: a library that uses others would end the process."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -120,7 +118,7 @@ def processor() -> str:
 
 
 def has_instructions(*names: str) -> bool:
-    """Whether the processor says that it has all of these, by the names that Linux gives them."""
+    """Whether the processor has all of these instructions, by Linux's names."""
     return set(names) <= set(processor().split())
 
 
@@ -130,7 +128,7 @@ def compiler_version(compiler: Sequence[str]) -> str:
 
 
 def _openmp() -> str:
-    """The file of the OpenMP library that torch has loaded. Raises BuildFailed where there is none: on one thread torch would be faster."""
+    """Return torch's OpenMP library, a file. Raises BuildFailed if none is loaded: one thread is slower than torch."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -138,12 +136,12 @@ def _openmp() -> str:
     files = [line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line or "libomp" in line or "libiomp" in line]
     if not files:
         raise BuildFailed("torch has loaded no OpenMP library (libgomp) that compiled code could share its threads by.")
-    # Other packages may have brought theirs.
+    # Other packages may have loaded theirs.
     return next((each for each in files if "/torch" in each), files[0])
 
 
 def _loaded(folder: Path, stem: str) -> ctypes.CDLL | None:
-    """The library that is kept under this name, if it is whole: to load one that was cut short ends the process."""
+    """Load the library that is kept under this name, if it is whole: loading a truncated one would end the process."""
     for kept in sorted(folder.glob(f"{stem}-*.so")):
         try:
             if _is_whole(kept):
@@ -163,7 +161,7 @@ def _digest_of(file: Path) -> str:
 
 
 def _compiled(compiler: Sequence[str], folders: Sequence[str], sources: Sequence[Path], openmp: str, to: Path) -> Path:
-    """The library, in the folder `to`, where the compiler runs: what it complains of has the same name every time."""
+    """Compile the library, in the folder `to`: there the compiler's messages name the same files every time."""
     for source in sources:
         _run([*compiler, *folders, "-c", str(source)], to)
     objects = [f"{source.stem}.o" for source in sources]
