@@ -1,6 +1,6 @@
-"""Conversion of callers' arguments into plain int, bool, float or arrays of integers, once, so that nothing wraps later.
+"""Conversion of callers' arguments into plain int, bool, float or arrays of integers: done once, nothing wraps later.
 
-The other rooms check by it, too.
+The other rooms use these checks, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from paged.errors import InvalidConfig, InvalidRequest, InvalidTokens
 
 Tokens = NDArray[np.int32]
-# A count above it is no limit at all. Token counts can be added to it in int64.
+# The largest count, which means no limit. Token counts can be added to it in int64.
 UNLIMITED = 2**62
 
 HIGHEST_LEVEL = 3
@@ -29,12 +29,12 @@ _HIGHEST_BYTE = 3 if sys.byteorder == "little" else 0
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether the value is an integer of Python or numpy; a bool is not."""
+    """Whether the value is an integer of Python or numpy; a bool is not one."""
     return type(value) is int or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
 
 
 def is_real(value: object) -> bool:
-    """Whether the value is a number of Python or numpy that a float holds; a bool and NaN are not."""
+    """Whether the value is a number of Python or numpy that fits a float; a bool and NaN are not."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         return False
     try:
@@ -44,7 +44,7 @@ def is_real(value: object) -> bool:
 
 
 def checked_integer(name: str, value: Any, least: int, limit: int | None = None) -> int:
-    """`value` as an int from `least` to `limit` - 1 (None: no limit). Raises InvalidConfig, which begins with `name`."""
+    """Return `value` as an int from `least` to `limit` - 1 (None: no limit). Raises InvalidConfig with `name`."""
     if not is_integer(value):
         raise InvalidConfig(f"{name} has to be an integer; got {value!r}.")
     number = int(value)
@@ -55,32 +55,30 @@ def checked_integer(name: str, value: Any, least: int, limit: int | None = None)
 
 
 def checked_flag(name: str, value: Any) -> bool:
-    """`value` as a bool. Raises InvalidConfig for all but True and False, because "no" and "0" would count as True."""
+    """Return `value` as a bool. Raises InvalidConfig for all but True and False: "no" and "0" would count as True."""
     if not isinstance(value, (bool, np.bool_)):
         raise InvalidConfig(f"{name} has to be True or False; got {value!r}.")
     return bool(value)
 
 
 def checked_level(priority: Any) -> int:
-    """A priority of content as an int from 1 to HIGHEST_LEVEL. Raises InvalidConfig."""
+    """Return a priority of content as an int from 1 to HIGHEST_LEVEL. Raises InvalidConfig."""
     if not is_integer(priority) or not 1 <= priority <= HIGHEST_LEVEL:
         raise InvalidConfig(f"priority has to be from 1 to {HIGHEST_LEVEL}; got {priority!r}.")
     return int(priority)
 
 
 def logical_time(name: str, value: Any) -> float:
-    """`value` as a float. Raises InvalidConfig for what is no number, for NaN, and for an integer that no float holds."""
+    """Return `value` as a float. Raises InvalidConfig for NaN, and for whatever is no number that fits a float."""
     if not is_real(value):
         raise InvalidConfig(f"{name} has to be a logical time; got {value!r}.")
     return float(value)
 
 
 def int64_array(values: Any) -> NDArray[np.int64] | None:
-    """One integer, or a flat sequence of integers, as int64 of the same shape; None for anything else.
-
-    Anything else: bools, floats, nested or ragged lists, integers that int64 does not hold, and masked arrays, which
-    have no value where they are masked.
-    """
+    """Return one integer, or a flat sequence of integers, as int64 in the same shape. None for anything else: bools,
+    floats, nested or ragged lists, integers beyond int64, and masked arrays, which lack values where they are
+    masked."""
     if isinstance(values, np.ma.MaskedArray) or (isinstance(values, (list, tuple)) and bool in map(type, values)):
         return None
     try:
@@ -95,28 +93,26 @@ def int64_array(values: Any) -> NDArray[np.int64] | None:
 
 
 def token_array(tokens: Any) -> Tokens:
-    """Token ids as int32 [n]: an array that is int32 already as it is, of anything else a copy.
-
-    Raises InvalidTokens for anything that is not a flat sequence of integers from 0 to 2^31 - 1.
-    """
+    """Return token ids as int32 [n]: the array itself if it is int32 already, else a copy. Raises InvalidTokens for
+    anything that is not a flat sequence of integers from 0 to 2^31 - 1."""
     if type(tokens) is np.ndarray and tokens.dtype == _INT32 and tokens.ndim == 1:
         if not len(tokens) or not _has_negative(tokens):
             return tokens
     elif type(tokens) is list and tokens and type(tokens[0]) is int:
         try:
-            # Thrice as fast as numpy's own conversion; refuses what is negative and what is no integer.
+            # Three times as fast as numpy's conversion; refuses negative numbers, and what is no integer.
             array = np.frombuffer(buffer("I", tokens), np.int32)
         except (OverflowError, TypeError, ValueError):
             pass
         else:
-            # What is over 2^31 - 1 reads as negative now.
+            # Ids above 2^31 - 1 read as negative now.
             if not _has_negative(array):
                 return array
     return _converted(tokens)
 
 
 def tokens_below(tokens: Any, vocabulary_size: int | None) -> Tokens:
-    """`token_array` of ids below `vocabulary_size`, where there is one. Raises InvalidTokens."""
+    """Return `token_array` of ids below `vocabulary_size` (None: no limit). Raises InvalidTokens."""
     array = token_array(tokens)
     if vocabulary_size is not None and (error := vocabulary_error(array, vocabulary_size)) is not None:
         raise InvalidTokens(error)

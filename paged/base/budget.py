@@ -1,10 +1,10 @@
-"""The number of blocks that fit into a number of bytes, and bytes in words."""
+"""The number of blocks that fit into a number of bytes, and numbers of bytes as text."""
 
 from paged.errors import BudgetTooSmall
 
 
 def as_bytes(number: float) -> str:
-    """Decimal units and three figures: 138 GB, 42.9 GB, 2.62 MB."""
+    """Return bytes in decimal units with three figures: 138 GB, 42.9 GB, 2.62 MB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size:
             return f"{short(number / size)} {unit}"
@@ -12,12 +12,12 @@ def as_bytes(number: float) -> str:
 
 
 def short(value: float) -> str:
-    """Three figures of a number below 1,000, all of them before the point from there on."""
+    """Return three figures of a number below 1,000, and all figures before the point of larger ones."""
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
 def blocks_within(num_bytes: int, bytes_per_block: int, block_size: int, longest: int = 1) -> int:
-    """Blocks that fit in `num_bytes`. Raises BudgetTooSmall when they do not hold one sequence of `longest` tokens."""
+    """Return how many blocks fit into `num_bytes`. Raises BudgetTooSmall if a sequence of `longest` tokens does not."""
     num_blocks, needed = num_bytes // bytes_per_block, -(-longest // block_size)
     if num_blocks >= needed:
         return num_blocks
@@ -31,5 +31,5 @@ def blocks_within(num_bytes: int, bytes_per_block: int, block_size: int, longest
 
 
 def _exact(number: int, unit: str = " bytes") -> str:
-    """Small numbers to the byte, so that a message shows a pool that is one byte short."""
+    """Return small numbers to the byte, so that a message shows a pool that is one byte short."""
     return f"{number:,}{unit}" if number < 1e6 else as_bytes(number)

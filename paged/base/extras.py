@@ -1,7 +1,7 @@
 """The message for a name whose libraries are not installed.
 
 An install without extras has numpy and msgspec, which the memory layer, the scheduler and the simulator need. The
-command line, plots and what runs a model need more.
+command line, plots and running a model need more.
 """
 
 import os
@@ -36,10 +36,10 @@ EXTRAS = {
     "opentelemetry": "otel",
     "ray": "ray",
 }
-"""By library, the extra that brings it."""
+"""The extra that brings each library."""
 
 DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk", "zmq": "pyzmq"}
-"""Of libraries that are imported by another name than they are installed by, the latter."""
+"""The name to install, for each library that is imported by another name."""
 
 
 def installed_by(extra: str) -> str:
@@ -48,16 +48,16 @@ def installed_by(extra: str) -> str:
 
 
 def has_extra(extra: str) -> bool:
-    """Whether every library that the extra brings is installed. Loads none."""
+    """Whether every library of an extra is installed. Loads none."""
     try:
         return all(find_spec(library) for library, brought_by in EXTRAS.items() if brought_by == extra)
     except ModuleNotFoundError:
-        # A finder may raise it, as an import does.
+        # A finder of modules may raise this, as an import does.
         return False
 
 
 def import_with_extra(module: str, wanted: str) -> ModuleType:
-    """Import the module, which offers `wanted`. Raises MissingExtra when the extra that brings a library of its is not installed."""
+    """Import the module, which offers `wanted`. Raises MissingExtra if a library is missing that an extra brings."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -72,7 +72,7 @@ def import_with_extra(module: str, wanted: str) -> ModuleType:
 
 
 def leave_torch_out() -> None:
-    """Load transformers as if there were no torch: this process makes tokens and speaks HTTP, the engine's runs the model. Saves 2 s and 300 MB."""
+    """Load transformers without torch, which a server's front, without a model, does not need. Saves 2 s and 300 MB."""
     if "torch" in sys.modules or find_spec("transformers") is None:
         return
     sys.modules["torch"] = None  # type: ignore[assignment]

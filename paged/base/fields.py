@@ -1,4 +1,4 @@
-"""Checks of what callers give by the annotations of structs, where a field's type and limits stand. No part of block_manager imports it."""
+"""Checks of callers' values by the types and limits in a struct's annotations. No part of block_manager imports it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _LIMITS = {"ge": "of at least", "gt": "above", "le": "up to", "lt": "below", "mi
 
 
 def converted(name: str, value: Any, hint: Any, error: Callable[[str], Exception] = InvalidConfig) -> Any:
-    """Return a value as `hint` wants it, numpy's numbers as Python's, and integers of at most UNLIMITED. Raises `error`,
-    which names field, value and limit."""
+    """Return a value in the type of `hint`: numpy's numbers become Python's, and integers are at most UNLIMITED. Raises
+    `error` with the field, the value and the limit."""
     own = _plain(value)
     if isinstance(value, (tuple, list)):
         own = [*map(_plain, value)]
@@ -49,7 +49,7 @@ def converted(name: str, value: Any, hint: Any, error: Callable[[str], Exception
 def checked_fields(
     kind: type[msgspec.Struct], values: Mapping[str, Any], error: Callable[[str], Exception] = InvalidConfig
 ) -> dict[str, Any]:
-    """Return the values of the fields of a struct as `converted`. Raises `error` for the first that is wrong."""
+    """Return the values of a struct's fields after `converted`. Raises `error` for the first one that is wrong."""
     return {name: converted(name, values[name], hint, error) for name, hint in _hints_of(kind).items()}
 
 
@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 def _words(info: Any) -> str:
-    """Return what a type takes, in words."""
+    """Return in words what a type takes."""
     kind = type(info).__name__.removesuffix("Type")
     if kind == "Union":
         return ", or ".join(map(_words, info.types))

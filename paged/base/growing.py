@@ -1,6 +1,6 @@
-"""Arrays of which only the beginning is ever needed: ones, zeros, 0 1 2 3 and so on, and packed runs of rising numbers.
+"""Arrays that steps need again and again, sometimes longer: ones, rising numbers, packed runs of them, and tables.
 
-A step needs such arrays again and again, a little longer now and then. And tables that grow by doubling.
+A longer one has twice the length, so that it is rarely made anew.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 class GrowingView:
-    """The beginnings of one array, which `make(length)` makes anew when a longer one is asked for."""
+    """Views of the beginning of one array. `make(length)` makes a longer array when a longer view is asked for."""
 
     def __init__(self, make: Callable[[int], NDArray[Any]]) -> None:
         self._make = make
         self._array = make(0)
 
     def first(self, count: int) -> NDArray[Any]:
-        """The first `count` entries: a read-only view that costs nothing."""
+        """Return the first `count` entries: a read-only view that costs nothing."""
         if count > len(self._array):
             self._array = self._make(2 * count)
             self._array.flags.writeable = False
@@ -36,12 +36,12 @@ rising: Callable[[int], NDArray[np.int64]] = GrowingView(np.arange).first
 
 
 def rounded_up(count: int) -> int:
-    """The least power of two that is not below `count`."""
+    """Return the least power of two that is not below `count`."""
     return 1 << max(count - 1, 0).bit_length()
 
 
 def rising_from(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [counts.sum()], packed: firsts[i], firsts[i] + 1 and so on, counts[i] of them."""
+    """Return int64 [counts.sum()], packed: firsts[i], firsts[i] + 1 and so on, counts[i] of them."""
     before = counts.cumsum()
     before -= counts
     found: NDArray[np.int64] = (firsts - before).repeat(counts)
@@ -50,7 +50,7 @@ def rising_from(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray
 
 
 def with_room(table: NDArray[_Number], num_rows: int, num_columns: int, fill: int = 0) -> NDArray[_Number]:
-    """The table, [rows, columns, ...], if it has so many rows and columns; else one that has, by doubling, with `fill` where nothing was."""
+    """Return the table, [rows, columns, ...], or a copy that has room for so many, by doubling, filled with `fill`."""
     have = table.shape[:2]
     if num_rows <= have[0] and num_columns <= have[1]:
         return table

@@ -1,4 +1,4 @@
-"""One call at a time on an object: one that begins while another runs is refused before anything changes, and nothing waits."""
+"""One call at a time on an object: a call that begins while another runs is refused, and changes nothing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Turns:
-    """Whose turn it is. `in_use` makes the error of a call from its name, the call that runs, and the name of its thread (None: this one).
+    """Whose turn it is. `in_use` makes a refused call's error from its name, the running call, and that one's thread
+    (None: this one).
 
-    running  the name and the thread of the call that runs: at most one entry, under _NOW. `setdefault` is one operation, which no other
-             thread and no interrupt can come into.
+    running  the name and the thread of the running call: at most one entry, under _NOW. `setdefault` is atomic
     """
 
     def __init__(self, in_use: Callable[[str, str, str | None], Exception]) -> None:
@@ -25,7 +25,7 @@ class Turns:
         self.running: dict[str, tuple[str, int]] = {}
 
     def refusal(self, name: str, other: tuple[str, int]) -> Exception:
-        """The error of the call `name`, which cannot begin because of the other one."""
+        """Return the error of the call `name`, which cannot begin because of the other one."""
         if other[1] == get_ident():
             return self._in_use(name, other[0], None)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -33,7 +33,7 @@ class Turns:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """The call `name` runs inside. Raises what `in_use` makes while any other runs, this thread's own ones included."""
+        """Run the block as the call `name`. Raises `in_use`'s error while any call runs, in this thread, too."""
         running, mine = self.running, (name, get_ident())
         try:
             other = running.setdefault(_NOW, mine)
@@ -46,7 +46,7 @@ class Turns:
 
     @contextmanager
     def beside(self, name: str) -> Iterator[None]:
-        """The call `name` runs inside, which may come from a callback of one that runs in this thread."""
+        """Run the block as the call `name`, alone, or from a callback of a call that runs in this thread."""
         running = self.running.get(_NOW)
         if running is not None and running[1] == get_ident():
             yield

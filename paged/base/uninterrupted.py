@@ -1,10 +1,10 @@
-"""Signals that wait until what belongs together has been done: Ctrl-C alone, many times a step, or whatever ends a process."""
+"""Blocks of code that signals do not interrupt: Ctrl-C alone, many times a step, or all signals that end a process."""
 
 from __future__ import annotations
 
 import signal as signals
 
-# What `signal` wraps: its own functions look every handler up among enum members, 10 µs a call, three times a step.
+# `signal`'s own functions wrap these and look each handler up among enum members: 10 µs a call, 3 times a step.
 from _signal import SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,15 +12,15 @@ from threading import get_ident, main_thread
 from typing import Any
 
 ENDING = [getattr(signals, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signals, name)]
-"""The signals by which a process is asked to end."""
+"""The signals that ask a process to end."""
 
 
 class Uninterrupted:
     """Ctrl-C inside the block raises KeyboardInterrupt at the block's end.
 
-    Only in the main thread, the only one that Ctrl-C interrupts, and only while Python's own handler is installed: a
-    program that has a handler of its own decides what an interrupt does. Blocks may be nested; the outermost one holds
-    the interrupt back.
+    This holds in the main thread, the only one that Ctrl-C interrupts, and while Python's own handler is installed: a
+    program with a handler of its own decides what an interrupt does. Blocks may be nested; the outermost one holds the
+    interrupt back.
     """
 
     def __enter__(self) -> None:
@@ -41,7 +41,7 @@ class Uninterrupted:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """The handlers of `ENDING`, whosever they are, are called at the block's end, for the first signal that has come."""
+    """Call handlers of the signals `ENDING` only at the block's end, for the first signal that came."""
     came: list[int] = []
     try:
         with handled_by(lambda number, _frame: came.append(number), in_place_of=callable):
@@ -53,9 +53,9 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def handled_by(handler: Any, *, in_place_of: Callable[[Any], bool]) -> Iterator[None]:
-    """Within the block `handler` stands in place of those handlers of `ENDING` for which `in_place_of` is true.
+    """Within the block let `handler` replace the handlers of `ENDING` for which `in_place_of` is true.
 
-    Only in the main thread, the only one in which handlers are set; in another the block changes none.
+    Python sets handlers in the main thread alone; in another thread the block changes none.
     """
     if get_ident() != main_thread().ident:
         yield

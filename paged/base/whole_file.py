@@ -11,9 +11,10 @@ from paged.errors import UnwritablePath
 
 @contextmanager
 def whole_file(path: str | Path, *, newline: str | None = None) -> Iterator[IO[str]]:
-    """A UTF-8 text file that takes the path's place when the block ends. If the block raises, what was there stays, and nothing is left beside it.
+    """Open a UTF-8 text file that takes the path's place when the block ends. If the block raises, the old file stays
+    as it is.
 
-    What is no regular file (a pipe, /dev/stdout) is written as it comes. Raises UnwritablePath, for a full disk as well.
+    What is no regular file (a pipe, /dev/stdout) is written directly. Raises UnwritablePath, for a full disk, too.
     """
     path = Path(path)
     target = _target(path)
@@ -27,7 +28,7 @@ def whole_file(path: str | Path, *, newline: str | None = None) -> Iterator[IO[s
         except BrokenPipeError:
             raise
         except OSError as error:
-            # What names a file is of another one, which the block reads.
+            # An error that names a file comes from another file, which the block reads.
             if error.filename is None and not isinstance(error, UnwritablePath):
                 raise UnwritablePath(path, _reason(path, error)) from None
             raise
@@ -41,14 +42,11 @@ def whole_file(path: str | Path, *, newline: str | None = None) -> Iterator[IO[s
 
 
 def writable(path: str | Path) -> Path:
-    """The path, if a file can be written there now; asked before a long run. A file that is there stays as it is, and none is left.
-
-    Raises UnwritablePath.
-    """
+    """Return the path if a file can be written there now, for before a long run. Leaves none. Raises UnwritablePath."""
     path = Path(path)
     target = _target(path)
     if _is_regular(target):
-        # Permissions, read-only disks and odd names are the system's to judge; opening asks all of them.
+        # Open it: the system checks permissions, read-only disks and odd names.
         if target.exists():
             _opened(path, target, "a").close()
         _opened(path, _beside(target), "x").close()
@@ -57,7 +55,7 @@ def writable(path: str | Path) -> Path:
 
 
 def _target(path: Path) -> Path:
-    """Where a link points: it goes on pointing there."""
+    """Return where a link points, so that the link stays."""
     try:
         return Path(os.path.realpath(path))
     except ValueError as error:

@@ -7,11 +7,11 @@ _LONGEST_CAUSE = 300
 
 
 def counted(number: int, word: str) -> str:
-    """So many of a thing, as people say it: 1 block, 2 blocks."""
+    """Return a number with its noun: "1 block", "2 blocks"."""
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
 
 
 def short_cause(error: BaseException) -> str:
-    """Return a library's message about a file as one line for a terminal: its first words may be no cause."""
+    """Return a library's message as one line for a terminal, cut after 300 characters."""
     words = " ".join(str(error).split()) or type(error).__name__
     return words if len(words) <= _LONGEST_CAUSE else f"{words[:_LONGEST_CAUSE]} …"
