@@ -1,9 +1,9 @@
-"""An engine for asyncio: many tasks send requests, one thread runs the steps.
+"""An engine for asyncio: many tasks send requests, and one thread runs the steps.
 
-    async for output in engine.generate(prompt, params):     a task a request; leaving the loop aborts it
+    async for output in engine.generate(prompt, params):     one task a request; leaving the loop aborts the request
         ...
 
-All calls of the engine run in one thread of its own, one after the other, so the event loop never waits for a step, and
+All calls of the engine run in one thread of its own, one after the other. So the event loop never waits for a step, and
 the engine never has two calls at a time.
 """
 
@@ -63,11 +63,11 @@ class AsyncEngine:
         deadline_s: float | None = None,
         **wishes: Any,
     ) -> AsyncIterator[EngineOutput]:
-        """Yield the outputs of a request as they come, up to the one that is `finished`. `wishes` are those of Engine.add_request.
+        """Yield a request's outputs as they come, up to the one that is `finished`; `wishes` as of Engine.add_request.
 
-        A task that leaves the loop, or is cancelled, aborts its request. An error in a request's own processors ends that request alone, with
-        "error". Raises as Engine.add_request does; DeadlineExceeded after `deadline_s` seconds; what a step raised, in all tasks that
-        wait for it; EngineClosed.
+        A task that leaves the loop, or is cancelled, aborts its request. An error in a request's own processors ends
+        that request alone, with "error". Raises as Engine.add_request; DeadlineExceeded after `deadline_s` seconds;
+        EngineClosed; and the error of a step, in every task that waits.
         """
         self._must_be_open()
         loop = asyncio.get_running_loop()
@@ -92,11 +92,11 @@ class AsyncEngine:
         finally:
             del self._queues[request_id]
             if not is_over and not self._is_closed:
-                # Whatever ended the task: nothing may be left behind.
+                # However the task ended, the engine may not keep its request.
                 await asyncio.shield(self._call(lambda: self.engine.forget([request_id])))
 
     async def abort(self, request_id: str) -> None:
-        """End a request; its task gets the last output. Raises InvalidRequest if no task waits for this request."""
+        """End a request; its task gets the last output. Raises InvalidRequest if no task waits for it."""
         queue = self._queues.get(request_id)
         if queue is None:
             raise InvalidRequest(f'no task waits for a request "{request_id}".')
@@ -105,7 +105,7 @@ class AsyncEngine:
             queue.put_nowait(output)
 
     async def hint(self, hint: Hint) -> HintOutcome:
-        """As Engine.hint; a step that it needs is made. Raises EngineClosed, too."""
+        """As Engine.hint; runs the steps that the hint needs. Raises EngineClosed, too."""
         outcome, goes_on = await self._call(lambda: (self.engine.hint(hint), self.engine.has_unfinished))
         if goes_on:
             self._go_on()
@@ -124,7 +124,7 @@ class AsyncEngine:
         return await self._call(lambda: self.engine.sessions(limit, prefix))
 
     async def close(self) -> None:
-        """Abort every request, and end the thread. Waiting tasks get EngineClosed."""
+        """Abort every request, and end the thread. Tasks that wait get EngineClosed."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -180,7 +180,7 @@ class AsyncEngine:
         return self.engine.step(), self.engine.has_unfinished
 
     async def _fail(self, error: Exception) -> None:
-        """End all requests after a step has raised."""
+        """End all requests after a step has raised; their tasks get the error."""
         self._has_work.clear()
         waiting = dict(self._queues)
         await self._call(lambda: self.engine.forget(list(waiting)))

@@ -2,8 +2,8 @@
 
     arguments  >  PAGED_… of the environment  >  [engine] of a TOML file  >  defaults
 
-A field is declared once, with its rule and its help. Keywords, options, variables and keys of a file are made from that. Their names are flat,
-ours or vLLM's; the struct has them in groups, so that each reader takes a small one.
+Each field is declared once, with its rule and its help; keywords, options, variables and keys of a file are made from
+that. Their names are flat, ours or vLLM's. The struct has them in groups, so that each reader takes a small one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FLOATS = ("float32", "bfloat16", "float16")
 _UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZES = "Text may have k, m, g or t behind it for powers of 1,000, or K, M, G or T for powers of 1,024."
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-# By kind: its values in words, and a function from a given value to the one to keep, None where it is refused.
+# By kind: its values in words, and a function from a given value to the one to keep (None: refused).
 _KINDS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int: ("an integer", lambda value: int(value) if is_integer(value) else None),
     float: (
@@ -58,20 +58,22 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
-    """The declaration of a setting, without its default: the annotation has the first lines, `fields_of` adds the last one.
+    """The declaration of a setting, without its default. The annotation has the first lines, and `fields_of` adds the
+    last one.
 
     help         a sentence
     when         a sentence: when to change it
     usually      the meaning of a default of None, in words
-    least, most  limits of a number, which it may reach; `above` is one that a float may not reach
+    least, most  the smallest and the largest number; a float has to be larger than `above`
     choices      of text
-    rule, what   in place of these: a function from the given value to the one to keep (None: refused), and the accepted values in words
+    rule, what   instead of these: a function from a value to the one to keep (None: refused), and accepted values in
+                 words
     vllm         vLLM's names for it
-    flag         its option, where that is not the name; "" for none. `letter` is a short one beside it, `turns_off` one that turns it off
-    variable     an environment variable, beside PAGED_… of an engine's setting
+    flag         its option, if not the name; "" for none. `letter`: a short one; `turns_off`: one that turns it off
+    variable     an environment variable, besides PAGED_… for an engine's setting
     metavar      the word for a value in the help, and the `panel` there
     name, kind, is_optional, group
-                 kind: int, float, bool, str, tuple or Any; group: the field that has it, "" for none
+                 kind: int, float, bool, str, tuple or Any; group: the field that holds it, "" for none
     """
 
     help: str
@@ -96,7 +98,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
 
     def checked(self, value: Any) -> Any:
-        """Return the value as Python's own kind. Raises InvalidConfig with the name, the value, and what the setting takes."""
+        """Return the value as Python's own kind. Raises InvalidConfig with name, value, and what the setting takes."""
         if value is None and self.is_optional:
             return None
         found = (self.rule or _KINDS[self.kind][1])(value)
@@ -115,7 +117,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return InvalidConfig(f"{self.name} has to be {self.takes}; got {got}.{more}")
 
     def parsed(self, text: str) -> Any:
-        """Return the value that a text stands for, or the text where `checked` has to refuse it. Raises InvalidConfig for a wrong number."""
+        """Return the value of a text, or a text that `checked` refuses. Raises InvalidConfig for a wrong number."""
         if self.kind is int:
             found = re.fullmatch(r"(-?\d+)([kKmMgGtT]?)", text.strip())
             if found is None:
@@ -128,12 +130,12 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its own name, and vLLM's others."""
+        """Our name, and vLLM's if they differ."""
         return tuple(dict.fromkeys((self.name, *self.vllm)))
 
     @property
     def takes(self) -> str:
-        """Its values, in words: "an integer of at least 1". Messages, help and docs/configuration.md have the same ones."""
+        """Accepted values in words: "an integer of at least 1". Messages, help and docs/configuration.md use them."""
         if self.choices:
             return f'"{", ".join(self.choices[:-1])}" or "{self.choices[-1]}"'.replace(", ", '", "')
         return (self.what or _KINDS[self.kind][0]) + self.limits
@@ -149,7 +151,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Its spellings on a command line, without a letter; none where it has no option. Of a flag --on/--off."""
+        """The options on a command line, without the letter; --on/--off for a flag, () for a setting without one."""
         if self.flag == "":
             return ()
         spelled = [self.flag or f"--{self.name}", *(f"--{name}" for name in self.vllm)]
@@ -159,7 +161,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(names)
 
     def shown(self, default: Any) -> str:
-        """A default, as help and docs/configuration.md have it."""
+        """Return a default as help and docs/configuration.md show it."""
         if default in (None, "", ()):
             return self.usually
         if isinstance(default, bool):
@@ -196,10 +198,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 msgspec.structs.force_setattr(self, name, setting.checked(getattr(self, name)))
 
     def layered(self, *layers: tuple[str, Mapping[str, Any]]) -> Self:
-        """Return a copy with the values of these layers, by our names or vLLM's. A later layer wins; errors begin with its name.
-
-        Raises InvalidConfig; for an unknown name it names the nearest one.
-        """
+        """Return a copy with the values of these layers, by our names or vLLM's. A later layer wins. Raises
+        InvalidConfig, which begins with the layer's name; for an unknown setting it names the nearest one."""
         names = {name: field for field in fields_of(type(self)).values() for name in field.names}
         groups: dict[str, dict[str, Any]] = {"": {}}
         for where, values in layers:
@@ -248,7 +248,7 @@ def _kv_dtype(value: Any) -> Any:
 
 
 def _skipped(value: Any) -> Any:
-    """Names and numbers of layers, in a list or with commas between."""
+    """Return names and numbers of layers from a list, or from a text with commas; None if one is unknown."""
     listed = [value] if isinstance(value, (str, int)) else value
     if isinstance(listed, bool) or not isinstance(listed, (list, tuple)):
         return None
@@ -282,7 +282,7 @@ class ModelConfig(Config, frozen=True, kw_only=True):
             )
 
     def is_invariant_on(self, device: str) -> bool:
-        """Return whether answers depend on nothing but their requests on a type of device, "cpu" or another."""
+        """Whether answers depend on nothing but their requests on this type of device, "cpu" or another."""
         return device == "cpu" if self.batch_invariant is None else self.batch_invariant
 
 
@@ -342,7 +342,7 @@ class SchedulingConfig(Config, frozen=True, kw_only=True):
     max_retries: Annotated[int, Field(help="Tries of a step that runs out of memory, after the first, before its requests end with an error.", when="0 to see the first failure.", least=0)] = 2
 
     def budget_on(self, device: str) -> int:
-        """Return the tokens of a step on a type of device, "cpu" or another."""
+        """Return the token budget of a step on this type of device, "cpu" or another."""
         return self.max_tokens_per_step or (256 if device == "cpu" else 2048)
 
 
@@ -365,7 +365,7 @@ class DecodingConfig(Config, frozen=True, kw_only=True):
 
     @property
     def most_drafts(self) -> int:
-        """Drafts of a row and step at most, where drafts are made."""
+        """Drafts of a row and step, at most, if drafts are made."""
         return self.num_drafts or (12 if self.speculate == "lookahead" else 6)
 
 
@@ -405,10 +405,8 @@ class EngineConfig(Config, frozen=True, kw_only=True):
 
     @classmethod
     def from_toml(cls, path: str | Path, **options: Any) -> EngineConfig:
-        """Read [engine] of a file, as `paged serve --config` does; the environment wins over it, and `options` over both.
-
-        Raises InvalidConfig, which names the file, and OSError where it cannot be read.
-        """
+        """Read [engine] of a file, as `paged serve --config`. The environment wins over it, and `options` over both.
+        Raises InvalidConfig, which names the file, and OSError if it cannot be read."""
         return cls().layered((f"{path}", engine_table(path, read_toml(path))), ("", environment()), ("", options))
 
     @classmethod
@@ -426,7 +424,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def engine_table(path: object, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table [engine] of a file. Raises InvalidConfig if it is no table, or if a setting of an engine stands outside it."""
+    """Return the table [engine] of a file. Raises InvalidConfig if it is no table, or settings stand outside it."""
     for name in document:
         if name in fields_of(EngineConfig):
             raise InvalidConfig(f"{path}: {name} is a setting of an engine; it stands under [engine].")
@@ -437,8 +435,9 @@ def engine_table(path: object, document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Read the settings of an engine from variables: PAGED_BLOCK_SIZE is block_size. Raises InvalidConfig, which names the variable, for a wrong value
-    and for a name that is nearly a setting's. Other names that begin with PAGED_ are ignored: they may belong to other programs."""
+    """Read an engine's settings from variables: PAGED_BLOCK_SIZE is block_size. Raises InvalidConfig, which names the
+    variable, for a wrong value, and for a name that is nearly a setting's. Other names with PAGED_ are ignored: they
+    may belong to other programs."""
     names = {name: field for field in fields_of(EngineConfig).values() for name in field.names}
     found: dict[str, Any] = {}
     for variable, text in sorted(os.environ.items()):

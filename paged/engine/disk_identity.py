@@ -1,8 +1,8 @@
-"""The identity of an engine's KV, bit by bit: a store keeps the blocks of different identities apart.
+"""The identity of an engine's KV: a store keeps the blocks of different identities apart.
 
-Names say little: two folders may hold one model, and one folder two. So it is made of the configuration, of all bytes
-of all weights as they are in memory, of how blocks are laid out, of the processor, of the versions of paged, torch and
-transformers, and of the K and V that a trial gives: a kernel that rounds otherwise gives others.
+Names are not enough: two folders may hold one model, and one folder two. So the identity is a digest of the
+configuration, all bytes of all weights in memory, the layout of blocks, the processor, the versions of paged, torch and
+transformers, and the K and V of a trial: a kernel that rounds otherwise gives others.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from paged.model.runner import Runner
 
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 _THREADS = 8
-"""That hash, at most: a copy of a tensor each, where it lies on a device or is not contiguous."""
+"""Threads that hash, at most: each copies a tensor that lies on a device or is not contiguous."""
 
 
 def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
-    """Return 32 bytes, and their meaning in words. Writes the first page of the pool, and zeroes it again: no row may
-    hold it. Costs a SHA-256 of all weights, a second or less for 650 MB.
+    """Return the identity, 32 bytes, and a description in words. Writes the first page of the pool and zeroes it again:
+    no row may hold it. Costs a SHA-256 of all weights: a second or less for 650 MB.
 
-    Where answers depend on what else is in a batch, so do K and V, and the trial's are left out."""
+    Without `batch_invariant` K and V depend on what else is in a batch, so the trial is left out."""
     model, pool = runner.model, runner.pool
     config = getattr(model.module, "config", None)
     fields = {} if config is None else config.to_dict()
@@ -66,7 +66,7 @@ def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
 
 
 def _tensors(module: Any) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor that a module has, those of its own that are neither parameters nor buffers, too."""
+    """Yield each tensor of a module by name: parameters, buffers, and attributes that are neither."""
     for name, each in module.named_modules():
         for key, value in sorted({**vars(each), **each._parameters, **each._buffers}.items()):
             if isinstance(value, Tensor):
@@ -77,18 +77,18 @@ def _tensors(module: Any) -> Iterator[tuple[str, Tensor]]:
 
 @torch.inference_mode()
 def _digest(tensor: Tensor) -> bytes:
-    """The SHA-256 of all bytes of a tensor."""
+    """Return the SHA-256 of all bytes of a tensor."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return sha256(flat.cpu().numpy().data).digest()
 
 
 def _processor(device: torch.device) -> str:
-    """The processor and its instructions, and the accelerator, if there is one."""
+    """Return the processor with its instructions, and the accelerator's name, if the model is on one."""
     return f"{processor()}\n{torch.cuda.get_device_name(device)}" if device.type == "cuda" else processor()
 
 
 def _trial(runner: Runner) -> bytes:
-    """K and V of one block of trial tokens, as they lie in the pool."""
+    """Compute K and V of one block of trial tokens, and return their digest."""
     pool, model = runner.pool, runner.model
     length = min(pool.block_size, model.max_length or pool.block_size)
     positions, lengths = np.arange(length), np.array([length])

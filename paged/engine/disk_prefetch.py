@@ -1,11 +1,11 @@
-"""Prefetches from the disk: what a hint names and only the store has comes to free blocks of the device, before a request
-asks for it.
+"""Prefetches from the disk: content that only the store has comes to free blocks of the device before it is asked for.
 
-    hint ──> waits ──> a piece is read by the reader's thread ──> between two steps, with no batch out: free blocks are drawn
-             │                                                    and filled, and are content ──> the next piece
+    hint ──> waits ──> a piece is read by the reader's thread ──> between two steps, with no batch out: free blocks are
+             │                                                    drawn and filled, and are content ──> the next piece
              └ for the hint before, and for all requests that load
 
-What was read waits in no block, and no request waits for it. A read that fails or is late ends its prefetch.
+A prefetch holds no blocks while it is read, and no request waits for it. A read that fails or is late ends its
+prefetch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from paged.block_manager.content_key import extend_chain, namespace_digest
 from paged.scheduler import Hint, HintOutcome, Scheduler
 
 MOST = 64
-"""Prefetches that are read, or wait to be."""
+"""Prefetches that are read or wait, at most."""
 
 
 class Prefetch:
-    """Full blocks of a prompt, by key: the device has, or had, the first `done`; `blocks` of the next `num_asked` were read.
-    Without an end, the read has not begun; without blocks, it has not come."""
+    """The full blocks of a prompt, by key. The first `done` are, or were, on the device; `blocks` are the next
+    `num_asked`, read. `ends` is None until their read has begun, `blocks` until it has ended."""
 
     def __init__(self, hint: Hint, keys: list[bytes], done: int) -> None:
         self.hint, self.keys, self.done = hint, keys, done
@@ -38,10 +38,10 @@ class Prefetch:
 
 
 class Prefetches:
-    """The prefetches of one engine, in order; counts the blocks that were `num_brought`.
+    """The prefetches of one engine, in order; they have brought `num_brought` blocks.
 
     look_up(keys)         as BlockStore.look_up
-    read(prefetch, keys)  begins to read blocks in the reader's thread; their `blocks` are set between two steps
+    read(prefetch, keys)  begins to read blocks in the reader's thread; `blocks` are set later, between two steps
     patience              seconds for a piece, which has `most_in_piece` blocks at most
     """
 
@@ -64,24 +64,24 @@ class Prefetches:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any is read, or waits to be."""
+        """Whether a prefetch is read, or waits."""
         return bool(self._waiting)
 
     @property
     def has_read(self) -> bool:
-        """Whether blocks were read that come as soon as no batch is out."""
+        """Whether blocks were read that can be brought once no batch is out."""
         return bool(self._waiting) and self._waiting[0].blocks is not None
 
     def ask(self, hint: Hint, outcome: HintOutcome) -> HintOutcome:
-        """Begin to bring what only the store has of a hint's tokens, of which memory brings what `outcome` says. Return what
-        becomes of both."""
+        """Begin to bring what only the store has of a hint's tokens; `outcome` says what memory brings of them. Return
+        the outcome of both together."""
         size, longest = self._manager.block_size, self._scheduler.limits.max_model_len
         tokens, wanted = np.asarray(hint.tokens, np.int32)[:longest], len(hint.tokens) // size
         tokens = tokens[: len(tokens) // size * size]
         keys: list[bytes] = []
         extend_chain(keys, namespace_digest(hint.root), tokens.tobytes(), 4 * size)
         apart = (hint.salt, hint.adapter, hint.extra_key)
-        # A token more: all full blocks count.
+        # With one token more, all full blocks can hit.
         found = self._manager.lookup(np.append(tokens, 0), None if apart == (None, None, None) else apart)
         coming = [len(each.keys) for each in self._waiting if each.keys == keys[: len(each.keys)]]
         have = max((found.num_tokens + found.host_tokens) // size, *coming, 0)
@@ -106,7 +106,7 @@ class Prefetches:
         return HintOutcome("clipped" if of_all else "accepted", why, stop * size)
 
     def go_on(self, *, may_read: bool) -> None:
-        """Bring what was read, between two steps, and read on if the reader has nothing else to do."""
+        """Bring blocks that were read, between two steps, and read on if `may_read`."""
         while self._waiting:
             first = self._waiting[0]
             if first.blocks is not None:
@@ -124,12 +124,12 @@ class Prefetches:
                 return
 
     def _bring(self, first: Prefetch, blocks: NDArray[np.uint8]) -> bool:
-        """Make content of the blocks that were read for the first prefetch; return whether that could be done now."""
+        """Bring the blocks read for the first prefetch. Return False if a batch is out or copies wait."""
 
         def write(start: int, into: NDArray[np.int64]) -> None:
             self._pages.write(torch.from_numpy(into), torch.from_numpy(blocks[start : start + len(into)]))
 
-        # First: what raises here is not tried again.
+        # Before the call: a prefetch that raises is not tried again.
         self._waiting.popleft()
         tokens = first.hint.tokens[: (first.done + len(blocks)) * self._manager.block_size]
         num = self._scheduler.bring(msgspec.structs.replace(first.hint, tokens=tokens), first.done, write)
@@ -144,5 +144,5 @@ class Prefetches:
         return True
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all prefetches."""
         self._waiting.clear()

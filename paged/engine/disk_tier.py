@@ -1,12 +1,12 @@
-"""A tier below memory: full blocks of the prefix cache are written to a store when they are full, and come back before a prompt
-is computed.
+"""A tier below memory: full blocks of the prefix cache are written to a store, and are read back before a prompt is
+computed.
 
     add       keys of the prompt
     admitted  what memory has not is looked up ──> loads
     a batch   ran ──> blocks that it filled: copied, and written by the store's thread
-              ended, and lists loads ──> pieces are read by the reader's thread ──> copied in between two steps ──> loaded
+              ended, and lists loads ──> pieces are read by the reader's thread ──> copied in between steps ──> loaded
 
-A block is written when it is full. If it were written when it is evicted, a kill would lose the newest content. A step
+A block is written when it is full; if it were written when it is evicted, a kill would lose the newest content. A step
 copies, and waits for no disk. Blocks that are missing, late or corrupt are computed.
 """
 
@@ -33,20 +33,20 @@ from paged.scheduler import Batch, Hint, HintOutcome, Request, Scheduler
 from paged.storage import BlockStore
 
 PIECE_BYTES = 32 * 2**20
-"""Of blocks that are read at a time, and copied between two steps."""
+"""Bytes of blocks that are read at a time, and copied in between two steps."""
 PATIENCE_S = 10.0
-"""For what was asked for, or twice as long as to compute it, if that is more. Then the rest is computed."""
+"""Seconds that a load may take, or twice the time to compute it if that is more. Then the rest is computed."""
 SESSION_TOKENS = 2**24
-"""Of sessions' last turns, which are remembered to be prefetched; what ended longest ago is forgotten."""
+"""Tokens of sessions' last turns that are remembered for prefetches; the turns that ended longest ago go first."""
 _WAIT_S = 0.01
-"""Where nothing can be computed before blocks are there."""
+"""Seconds to wait if nothing can be computed before blocks arrive."""
 _RECENT = 0.2
-"""What the newest of several measurements counts."""
+"""The weight of the newest of several measurements."""
 
 
 class TierStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Totals of a tier, in blocks: `loaded` came in time, of those that requests `asked` for, and `prefetched` for hints; and
-    requests that were `late`, and that were `cheaper` to compute."""
+    """Totals of a tier, in blocks: those that requests `asked` for, those of them that were `loaded` in time, and those
+    `prefetched` for hints. In requests: those that were `late`, and those that were `cheaper` to compute."""
 
     asked: int
     loaded: int
@@ -56,8 +56,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Chain:
-    """The keys of a sequence's full blocks, how many of them the store has, and how often it was asked for them; those of a
-    sequence that `is_private` go to none. `named`: its prompt; `tokens`: of a turn of a session, in full blocks, as bytes."""
+    """The keys of a sequence's full blocks. The store has the first `num_kept`, and was asked `num_asked` times. Blocks
+    that are `is_private` are not written. `named`: its prompt. `tokens`: a session's turn, full blocks as bytes."""
 
     def __init__(self, named: Hint, *, is_private: bool = False, session: str | None = None) -> None:
         self.keys: list[bytes] = []
@@ -66,14 +66,14 @@ class _Chain:
         self._root = namespace_digest(named.root)
 
     def extend(self, data: bytes, block_bytes: int) -> None:
-        """More blocks of token ids."""
+        """Add blocks of token ids."""
         if self.session is not None:
             self.tokens += data
         extend_chain(self.keys, self.keys[-1] if self.keys else self._root, data, block_bytes)
 
 
 class _Load:
-    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row, of which `done` have been copied."""
+    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row; the first `done` have been copied."""
 
     def __init__(self, request_id: str, row: int, first: int, stop: int, ends: float) -> None:
         self.request_id, self.row, self.first, self.stop, self.ends = request_id, row, first, stop, ends
@@ -82,8 +82,8 @@ class _Load:
 
 
 class _Piece(NamedTuple):
-    """Blocks that were read for a load or a prefetch, uint8 [n, block bytes], of which the first `num_whole` are right, and the
-    seconds that it took."""
+    """Blocks that were read for a load or a prefetch, uint8 [n, block bytes]; the first `num_whole` are right.
+    `seconds`: how long the read took."""
 
     load: _Load | Prefetch
     blocks: NDArray[np.uint8]
@@ -92,8 +92,8 @@ class _Piece(NamedTuple):
 
 
 class DiskTier:
-    """The tier of one engine, whose layers are all full. `live` are its live requests by id. Not for several
-    threads; only the reader has its own."""
+    """The tier of one engine, whose layers are all full. `live` are its live requests by id. Not for several threads;
+    only reads have a thread of their own."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class DiskTier:
         self._live, self._clock = live, clock
         self._size = scheduler.manager.block_size
         self._most_in_piece = max(1, PIECE_BYTES // pool.pages.page_bytes)
-        # By request, the chains of its sequences; those of prompts that ask for blocks, and their loads.
+        # By request: the chains of its sequences; requests that ask for blocks; their loads.
         self._chains: dict[str, list[_Chain]] = {}
         self._expected: set[str] = set()
         self._loads: dict[str, _Load] = {}
-        # By session, what its last turn had, in the order in which they ended, and tokens of all of them.
+        # By session: its last turn, in the order in which turns ended; and the tokens of all of them.
         self._turns: OrderedDict[str, Hint] = OrderedDict()
         self._num_turn_tokens = 0
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="paged-disk-reader")
@@ -148,7 +148,7 @@ class DiskTier:
         )
 
     def hinted(self, hint: Hint, outcome: HintOutcome) -> HintOutcome:
-        """Carry a hint out, of which memory makes `outcome`. Return what becomes of it in all."""
+        """Carry out a hint, of which memory made `outcome`. Return the outcome in all."""
         if hint.action not in ("prefetch", "end"):
             return outcome
         self._forget_ended()
@@ -164,15 +164,15 @@ class DiskTier:
         return outcome if named is None else self.prefetches.ask(named, outcome)
 
     def num_held(self, hint: Hint) -> int:
-        """Tokens at the beginning of a hint's that the store has, in whole blocks. Having been named they count as used."""
+        """Return how many first tokens of a hint the store has, in whole blocks. The store counts them as used."""
         chain = _Chain(hint)
         tokens = np.asarray(hint.tokens, np.int32)
         chain.extend(tokens[: len(tokens) // self._size * self._size].tobytes(), 4 * self._size)
         return self._look_up(chain.keys) * self._size
 
     def with_loads(self, request: Request, prompt: list[int]) -> Request:
-        """Return the request, which asks for what only the store has of it, see `elsewhere`, as it is admitted. From now on its
-        full blocks are written, if others may find them."""
+        """Return the request so that it asks, when it is admitted, for what only the store has of it (`elsewhere`).
+        From now on its full blocks are written, if others may find them."""
         self._forget_ended()
         try:
             tokens = np.asarray(prompt, np.int32)
@@ -180,7 +180,7 @@ class DiskTier:
             named = Hint(action="prefetch", tokens=tokens, **apart)
             _ = named.root
         except (PagedError, OverflowError):
-            # The scheduler refuses it, and says why.
+            # The scheduler refuses this request, and says why.
             return request
         is_private, session = not request.writes_cache, request.session_id
         chains = [_Chain(named, is_private=is_private, session=session) for _ in range(request.num_sequences)]
@@ -193,13 +193,13 @@ class DiskTier:
         return msgspec.structs.replace(request, num_computed=num_blocks * self._size)
 
     def elsewhere(self, request_id: str, have: int) -> tuple[int, bool]:
-        """As the scheduler asks: the tokens of a request that is admitted, behind the `have` that memory has, that the store has
-        and that are cheaper to read than to compute. They come late."""
+        """Return how many tokens of an admitted request, behind the `have` that memory has, the store has, and True:
+        they come late. 0 if computing them is cheaper. The scheduler calls this."""
         [chain] = self._chains[request_id]
         chain.num_asked += 1
         more = self._look_up(chain.keys) * self._size
         if more and (row := self._scheduler.row_of(request_id)) >= 0:
-            # One that returns may have keys of all that it knows.
+            # A request that was preempted may have keys of all tokens that it knows.
             num_known = int(self._manager.rows.num_tokens[row])
             more = min(more, (num_known - 1) // self._size * self._size)
         more -= have
@@ -210,14 +210,14 @@ class DiskTier:
         return more, True
 
     def keep(self, batch: Batch, seconds: float) -> None:
-        """Write blocks that a batch filled, which ran in so many seconds and has not ended: a sequence may end with it,
-        and its blocks go."""
+        """Write the blocks that a batch has filled. It ran in so many seconds and has not ended: a sequence may end
+        with it, and release its blocks."""
         num_tokens = batch.num_tokens
         if len(batch.token_ids) == len(num_tokens) and (batch.seq_lens % self._size).all():
             # Most decodes fill no block: benchmarks/disk_cache.py.
             return
         if len(batch.token_ids) > 2 * len(num_tokens) and seconds > 0:
-            # Prompts for the most part.
+            # Most of its tokens are of prompts.
             self._token_s = _mean(self._token_s, seconds / len(batch.token_ids))
         stops = batch.seq_lens // self._size
         is_filled = stops > (batch.seq_lens - num_tokens) // self._size
@@ -227,13 +227,12 @@ class DiskTier:
                     self._keep(batch.ids[place], int(batch.sequences[place]), int(batch.seq_lens[place]))
 
     def _keep(self, request_id: str, sequence: int, end: int) -> None:
-        """Write the full blocks of a sequence, whose K and V are computed up to `end`, as far as its tokens are
-        known."""
+        """Write a sequence's full blocks, as far as K and V are computed (`end`) and tokens are known."""
         chain, rows = self._chains[request_id][sequence], self._manager.rows
         try:
             row = self._scheduler.row_of(request_id, sequence)
         except UnknownRequest:
-            # It was ended meanwhile.
+            # The request was ended meanwhile.
             return
         if chain.is_private or row < 0 or rows.num_on_host(row):
             return
@@ -251,7 +250,7 @@ class DiskTier:
         try:
             chain.num_kept += self.store.write(chain.keys[start:stop], copy)
         except Exception:
-            # Of a store that is another's: it is offered again with the next block.
+            # An error of a caller's store: the blocks are offered again with the next one.
             return
 
     def begin(self, batch: Batch) -> None:
@@ -271,7 +270,7 @@ class DiskTier:
                 self._read_on(load)
 
     def take_arrived(self) -> None:
-        """Copy in the blocks that were read, between two steps, and let requests go on whose loads are complete."""
+        """Copy in the blocks that were read, between two steps; requests whose loads are complete go on."""
         if not self.is_loading:
             self._arrived.clear()
             return
@@ -293,22 +292,21 @@ class DiskTier:
         self.prefetches.go_on(may_read=not self._loads)
 
     def wait(self) -> None:
-        """Wait a little for the reader."""
+        """Wait a moment for the reader."""
         self._has_arrived.wait(_WAIT_S)
 
     def note_costs(self, *, block_s: float, token_s: float) -> None:
-        """Seconds to read a block and to compute a token, in place of what was measured; later measurements go on from
-        there."""
+        """Set the measured seconds to read a block and to compute a token; later measurements go on from there."""
         self._block_s, self._token_s = block_s, token_s
 
     def close(self) -> None:
-        """Write all queued blocks, and stop. Calling it again does nothing."""
+        """Write all queued blocks, and stop. A second call does nothing."""
         self.prefetches.clear()
         self._reader.shutdown(cancel_futures=True)
         self.store.close()
 
     def _forget_ended(self) -> None:
-        """Note the ends of requests: their blocks were used now, the last ones first, and what they were is a session's last turn."""
+        """Note ends of requests: the store counts their blocks as used now, and a session's last turn is remembered."""
         for request_id in [each for each in self._chains if each not in self._live]:
             for chain in (chains := self._chains.pop(request_id)):
                 self._look_up(chain.keys)
@@ -333,7 +331,7 @@ class DiskTier:
         try:
             return self.store.look_up(keys)
         except Exception:
-            # Of a store that is another's: a miss.
+            # An error of a caller's store is a miss.
             return 0
 
     def _is_worth_reading(self) -> bool:
@@ -341,7 +339,7 @@ class DiskTier:
         if self._block_s is None or self._token_s is None or self._block_s <= self._token_s * self._size:
             return True
         self._cheaper += 1
-        # A disk that was slow is not for ever.
+        # The disk may become faster: try it again after a while.
         self._block_s *= 0.9
         return False
 
@@ -362,13 +360,13 @@ class DiskTier:
         self._reader.submit(self._read, load, keys)
 
     def _read(self, load: _Load | Prefetch, keys: list[bytes]) -> None:
-        """Read pieces, in the reader's thread."""
+        """Read blocks of a piece, in the reader's thread."""
         began = time.perf_counter()
         try:
             blocks = np.empty((len(keys), self._pages.page_bytes), np.uint8)
             count = self.store.read(keys, blocks)
         except Exception:
-            # Of a store that is another's: a miss, too.
+            # An error of a caller's store is a miss, too.
             blocks, count = np.empty((0, self._pages.page_bytes), np.uint8), 0
         self._arrived.append(_Piece(load, blocks, count, time.perf_counter() - began))
         self._has_arrived.set()
@@ -376,7 +374,7 @@ class DiskTier:
     def _copy_in(self, piece: _Piece, load: _Load) -> None:
         start = load.first + load.done
         if piece.num_whole:
-            # As the table is now: a load that was listed again has other blocks.
+            # Read the table now: a load that was listed again has other blocks.
             table = self._manager.rows.table(load.row)[start : start + piece.num_whole].astype(np.int64)
             self._pages.write(torch.from_numpy(table), torch.from_numpy(piece.blocks[: piece.num_whole]))
             load.done += piece.num_whole
@@ -390,13 +388,13 @@ class DiskTier:
         try:
             self._scheduler.loaded(load.request_id, load.done * self._size)
         except RequestInFlight:
-            # A batch that is out computes a block before these: after it.
+            # A batch that is out computes a block before these: try again after it.
             return
         del self._loads[load.request_id]
         self._expected.discard(load.request_id)
         self._num_loaded += load.done
         if self._chains[load.request_id][0].num_asked == 1:
-            # One that returns had them before.
+            # After a preemption they have been counted already.
             self._live[load.request_id].note_loaded(load.done * self._size)
 
 

@@ -13,14 +13,14 @@ from paged.errors import InvalidRequest, InvalidTokens
 
 
 def checked_time(name: str, value: Any) -> float:
-    """Return seconds as a float. Raises InvalidRequest, with `name`, for a value that is no finite number."""
+    """Return seconds as a float. Raises InvalidRequest, with `name`, unless the value is a finite number."""
     if not is_real(value) or math.isinf(value):
         raise InvalidRequest(f"{name} has to be a finite number of seconds; got {value!r}.")
     return float(value)
 
 
 def checked_text(prompt: str) -> str:
-    """Return a text that can be encoded. Raises InvalidRequest for one with a lone surrogate, which stands for no character."""
+    """Return the text. Raises InvalidRequest if it has a lone surrogate, which stands for no character."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:

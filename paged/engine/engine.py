@@ -1,6 +1,6 @@
-"""Requests on one model: taken, stepped, read as text, ended.
+"""Requests on one model: added, stepped, read as text, ended.
 
-Time comes in as a clock, randomness as a seed a request. Calls are serialised by the caller.
+The clock and a seed for each request are given from outside. The caller makes one call at a time.
 """
 
 from __future__ import annotations
@@ -86,26 +86,27 @@ OpenStore = Callable[[bytes, int], BlockStore]
 class Engine:
     """Runs requests on one model, whose KV lives in a pool of blocks.
 
-    model, options      an EngineConfig, or a checkpoint folder, the name of a model that ships (embedded, hybrid), a LoadedModel or None (embedded); and settings of an EngineConfig
-                        by name, which win over it
-    clock               seconds
-    open_store          in place of disk_cache: gives a store of blocks below memory (docs/tiers.md), called with the identity of the
-                        engine's blocks, 32 bytes, and the bytes of each
+    model       an EngineConfig, a checkpoint folder, a model that ships (embedded, hybrid), a LoadedModel or None
+                (embedded)
+    options     settings of an EngineConfig by name; they win over `model`'s
+    clock       seconds
+    open_store  instead of disk_cache: opens a store of blocks below memory (docs/tiers.md), given the identity of the
+                engine's blocks, 32 bytes, and the bytes of a block
 
     Two attributes are called while a step runs, in its thread; None: nothing is called.
 
     on_logits(id, place, row)
-                        before a token is chosen: whose it is, how many were chosen for it before, and the logits,
-                        float32 [vocabulary], that this one is chosen from. After a step that was taken back it is
-                        called again for the same tokens; one step ahead also for a token after the last one
-    on_batch(batch)     after each batch that ran, and its update
+                before a token is chosen: its request, the number of outputs before it, and its logits, float32
+                [vocabulary]; again for the same tokens after a step was taken back, and one step ahead also for a
+                token after the last one
+    on_batch(batch)
+                after a batch has run and was updated
 
-    Callbacks may add, finish and abort requests; `step` within them raises EngineInUse. What they raise leaves `step` as it is.
-    Raised by on_logits it takes the step back, as if it had not run; raised by on_batch it takes nothing back, and the
-    next step returns what this one brought.
+    Callbacks may add, finish and abort requests; `step` within them raises EngineInUse. `step` passes their errors on.
+    An error in on_logits takes the step back; after one in on_batch the next step returns what this one brought.
 
-    Raises InvalidConfig, ModelError, BudgetTooSmall, UnknownPolicy, attention's
-    UnknownBackend or UnsupportedByBackend, and for a disk cache UnusableStore. Warns (PagedWarning) of a dtype that this processor is slow in, and where nothing can
+    Raises InvalidConfig, ModelError, BudgetTooSmall, UnknownPolicy, UnknownBackend, UnsupportedByBackend, and
+    UnusableStore for a disk cache. Warns (PagedWarning) of a dtype that is slow on this processor, and if nothing can
     be compiled.
     """
 
@@ -123,7 +124,7 @@ class Engine:
         try:
             self._set_up(given, ranks, open_store)
         except BaseException:
-            # A caller may keep the error, and with it the ranks.
+            # A caller that keeps the error keeps the ranks, too: end them.
             if ranks is not None:
                 ranks.end("its engine could not be made")
             raise
@@ -143,7 +144,7 @@ class Engine:
         self.runner = _runner(config, self.model, self.pool, ranks)
         warn_if_slow(self.model)
         steps = config.scheduling
-        # Its scheduler does not hold the engine: one that is forgotten frees its memory at once.
+        # The scheduler holds no reference to the engine, so a forgotten engine frees its memory at once.
         own = weakref.proxy(self)
 
         def ask_disk(request_id: str, have: int) -> tuple[int, bool]:
@@ -173,7 +174,7 @@ class Engine:
         self._drafter: Drafter | None = None
         most = config.decoding.most_drafts
         if draft is not None:
-            # What it guesses may differ with what else is in a batch; what is right does not.
+            # Guesses may depend on what else is in a batch; answers do not.
             its_runner = runner_for(
                 draft,
                 pools[1],
@@ -186,10 +187,10 @@ class Engine:
             self._drafter = PromptLookup(most) if config.decoding.speculate == "lookup" else Lookahead(most)
         self._searches = Searches(self.scheduler, self._sampling, self._drafter)
         self.worker = Worker(self.runner) if ranks is None else TensorParallelWorker(self.runner, ranks)
-        # One step ahead the model has a thread of its own, so that what the engine does for one step is done while the next one runs.
+        # One step ahead the model has a thread of its own: the engine works on one step while the next one runs.
         executor = LocalExecutor(self.worker, clock, self._drafter, threaded=steps.steps_ahead > 0)
         self._steps = Steps(self.scheduler, executor, self._sampling, clock, self._drafter)
-        # Made when an answer's form is asked for.
+        # Made when the first request asks for a form.
         self._grammars: Grammars | None = None
         self._live: dict[str, LiveRequest] = {}
         self.disk = self._disk_tier(open_store)
@@ -197,12 +198,12 @@ class Engine:
             self._steps.on_ran = self.disk.keep
         self._undelivered = Undelivered()
         self._num_added = 0
-        # Steps in a row that found too little memory.
+        # Consecutive steps that ran out of memory.
         self._num_failures = 0
         self._prefetches = False
 
     def _disk_tier(self, open_store: OpenStore | None) -> DiskTier | None:
-        """The tier below memory, on a folder or on the caller's store; None: there is none."""
+        """Make the tier below memory, on a folder or the caller's store; None: there is none."""
         memory, config = self.config.memory, self.config
         if memory.disk_cache is None and open_store is None:
             return None
@@ -219,7 +220,7 @@ class Engine:
             assert open_store is not None, "one of them is there"
             store = open_store(identity, block_bytes)
         else:
-            # Locks of files are not everywhere.
+            # Imported here, because not every system has file locks.
             from paged.storage.disk_store import DiskStore
 
             limit_bytes = int((memory.disk_cache_gb or DISK_CACHE_GB) * 1e9)
@@ -230,12 +231,12 @@ class Engine:
 
     @property
     def manager(self) -> BlockManager:
-        """Its memory; for those who watch."""
+        """The engine's memory, for observers."""
         return self.scheduler.manager
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether any request is alive, an output has not been handed out, or a prefetch waits for its step or the disk."""
+        """Whether a request is alive, an output is not handed out, or a prefetch waits for its step or the disk."""
         prefetches = self._prefetches or (self.disk is not None and self.disk.prefetches.is_busy)
         return bool(self._live or self._undelivered or prefetches)
 
@@ -254,11 +255,11 @@ class Engine:
         tenant: str | None = None,
         session_id: str | None = None,
     ) -> str:
-        """Take a request; returns its id. `prompt` is text, or token ids. `arrival` is a time of the clock, default:
-        now. What is said of the cache, on whose account it is, and of which session, is the Request's.
+        """Add a request, and return its id. `prompt`: text, or token ids. `arrival`: a time of the clock, by default
+        now. The other arguments are those of Request.
 
-        Raises InvalidSampling, InvalidRequest (no text and no token ids, ids outside the vocabulary, text without a
-        tokenizer, a search of a session), NeverFits, DuplicateRequest, or EngineInUse while another thread calls the engine.
+        Raises InvalidSampling, InvalidRequest (for the prompt, text without a tokenizer, or a search in a session),
+        NeverFits, DuplicateRequest, or EngineInUse while another thread calls the engine.
         """
         with self.turns.beside("add_request"):
             self._steps.must_be_whole()
@@ -283,7 +284,7 @@ class Engine:
                 tenant=tenant,
                 session_id=session_id,
             )
-            # A search computes candidates behind its last token.
+            # A search computes candidates behind its last token: one token more.
             request = self._on_one_side(request, params.max_tokens + isinstance(params, SearchParams))
             text = prompt if isinstance(prompt, str) else None
             now = self._clock() if arrival is None else checked_time("arrival", arrival)
@@ -296,10 +297,11 @@ class Engine:
             return request_id
 
     def hint(self, hint: Hint) -> HintOutcome:
-        """As Scheduler.hint, now; `tokens` of the hint may be text. The next `step` makes the copies of a prefetch. What only the disk has
-        comes to free blocks of the device, too, between later steps, once it is read: `has_unfinished` until then.
+        """As Scheduler.hint, now; `tokens` may be text. The next `step` makes the copies of a prefetch. What only the
+        disk has comes to free device blocks between later steps, once it is read; until then `has_unfinished`.
 
-        Raises InvalidHint, InvalidRequest (text without a tokenizer), or EngineInUse while another thread calls the engine.
+        Raises InvalidHint, InvalidRequest (text without a tokenizer), or EngineInUse while another thread calls the
+        engine.
         """
         with self.turns.beside("hint"):
             self._steps.must_be_whole()
@@ -310,7 +312,7 @@ class Engine:
             return outcome if self.disk is None else self.disk.hinted(hint, outcome)
 
     def explain_prefix(self, prompt: str | Sequence[int], *, salt: str | None = None) -> PrefixExplanation:
-        """As Scheduler.explain_prefix, of text or token ids; says what the disk has beyond memory, too. Raises InvalidRequest."""
+        """As Scheduler.explain_prefix, of text or token ids; adds what the disk has. Raises InvalidRequest."""
         hint = self._with_tokens(Hint(action="prefetch", tokens=prompt, salt=salt))
         found = self.scheduler.explain_prefix(hint.tokens, salt=salt, extra_key=hint.extra_key)
         below = 0 if self.disk is None else self.disk.num_held(hint) - found.device_tokens - found.host_tokens
@@ -319,7 +321,7 @@ class Engine:
         return msgspec.structs.replace(found, says=f"{found.says} {below:,} tokens more lie on the disk.")
 
     def _with_tokens(self, hint: Hint) -> Hint:
-        """A hint of a prompt as the scheduler takes it. Raises InvalidRequest."""
+        """Return a hint of a prompt as the scheduler takes it. Raises InvalidRequest."""
         tokens, limit = self.encoded(hint.tokens), self.model.rotary_limit
         is_long = limit is not None and len(tokens) > limit and hint.extra_key is None
         return msgspec.structs.replace(hint, tokens=tokens, extra_key="long" if is_long else hint.extra_key)
@@ -333,8 +335,8 @@ class Engine:
         return self.scheduler.sessions(limit, prefix)
 
     def _on_one_side(self, request: Request, max_tokens: int) -> Request:
-        """The request, which shares K and V with others of the same rotary embedding alone. Raises InvalidRequest if its embedding would change as it
-        grows by so many tokens, and with it all of its K."""
+        """Return the request, marked to share K and V only with requests of the same rotary embedding. Raises
+        InvalidRequest if `max_tokens` more tokens would change its embedding, and with it all of its K."""
         limit, length = self.model.rotary_limit, len(request.prompt)
         if limit is None:
             return request
@@ -358,7 +360,7 @@ class Engine:
             min_tokens=params.min_tokens,
             stop_token_ids=stops,
             num_sequences=params.num_sequences,
-            # Several sequences share their prompt through the cache: in a namespace of their own nothing is found but that.
+            # Several sequences share their prompt through the cache; in their own namespace they find nothing else.
             extra_key=(request.id, request.extra_key) if reads_prompt and not is_alone else request.extra_key,
             reads_cache=request.reads_cache and not (reads_prompt and is_alone),
         )
@@ -394,7 +396,7 @@ class Engine:
         return (*params.stop_token_ids, *(() if params.ignore_eos else self.model.eos_token_ids))
 
     def _deliver_search(self, found: Found) -> None:
-        """A search is over: its best hypotheses are the answers."""
+        """Deliver the best hypotheses of a search that is over as its answers."""
         live, now = self._live.pop(found.request_id), self._clock()
         live.sequences = [LiveSequence(live, number, 0) for number in range(len(found.hypotheses))]
         news = []
@@ -404,9 +406,10 @@ class Engine:
         self._undelivered.add(news)
 
     def read_form(self, form: StructuredOutputsParams) -> None:
-        """Read a stranger's form, which takes up to seconds, so that `add_request` finds it read: first in a process of its own, which it may
-        bring down. Another thread may do this while the engine makes steps. Raises MissingExtra, InvalidSampling for a form that cannot be
-        followed, and InvalidRequest for a model without a tokenizer that forms can be made of, or without a token that ends an answer."""
+        """Read a form before `add_request` needs it: that may take seconds. A process of its own reads it first,
+        because a stranger's form may bring a process down. Another thread may call this during steps. Raises
+        MissingExtra; InvalidSampling for a form that cannot be followed; InvalidRequest if the tokenizer does not fit,
+        or no token ends an answer."""
         import_with_extra("paged.sampling.grammars", "StructuredOutputsParams").probe(form)
         self._open_form(form)
 
@@ -415,7 +418,7 @@ class Engine:
         return self._grammars is not None and form in self._grammars
 
     def _open_form(self, form: StructuredOutputsParams) -> Grammar:
-        """The beginning of an answer in this form. Raises as `read_form`."""
+        """Return the beginning of an answer in this form. Raises as `read_form`."""
         model = self.model
         if model.tokenizer is None or not model.eos_token_ids:
             lacks = "tokenizer" if model.tokenizer is None else "token that ends an answer"
@@ -432,8 +435,8 @@ class Engine:
         return found
 
     def _encoded_words(self, params: SamplingParams) -> list[list[int]]:
-        """The bad words as token ids: text as it is written, and behind a space. Raises InvalidRequest for text that there is no tokenizer
-        for, which goes for stop strings, too."""
+        """Return the bad words as token ids, text both as it is and behind a space. Raises InvalidRequest for bad words
+        or stop strings in text if there is no tokenizer."""
         tokenizer, found = self.model.tokenizer, []
         if tokenizer is None and (params.stop or any(isinstance(word, str) for word in params.bad_words)):
             name = "stop" if params.stop else "bad_words"
@@ -448,7 +451,7 @@ class Engine:
         return found
 
     def encoded(self, prompt: str | Sequence[int]) -> list[int]:
-        """A prompt as token ids. Raises InvalidRequest for what is neither text nor token ids, and for text when the
+        """Return a prompt as token ids. Raises InvalidRequest if it is neither text nor token ids, and for text if the
         model has no tokenizer."""
         if not isinstance(prompt, str):
             return checked_tokens(prompt)
@@ -458,9 +461,9 @@ class Engine:
         return found
 
     def abort(self, request_id: str) -> EngineOutput | None:
-        """End a request in whatever state it is; its last output, with all that had not been handed out.
+        """End a request in any state. Return its last output, joined with all that had not been handed out.
 
-        None if it has ended, and its end was handed out or comes with the next step. Raises UnknownRequest, or
+        None if the request has ended, and its end was handed out or comes with the next step. Raises UnknownRequest, or
         EngineInUse while another thread calls the engine.
         """
         with self.turns.beside("abort"), Uninterrupted():
@@ -470,8 +473,8 @@ class Engine:
             return self._ended(request_id, self.scheduler.abort(request_id), "abort")
 
     def finish(self, request_id: str, reason: str = "stop") -> EngineOutput | None:
-        """As `abort`, with "stop" or "length" for a reason: a tool is called in its text, say. Raises InvalidRequest
-        for another reason, too."""
+        """As `abort`, with "stop" or "length" as the reason, for example when its text calls a tool. Raises
+        InvalidRequest for another reason, too."""
         with self.turns.beside("finish"), Uninterrupted():
             if request_id in self._searches:
                 self._searches.finish_best(request_id, reason)
@@ -483,24 +486,24 @@ class Engine:
             return self._ended(request_id, output, reason)
 
     def step(self) -> list[EngineOutput]:
-        """One forward pass; what it brought, with what earlier steps brought and could not return, in order for each
+        """Run one forward pass. Return its outputs, and those that earlier steps could not return, in order for each
         request.
 
-        A step that runs out of memory is taken back and tried again; when it fails once too often its requests end with
-        "error". So does a request whose logits are no numbers, at once and alone. All else is raised as it is: by the
-        model, a callback or Ctrl-C. Then the batch is cancelled, nothing is lost, and the next step begins again.
+        A step that runs out of memory is taken back and tried again; if it fails too often, its requests end with
+        "error". A request whose logits are no numbers ends so at once, alone. Other errors, of the model, a callback or
+        Ctrl-C, are raised as they are: the batch is cancelled, nothing is lost, and the next step begins again.
 
-        Raises EngineFailed when copies fail, once every request has ended with "error" and the cache is forgotten; and
-        from then on if a step stopped where its books were being written. Of a split model it raises RanksFailed so, and in each
-        step from then on, when a rank has failed. Raises EngineInUse within a callback, and
-        while another thread calls the engine.
+        Raises EngineFailed if copies fail: every request has ended with "error" then, and the cache is empty; and in
+        each later step if an error left the scheduler's books half-written. If a rank fails, raises RanksFailed
+        likewise, and in each later step. Raises EngineInUse within a callback, and while another thread calls the
+        engine.
         """
         with self.turns.alone("step"):
             self.advance()
             return self._undelivered.take_all()
 
     def advance(self) -> None:
-        """As `step`, for a call that has taken its turn; the outputs stay here, for `outputs_of`."""
+        """As `step`, for a caller that has the turn; the outputs stay in the engine, for `outputs_of`."""
         self._steps.must_be_whole()
         ended: list[Batch] = []
         try:
@@ -517,7 +520,7 @@ class Engine:
         self._tell_of(ended)
 
     def _tell_of(self, ended: list[Batch]) -> None:
-        """These batches have ended."""
+        """Tell searches and `on_batch` that these batches have ended."""
         for batch in ended:
             if self._searches:
                 with Uninterrupted():
@@ -527,7 +530,7 @@ class Engine:
                 self.on_batch(batch)
 
     def _run_step(self, ended: list[Batch]) -> FailedBatch | None:
-        """Put a batch out, and end what may be ended, which `ended` gets; returns a batch that had to be cancelled."""
+        """Launch a batch, end those that may end, and add them to `ended`. Return a batch that had to be cancelled."""
         steps, disk = self._steps, self.disk
         if disk is not None:
             disk.take_arrived()
@@ -535,9 +538,9 @@ class Engine:
         is_launched = steps.launch(self._note_admitted, self.on_logits)
         if disk is not None and is_idle and not is_launched and disk.is_loading:
             disk.wait()
-        # One that lists loads is ended at once: then they begin. So is one before prefetched blocks are written.
+        # A batch that lists loads ends at once, so that they begin; so does one before prefetched blocks are written.
         stays = is_launched and not len(steps.latest.loads) and not (disk is not None and disk.prefetches.has_read)
-        # The latest stays out, if steps are taken ahead, unless no request is left that could need it.
+        # One step ahead the latest batch stays out, unless no request is left that could need it.
         while steps.num_outstanding > (self.config.scheduling.steps_ahead if stays else 0) or not self._live:
             found = steps.finish(self._deliver)
             if found is None:
@@ -550,9 +553,10 @@ class Engine:
         return steps.settle()
 
     def close(self) -> None:
-        """End what runs the model, the processes of other ranks included: a step that runs is waited for, and taken back. A disk cache writes what it
-        has taken. From then on requests that live can be aborted; what would need the model raises EngineClosed. An engine without a
-        reference closes itself. Raises EngineInUse within a callback, and while another thread calls the engine."""
+        """Wait for a running step, take it back, and end what runs the model, other ranks included. A disk cache writes
+        what it has taken. Live requests can still be aborted; what needs the model raises EngineClosed. An engine
+        without a reference closes itself. Raises EngineInUse in a callback, or while another thread calls the
+        engine."""
         with self.turns.alone("close"):
             self._steps.close()
             if isinstance(self.worker, TensorParallelWorker):
@@ -561,36 +565,35 @@ class Engine:
                 self.disk.close()
 
     def outputs_of(self, request_ids: Collection[str]) -> Iterator[EngineOutput]:
-        """What these requests have brought and was not handed out. An output is handed out when it is asked for."""
+        """Yield the outputs of these requests that have not been handed out; each is handed out when it is read."""
         return self._undelivered.take_each(request_ids)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Abort those of the requests that live, and drop what has not been handed out."""
+        """Abort those of the requests that live, and drop their outputs that have not been handed out."""
         with Uninterrupted():
             for request_id in request_ids:
                 if request_id in self._live:
                     self.abort(request_id)
-                # If it had ended, its end may be still to come.
+                # If it has ended, its last output may still come.
                 live = self._live.pop(request_id, None)
                 if live is not None:
                     self._all_ended(live, "abort", usage=None)
                 self._undelivered.take_joined(request_id)
 
     def stats(self) -> EngineStats:
-        """Totals so far."""
+        """Return the totals so far."""
         return self._steps.stats()
 
     def check(self) -> list[str]:
-        """Every violated invariant of scheduler and memory as a sentence (docs/invariants.md); empty when there is
-        none."""
+        """Return each violated invariant of scheduler and memory as a sentence (docs/invariants.md); none: empty."""
         return self.scheduler.check()
 
     def live_request(self, request_id: str) -> LiveRequest | None:
-        """What is kept of a request that has not ended; for those who watch."""
+        """Return the record of a request that has not ended, for observers; None for others."""
         return self._live.get(request_id)
 
     def _end_search(self, request_id: str, reason: str, error: str | None = None) -> None:
-        """A search is ended from outside, without an answer."""
+        """End a search from outside, without an answer."""
         usage = self._searches.end(request_id)
         live = self._live.pop(request_id)
         live.sequences = [LiveSequence(live, 0, 0)]
@@ -601,8 +604,8 @@ class Engine:
         return 0 if live is None else len(live.sequences)
 
     def _ended(self, request_id: str, output: Output | None, reason: str) -> EngineOutput | None:
-        """What is handed out of a request that the caller ended; `output` is the scheduler's last one of it."""
-        # Without one the request had ended by itself: it is kept until that end has come.
+        """Return what is handed out of a request that the caller ended; `output` is the scheduler's last one of it."""
+        # Without an output the request has ended by itself: keep it until its end is delivered.
         live = None if output is None else self._live.pop(request_id, None)
         if output is not None and live is not None:
             self._undelivered.add(self._all_ended(live, reason, usage=output.usage))
@@ -611,13 +614,13 @@ class Engine:
     def _all_ended(
         self, live: LiveRequest, reason: str, *, usage: RequestUsage | None, error: str | None = None
     ) -> list[EngineOutput]:
-        """Last outputs of all sequences of a request that go on."""
+        """End the sequences of a request that go on, and return their last outputs."""
         for sequence in live.live:
             self._sampling.close(sequence.lane)
         return live.ended_all(reason, self._clock(), usage=usage, error=error)
 
     def _note_admitted(self, batch: Batch) -> None:
-        """How each row that a request was given is sampled."""
+        """Note how each admitted row is sampled."""
         for request_id in batch.admitted:
             live = self._live.get(request_id)
             if self._searches.admitted(request_id) or live is None:
@@ -650,7 +653,7 @@ class Engine:
         for place, (request_id, number, count, finish) in enumerate(each):
             start, end = end, end + count
             live = live_ones.get(request_id)
-            # Most rows of most steps: no object but what is handed out.
+            # Most rows of most steps: make no object but the output.
             if live is not None and count and not finish and live.sequences:
                 sequence = live.sequences[number]
                 if sequence.is_plain and sequence.finish_reason is None:
@@ -665,7 +668,7 @@ class Engine:
         self._undelivered.add(news)
 
     def _deliver_one(self, output: Output, now: float, news: list[EngineOutput]) -> None:
-        """What became of a sequence; `news` gets it."""
+        """Take the news of a sequence, and add what is handed out to `news`."""
         live = self._live.get(output.id)
         if self._is_of_a_search(output) or live is None:
             return
@@ -683,14 +686,14 @@ class Engine:
             del self._live[output.id]
 
     def _is_of_a_search(self, output: Output) -> bool:
-        """Whether it is of a branch; the search ends if that was ended."""
+        """End a search whose branch was ended. Return whether the output is of a branch."""
         owner = self._searches.owner_of(output.id)
         if owner is not None and output.finish_reason is not None:
             self._end_search(owner, output.finish_reason)
         return owner is not None
 
     def _grown(self, live: LiveRequest, sequence: LiveSequence, tokens: list[int], now: float) -> EngineOutput:
-        """New tokens of a sequence, which ends if a stop string has come with them."""
+        """Take new tokens of a sequence; end it if a stop string has come with them."""
         grown = live.grown(sequence, tokens, now)
         if not sequence.has_found_stop:
             return grown
@@ -709,7 +712,7 @@ class Engine:
         self._end_with_error(failed.request_ids, failed.error)
 
     def _recover(self, error: BaseException) -> None:
-        """Leave no batch outstanding, and nothing that rests on copies which failed."""
+        """Cancel all outstanding batches. If copies failed, end every request and forget the cache."""
         with Uninterrupted():
             self._steps.take_back()
             if self._steps.content_is_lost:
@@ -733,7 +736,7 @@ class Engine:
 
 
 def _loaded(config: EngineConfig) -> tuple[LoadedModel, Ranks | None]:
-    """The model, and the other ranks where it is split. Raises as `load_model` and `load_split`."""
+    """Load the model, and start the other ranks if it is split. Raises as `load_model` and `load_split`."""
     its, given = config.model, named_or_shipped(config.model.model)
     if isinstance(given, LoadedModel):
         _check_loaded_so(config, given)
@@ -753,10 +756,10 @@ def _loaded(config: EngineConfig) -> tuple[LoadedModel, Ranks | None]:
 
 
 def _runner(config: EngineConfig, model: LoadedModel, pool: LayeredPool, ranks: Ranks | None) -> Runner:
-    """A model's runner, and that of each other rank, if it is split."""
+    """Make a model's runner, and that of each other rank if it is split."""
     its, kept = config.model, config.memory
     is_invariant = its.is_invariant_on(model.device.type)
-    # What ranks add up between them is not captured.
+    # Sums over ranks cannot be captured in a graph.
     ours = partial(
         runner_for,
         model,
@@ -782,7 +785,7 @@ def _runner(config: EngineConfig, model: LoadedModel, pool: LayeredPool, ranks: 
 
 
 def _check_loaded_so(config: EngineConfig, model: LoadedModel) -> None:
-    """Raise InvalidConfig where a quantization or ranks are asked for that a loaded model does not have."""
+    """Raise InvalidConfig if a quantization or ranks are asked for that a loaded model does not have."""
     its = config.model
     if its.tensor_parallel_size > 1:
         raise InvalidConfig(
@@ -796,7 +799,7 @@ def _check_loaded_so(config: EngineConfig, model: LoadedModel) -> None:
 
 
 def _longest(named: int | None, most: int | None) -> int | None:
-    """Tokens of a sequence, None: what the pool holds. Raises InvalidConfig for more than the model takes."""
+    """Return the most tokens of a sequence; None: what the pool holds. Raises InvalidConfig beyond the model's."""
     if named is not None and most is not None and named > most:
         raise InvalidConfig(f"max_model_len {named} is beyond the model's {most} tokens.")
     return most if named is None else named

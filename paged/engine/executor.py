@@ -1,10 +1,10 @@
-"""Executors, which run steps for an engine: it launches a step, and reads its result later.
+"""Executors, which run steps for an engine: it launches a step, and reads the step's result later.
 
     caller  launch 2 | result 1, update 1 | launch 3 |   result 2, update 2 | launch 4 |
     thread  1 runs   |       2 runs                  |          3 runs                 |
 
-A step begins when those before it have run, so its copies come behind what they write. What steps sample stays where they run, and
-feeds the next one. A result is given out when the step behind it computes, since its Python and the caller's take turns.
+A step begins when those before it have run, so its copies come behind what they write. Samples stay where steps run,
+and feed the next step. A result is given out only once the next step computes: until then both need Python's lock.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from paged.sampling.rows import Asked, drawn, prompt_places, state_places
 
 
 class Ran(NamedTuple):
-    """The result of a step of T tokens, after k of which a token is sampled; times of the clock.
+    """The result of a step of T tokens, of which k sample a token; times of the clock.
 
-    token_ids  int32 [T], drafts that were filled in among them
-    tokens     int32 [k], the samples, if the step took them itself; None: the reader samples from `logits`, float32 [k, vocabulary];
-               one of the two is None
-    read       what else was read of the tokens `of_prompts` and `of_states`, bool [T], None: nothing
+    token_ids  int32 [T], with the drafts that were filled in
+    tokens     int32 [k], the samples, if the step samples; else None, and the reader samples from `logits`, float32
+               [k, vocabulary]. One of the two is None
+    read       what else was read of the tokens `of_prompts` and `of_states`, bool [T]; None: nothing
     began, computed, sampled
-               when its copies began, when its logits were there, and its samples
+               when its copies began, when its logits were there, and when its samples were
     """
 
     token_ids: NDArray[np.int32]
@@ -53,12 +53,12 @@ class Ran(NamedTuple):
 class Launched:
     """A launched step, and how each of its rows is sampled.
 
-    samples       the step samples its tokens itself; else the reader of its result does
-    num_threads   as many threads as the caller has
+    samples       the step samples its tokens itself; otherwise the reader of its result does
+    num_threads   torch's threads in the step: as many as the caller has
     has_begun     its tables were taken in and its copies made, or some of them
     lost_content  the copies failed: what the pool holds is not known
-    computes      set once a processor or a GPU has all that it needs, or nothing more comes
-    next_computes  the same of the step behind it; None: there is none
+    computes      set once a processor or a GPU has all that it needs, or if nothing more comes
+    next_computes  the `computes` of the next step; None: there is none
     """
 
     def __init__(self, step: StepInput, asked: Asked, *, samples: bool) -> None:
@@ -71,7 +71,7 @@ class Launched:
         self.next_computes: Event | None = None
 
     def run(self, worker: Worker, drafter: Drafter | None, clock: Callable[[], float]) -> None:
-        """Begin the step and run it."""
+        """Begin the step and run it; `ran` has the result."""
         began, asked = clock(), self.asked
         with Uninterrupted():
             self.has_begun = True
@@ -92,7 +92,7 @@ class Launched:
             self.computes.set()
         logits, read = _computed(worker, ready, asked, of_prompts, of_states)
         if device.type == "cuda":
-            # They were only launched. What comes next needs them, and times are learnt from.
+            # The kernels were only launched. What comes next needs their results, and times have to be true.
             self.computes.set()
             torch.cuda.current_stream(device).synchronize()
         computed = sampled = clock()
@@ -105,7 +105,7 @@ class Launched:
         self.ran = Ran(ready.token_ids, kept, tokens, read, of_prompts, of_states, began, computed, sampled)
 
     def by_row(self, tokens: NDArray[np.int32]) -> NDArray[np.int32]:
-        """What its rows that sample have sampled, one each, int32 [k], as int32 [rows]."""
+        """Return the samples, int32 [k], one for each row that samples, as int32 [rows]."""
         samples = self.step.samples
         if len(tokens) == len(samples):
             return tokens
@@ -122,37 +122,37 @@ class Launched:
 
 
 class Executor(Protocol):
-    """Runs the steps of one scheduler in the order of their launch. After an error all launched steps have to be dropped,
+    """Runs the steps of one scheduler in the order of their launch. After an error the caller drops all launched steps,
     the latest first."""
 
     def launch(self, step: StepInput, asked: Asked, *, samples: bool) -> Launched:
-        """Launch a step. It waits for nothing, and raises no error of the step itself. `asked` says how each of its rows is
-        sampled; with `samples` the step samples, for rows whose logits are neither read nor changed."""
+        """Launch a step, without waiting. It raises no error of the step itself. `asked` says how each row is sampled.
+        With `samples` the step samples; its rows' logits must be neither read nor changed."""
 
     def result(self, launched: Launched) -> Ran:
-        """Wait for a step and return its result, after the results of all before it. Raises the errors of its copies, forward pass and sampling."""
+        """Wait for a step and return its result, after all earlier results. Raises the errors of the step."""
 
     def keep(self, launched: Launched, tokens: NDArray[np.int32]) -> None:
-        """Keep the samples of its logits, int32 [rows], for later steps."""
+        """Keep the tokens sampled from a step's logits, int32 [rows], for later steps."""
 
     def drop(self, launched: Launched) -> bool:
         """Cancel the latest step; if it runs, wait for its end. Return whether it had begun."""
 
     def close(self) -> None:
-        """Stop. The caller has dropped all steps, and launches none after this."""
+        """Stop. The caller has dropped all steps, and launches no more."""
 
 
 class LocalExecutor:
-    """Steps of a worker in this process: each runs on the caller's thread when it is read, or, `threaded`, on a thread of the model as soon as it can."""
+    """Runs steps of a worker in this process: when a result is read, or, `threaded`, early on a thread of the model."""
 
     def __init__(
         self, worker: Worker, clock: Callable[[], float], drafter: Drafter | None = None, *, threaded: bool = False
     ) -> None:
         self._worker, self._clock, self._drafter = worker, clock, drafter
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paged-model") if threaded else None
-        # Set where steps run: behind one that failed none begins.
+        # Set where steps run: after a failed step none begins.
         self._has_failed = False
-        # Weakly: one that has ended may have large logits.
+        # A weak reference: an ended step may have large logits.
         self._latest: Callable[[], Launched | None] = lambda: None
 
     def launch(self, step: StepInput, asked: Asked, *, samples: bool) -> Launched:
@@ -200,7 +200,7 @@ class LocalExecutor:
         launched.run(self._worker, self._drafter, self._clock)
 
     def _run_behind(self, launched: Launched) -> None:
-        """On the model's thread."""
+        """Run a step on the model's thread, unless an earlier one failed."""
         try:
             if self._has_failed:
                 return

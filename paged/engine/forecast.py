@@ -1,13 +1,14 @@
-"""A forecast of when each waiting request is admitted, in steps and in computed tokens: the scheduler has no clock.
+"""A forecast of when each waiting request is admitted, in steps and in computed tokens, since the scheduler has no
+clock.
 
     row 0    ■■■■■■■■|                      ■ a decode    □ a prompt    | an end: a seat and blocks
     row 1    ■■■■■■■■■■■■■■|
     waiting           □□■■■■■■■■■|          enters at step 8, when row 0 has ended
     waiting                 □■■■■■■■■■■     enters at step 14
 
-Requests enter in order, when seats, memory and budget suffice, and stay for their expected outputs. The forecast ignores
-preemptions, content that is evicted or cached from now on, requests that pass others, and requests that come later. Of batches
-that no request joins it counts the tokens, and no step of their prompts.
+Requests enter in order, when seats, memory and budget suffice, and stay for their expected outputs. Ignored are
+preemptions, content that is evicted or cached from now on, and requests that pass others or come later. Of batches that
+no request joins, the tokens of prompts count, and not their steps.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ Counts = NDArray[np.int64]
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """For the waiting requests in their order, then for `more` requests, int64 [n] each.
+    """For the waiting requests in their order, and then for `more` requests, int64 [n] each.
 
-    steps   steps before the one that admits the request; 0: the next one
+    steps   steps before the one that admits the request; 0: the next step admits it
     tokens  tokens that are computed before that step
     """
 
@@ -35,14 +36,14 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def forecast(outlook: Outlook, *, more: int = 0, prompt_len: int = 1, output_len: int | None = None) -> Forecast:
-    """Return the forecast for all waiting requests, and for `more` requests behind them with prompts and outputs of such lengths (None: as outputs were)."""
+    """Return the forecast for all waiting requests, and for `more` behind them of these lengths (None: as outputs)."""
     longest = max(1, outlook.max_total - prompt_len)
     left = output_len or outlook.mean_output or longest // 2
     left = max(1, min(left, longest))
     held = prompt_len + left if outlook.reserves else prompt_len
     columns = np.array([outlook.num_sequences, outlook.held, outlook.todo, outlook.left]).T.tolist()
     future = _Future(outlook)
-    # Those that decode first, as in a step.
+    # Decodes first, as in a step.
     for wish in sorted(columns[: outlook.num_running], key=lambda wish: wish[2] > 1):
         future.put_in(*wish)
     entered = [future.enter(*wish) for wish in columns[outlook.num_running :] + [[1, held, prompt_len, left]] * more]
@@ -51,22 +52,22 @@ def forecast(outlook: Outlook, *, more: int = 0, prompt_len: int = 1, output_len
 
 
 class _Future:
-    """The coming steps, up to the one in which the latest request entered."""
+    """The coming steps, up to the one that admits the latest request."""
 
     def __init__(self, outlook: Outlook) -> None:
         self._outlook = outlook
-        # The step in which the next one may enter, tokens that are computed before it, and tokens that are left in it.
+        # The step that may admit the next request, tokens that are computed before it, and the budget left in it.
         self._step = self._tokens = 0
         self._budget = outlook.limits.max_tokens_per_step
-        # The step in which a batch that no request joins began, and may be entered.
+        # The step in which the current batch began: a batch that no request joins may be entered only then.
         self._began = -1
-        # Those who are in, the latest end first: (−end, sequences, base, growth); at step t each holds base + growth · t tokens.
+        # Requests that are in, the latest end first: (−end, sequences, base, growth); each holds base + growth · step.
         self._stays: list[tuple[int, int, float, int]] = []
         self._num_in = self._growth = 0
         self._base = 0.0
 
     def enter(self, num: int, held: int, todo: int, left: int) -> tuple[int, int]:
-        """Admit the next request when there is room. Return the step, and the tokens that are computed before it."""
+        """Admit the next request once there is room. Return the step, and the tokens that are computed before it."""
         outlook = self._outlook
         least = 1 if outlook.chunked else todo
         while self._num_in:
@@ -74,7 +75,7 @@ class _Future:
             has_room = is_open and self._has_room(num, held, left)
             if has_room and (self._budget >= least or not outlook.joins):
                 break
-            # The next step is better for one that has room in it; for others nothing changes before the next end.
+            # If the request has room, the next step may have the budget. If not, nothing changes before the next end.
             is_soon = has_room and outlook.limits.max_tokens_per_step - self._num_in >= least
             self._go_on(self._step + 1 if is_soon else -self._stays[-1][0])
         if not self._num_in:
@@ -98,7 +99,7 @@ class _Future:
         self._growth += growth
 
     def _line(self, num: int, held: int) -> tuple[int, float]:
-        """Growth and base of sequences that hold so much now; a last block is half empty in the mean."""
+        """Return growth and base of sequences that hold so much now; on average a last block is half empty."""
         return num, held + num * ((self._outlook.block_size - 1) / 2 - self._step)
 
     def _has_room(self, num: int, held: int, left: int) -> bool:
@@ -110,7 +111,7 @@ class _Future:
             return False
         if not outlook.looks_ahead:
             return True
-        # Memory is fullest before an end.
+        # Memory is fullest just before an end.
         more_growth, more_base = self._line(num, held)
         growth, base, last = self._growth + more_growth, self._base + more_base, step + left
         for negative_end, _, its_base, its_growth in reversed(self._stays):
@@ -123,7 +124,7 @@ class _Future:
         return base + growth * last <= outlook.slots
 
     def _go_on(self, step: int) -> None:
-        """End this step as it is; in the steps until `step` all decode."""
+        """End this step as it is; in the steps until `step` all sequences decode."""
         most = self._outlook.limits.max_tokens_per_step
         self._tokens += most - self._budget + (step - self._step - 1) * self._num_in
         self._step = step

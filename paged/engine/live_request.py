@@ -27,14 +27,14 @@ class LiveSequence:
         self.text = ""
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        # By place among the outputs: what a step read off the logits, which a later step may read again.
+        # Log-probabilities by place among the outputs. A later step may read a place again.
         self._read: dict[int, Alternatives] = {}
         self.cumulative_logprob = 0.0
-        # Of a search's answer, where it ranks them.
+        # A search's score of this answer, if it ranks them.
         self.score: float | None = None
         self.logprobs: list[Alternatives] = []
         params = request.params
-        # Nothing is read of its logits, and no text ends it.
+        # No log-probabilities are read, and no stop string ends it.
         self.is_plain = not params.reads_logprobs and not params.stop
         self._stream = None if request.tokenizer is None else TextStream(request.tokenizer, request.prompt_ids)
         self._stops = StopStrings(params.stop_strings, included=params.include_stop_str_in_output)
@@ -57,13 +57,13 @@ class LiveSequence:
         self._read[place] = self.request.alternatives(ids, values, ranks)
 
     def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
-        """The same of the prompt's token at this place."""
+        """Take log-probabilities of tokens for the prompt's token at this place."""
         found = self.request.prompt_logprobs
         assert found is not None, "it was asked for"
         found[place] = self.request.alternatives(ids, values, ranks)
 
     def read_state(self, position: int, state: Any) -> None:
-        """The answer is not wanted any more."""
+        """Raise: a sampled answer asks for no hidden states."""
         raise AssertionError("answers that are drawn do not ask for hidden states")
 
     def add_plain(self, tokens: list[int], now: float) -> str:
@@ -77,11 +77,11 @@ class LiveSequence:
         return text
 
     def add(self, tokens: list[int], now: float, reason: str | None = None) -> tuple[list[int], str]:
-        """New tokens came at `now`, after which the sequence ends for this reason, if any: those of them up to a stop string, and new text."""
+        """Take new tokens, the last ones if there is a `reason`. Return those up to a stop string, and the new text."""
         if not tokens:
             return tokens, ""
         self._came(now)
-        # What stops a sequence is a token of it, and no text.
+        # A token that stops the sequence belongs to it, but not to its text.
         spoken = tokens[:-1] if reason == "stop" else tokens
         if self._stream is None:
             text = ""
@@ -129,7 +129,7 @@ class LiveSequence:
         return text
 
     def output(self) -> CompletionOutput:
-        """The whole, once it has ended."""
+        """Return the whole answer, once it has ended."""
         assert self.finish_reason is not None, "it has ended"
         params, text = self.request.params, self.text
         if params.echo:
@@ -150,12 +150,12 @@ class LiveSequence:
         )
 
     def take_logprobs(self, tokens: list[int]) -> list[Alternatives] | None:
-        """Take log-probabilities of the newest tokens, which are these, if the request asked for any."""
+        """Take and return the log-probabilities of the newest tokens, which are these; None if not asked for."""
         if not self.request.params.reads_logprobs:
             return None
         start = len(self.token_ids) - len(tokens)
         found = [self._read.pop(start + nth) for nth in range(len(tokens))]
-        # One after the other: several that come at once add up to the same, to the last bit.
+        # In order, so that tokens of one step sum to the same bits as those of several.
         for each, token in zip(found, tokens, strict=True):
             self.cumulative_logprob += each[token].logprob
         if self.request.params.logprobs is None:
@@ -193,25 +193,25 @@ class LiveRequest:
 
     @property
     def token_ids(self) -> list[int]:
-        """Outputs so far, of its first sequence; none of a search."""
+        """Output tokens so far of the first sequence; [] for a search."""
         return self.sequences[0].token_ids if self.sequences else []
 
     @property
     def text(self) -> str:
-        """Text so far, of its first sequence; none of a search."""
+        """Text so far of the first sequence; "" for a search."""
         return self.sequences[0].text if self.sequences else ""
 
     @property
     def live(self) -> list[LiveSequence]:
-        """Sequences that go on."""
+        """The sequences that go on."""
         return [sequence for sequence in self.sequences if sequence.finish_reason is None]
 
     def note_loaded(self, num_tokens: int) -> None:
-        """Count so many tokens of its prompt, which came from below memory, as found."""
+        """Count so many tokens of the prompt, which came from below memory, as hits."""
         self.loaded_tokens += num_tokens
 
     def grown(self, sequence: LiveSequence, tokens: list[int], now: float) -> EngineOutput:
-        """Take new tokens of a sequence, at `now`."""
+        """Take new tokens of a sequence, at `now`. Return its output."""
         kept, text = sequence.add(tokens, now)
         return EngineOutput(self.id, kept, text, sequence=sequence.number, logprobs=sequence.take_logprobs(kept))
 
@@ -225,7 +225,7 @@ class LiveRequest:
         usage: RequestUsage | None = None,
         error: str | None = None,
     ) -> EngineOutput:
-        """Take the last tokens of a sequence, if there are any, and end it."""
+        """Take the last tokens of a sequence, if any, and end it. Return its last output."""
         kept, text = sequence.add(tokens, now, reason)
         logprobs = sequence.take_logprobs(kept)
         text += sequence.end(reason)
@@ -252,18 +252,18 @@ class LiveRequest:
     def ended_all(
         self, reason: str, now: float, *, usage: RequestUsage | None = None, error: str | None = None
     ) -> list[EngineOutput]:
-        """End all of its sequences."""
+        """End all sequences that go on. Return their last outputs."""
         return [self.ended(sequence, [], reason, now, usage=usage, error=error) for sequence in self.live]
 
     def alternatives(self, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> Alternatives:
-        """Log-probabilities of tokens at one place, by id."""
+        """Return log-probabilities of tokens at one place, by token id."""
         return {
             id: Logprob(value, rank, None if self.tokenizer is None else self.tokenizer.decode([id]))
             for id, value, rank in zip(ids, values, ranks, strict=True)
         }
 
     def completion(self) -> Completion:
-        """The whole, once it has ended."""
+        """Return the finished request, once it has ended."""
         last = self.last
         assert last is not None, "it has ended"
         assert last.timings is not None, "an end says when"
@@ -283,7 +283,7 @@ class LiveRequest:
         )
 
     def timings(self, now: float) -> Timings:
-        """Return its times as if it ended now."""
+        """Return the request's times as if it ended now."""
         count, e2e = sum(len(each.token_ids) for each in self.sequences), now - self.arrival
         spans = [
             (each.first, each.latest, len(each.token_ids) - 1)

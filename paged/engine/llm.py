@@ -42,17 +42,17 @@ class LLM:
         on_completion: OnCompletion | None = None,
         use_tqdm: bool | None = None,
     ) -> list[Completion]:
-        """Answer every prompt, text or token ids. `sampling_params` hold for all, or is a list, one a prompt. A bar on standard error shows how many
-        are answered; with `use_tqdm` None only on a terminal.
+        """Answer every prompt, text or token ids. `sampling_params` is one for all, or a list with one for each prompt.
+        A bar on standard error shows how many are answered; with `use_tqdm` None only on a terminal.
 
-        `on_output` sees every piece of these answers as it comes. It may abort a request, which then ends with reason
-        "abort", and may add requests to the engine. Outputs of requests that are not generate's own stay in the engine,
-        for its next `step`. `on_completion` is called with an answer's place among the prompts and the answer, when it
-        has ended: an answer that it got is complete, even if the call ends with an error.
+        `on_output` sees each piece of these answers as it comes. It may abort a request, which then ends with reason
+        "abort", and may add requests to the engine. The engine keeps outputs of other requests for its next `step`.
+        `on_completion` is called with an answer's place among the prompts, and the answer, when that has ended: the
+        answer is complete, even if the call ends with an error.
 
-        Raises as Engine.add_request does, before anything runs, and as Engine.step does; what a callback raises, and
-        Ctrl-C, pass through. After any error these requests have been aborted, and the engine can be
-        used. A generate or a step within a callback, or while another thread calls the engine, raises EngineInUse.
+        Raises as Engine.add_request, before anything runs, and as Engine.step; errors of a callback and Ctrl-C pass
+        through. After any error these requests have been aborted, and the engine can be used. A generate or a step
+        within a callback, or while another thread calls the engine, raises EngineInUse.
         """
         several = _listed(prompts)
         each = _one_each(sampling_params, len(several))
@@ -60,7 +60,7 @@ class LLM:
             requests: list[LiveRequest] = []
             try:
                 for prompt, its in zip(several, each, strict=True):
-                    # No request is added without being noted.
+                    # An interrupt must not come between adding a request and noting it.
                     with Uninterrupted():
                         requests.append(self._added(prompt, its))
                 with tqdm(
@@ -80,9 +80,9 @@ class LLM:
     ) -> list[Completion]:
         """Answer a conversation, or each of several, with the assistant's next message; `options` are generate's.
 
-        messages  mappings with "role" (system, user or assistant) and "content", put together by the checkpoint's chat template
+        messages  mappings with "role" (system, user or assistant) and "content"; the chat template joins them
 
-        The part that a conversation shares with an earlier one comes from the cache. Raises InvalidChat, and as `generate` does.
+        The cache has what a conversation shares with an earlier one. Raises InvalidChat, and as `generate`.
         """
         is_several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
         several: list[Any] = list(messages) if is_several else [messages]
@@ -94,7 +94,7 @@ class LLM:
     def beam_search(
         self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: BeamSearchParams, **options: Any
     ) -> list[Completion]:
-        """Search the likeliest answers to every prompt, `params.n` of each, the best first; `options` are generate's."""
+        """Search the `params.n` likeliest answers to every prompt, the best first; `options` are generate's."""
         return self.generate(prompts, params, **options)
 
     def contrastive_search(

@@ -1,7 +1,7 @@
 """Memory for the models of an engine: one manager, and a pool for each model.
 
-Layers that keep all tokens share blocks, as many as fit into the given bytes. Layers of several kinds share pages, which a plan of the model's layers
-sizes; then `num_blocks` counts pages.
+If layers keep all tokens, they share blocks: as many as fit into the given bytes. Layers of several kinds share pages,
+whose size a plan of the model's layers gives; then `num_blocks` counts pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paged.model.parallel.ranks import Ranks
 
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_KV_BYTES = 256 * 2**20
-"""For what layers keep, when neither blocks nor bytes are named."""
+"""Bytes for what layers keep, if neither blocks nor bytes are named."""
 
 
 def memory_for(
@@ -34,8 +34,9 @@ def memory_for(
     *,
     ranks: Ranks | None = None,
 ) -> tuple[BlockManager, list[LayeredPool]]:
-    """The books, and a pool a model; `ranks`: the other ones of a split model, each with a pool of as many blocks. Raises BudgetTooSmall, InvalidConfig for more than this machine has, for models that cannot share blocks, and for a KV
-    dtype of a model that keeps no K and V."""
+    """Make the manager, and a pool for each model; each of the other `ranks` of a split model has as many blocks.
+    Raises BudgetTooSmall, and InvalidConfig for more memory than there is, for models that cannot share blocks, and for
+    a KV dtype of a model that keeps no K and V."""
     for model in models:
         check_kv_dtype(model, kv_dtype)
     size = block_size_of(config, [each.stride for each in models[0].layers], models[0].path)
@@ -79,8 +80,8 @@ def memory_for(
 
 
 def block_size_of(config: EngineConfig, strides: Iterable[int], name: object) -> int:
-    """Tokens a block, for a model of this name that keeps an entry of every so many tokens; one of single tokens has a stride of 1. Raises InvalidConfig
-    for a block size that is no whole number of entries."""
+    """Return the tokens of a block for a model with these strides: a layer of stride s keeps an entry of every s
+    tokens. Raises InvalidConfig for a block size that is not a whole number of entries."""
     several = sorted(set(strides) - {1})
     size, whole = config.memory.block_size, math.lcm(*several)
     if size is None:
@@ -94,8 +95,9 @@ def block_size_of(config: EngineConfig, strides: Iterable[int], name: object) ->
 
 
 def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], block_size: int, kv_dtype: str) -> LayerPlan | None:
-    """The plan of a model's layers of several kinds; None if all keep all tokens, or can be held as if they did: windows are held whole beside a model that
-    drafts, where content is kept on a disk, and beside full layers in a model that is computed in one call, which wants all layers side by side."""
+    """Return the plan of a model's layers of several kinds; None if all are held as if they kept all tokens. Windows
+    are held so with a draft model or a disk cache, and beside full layers if one call computes all layers: it wants
+    them side by side."""
     model, *others = models
     kinds = {(each.kind, each.reach) for each in model.layers}
     is_full = not any(kind != "full" for kind, _ in kinds)

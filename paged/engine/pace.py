@@ -1,19 +1,19 @@
-"""An estimate of a step's time, from the steps that ran: seconds for the step, and for each token that it computes.
+"""An estimate of a step's time from past steps: seconds for the step, and for each token that it computes.
 
-    seconds ≈ a + b · tokens        least squares, in which a step counts half as much after some hundred others
+    seconds ≈ a + b · tokens        least squares; a step's weight halves after about 70 later ones
 
-Work between two steps (messages, deliveries) counts to the second one while requests are there: they wait for it,
-too.
+Time between two steps (messages, deliveries) counts to the second one while there are requests, because they wait for
+it, too.
 """
 
 from __future__ import annotations
 
 KEPT = 0.99
-"""What a step counts after another one."""
+"""The factor of a step's weight with each later step."""
 
 
 class Pace:
-    """Least squares over steps, the latest most."""
+    """Least squares over steps, in which later steps weigh more."""
 
     def __init__(self) -> None:
         self._n = self._x = self._y = self._xx = self._xy = 0.0
@@ -24,7 +24,7 @@ class Pace:
         self._latest = None
 
     def note(self, tokens: int, began: float, ended: float) -> None:
-        """Note a step between these moments, in seconds, that computed so many tokens; without tokens it does not count."""
+        """Note a step's computed tokens, and its times in seconds; a step without tokens does not count."""
         seconds = ended - (began if self._latest is None else self._latest)
         self._latest = ended
         if not tokens:

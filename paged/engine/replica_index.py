@@ -4,8 +4,8 @@
     replica 0  ■    ■    ■    ■    ■    ·        depth 5
     replica 1  ■    ■    ·    ·    ·    ·        depth 2
 
-A replica that has a block has those before it, so a few look-ups find the depths, for all replicas together. Where its
-events were lost or wrong, a depth may be wrong: then the replica computes more of the prompt, which costs time.
+A replica that has a block has those before it, so a few look-ups find the depths of all replicas together. After lost
+or wrong events a depth may be wrong: then the replica computes more of the prompt, which costs time.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from paged.block_manager.content_key import namespace_digest, root_prefix
 from paged.errors import InvalidConfig, UnknownReplica
 
 DEVICE, HOST, RESTART = range(3)
-"""Where a block is: in a tier, or among the ends of blocks behind which a prompt can begin."""
+"""A block's place: a tier, or RESTART, where a prompt can begin behind the block."""
 _TIERS = {"device": DEVICE, "host": HOST}
 _LEAST_SWEPT = 100_000
-"""Blocks of replicas that are gone, before they are looked for."""
+"""Blocks of replicas that are gone, at least, for a sweep."""
 _AT_ONCE = 64
 _MOST_AT_ONCE, _MOST_LOOK_UPS = 64, 80
-"""Look-ups of the depths of a prompt: each of 10 million blocks costs cache misses (benchmarks/routing_cost.py)."""
+"""Look-ups for a prompt's depths: in 10 million blocks each costs cache misses (benchmarks/routing_cost.py)."""
 _HINT_BITS = 18, 22
-"""Of a key: the first ones select in a table that a processor's second cache holds, the next ones in a larger one."""
+"""Bits of a key that select in a table of a second-level cache's size, and the next ones, in a larger table."""
 _HINT_MASKS = (1 << _HINT_BITS[0]) - 1, (1 << _HINT_BITS[1]) - 1
 
 Keys = NDArray[np.uint64]
-"""A prompt's, uint64 [blocks]."""
+"""The keys of a prompt's blocks, uint64 [blocks]."""
 NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
 def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> Keys:
-    """The keys of a prompt's full blocks, at most len(tokens) - 1 tokens of it: the last 64 bits of `BlockManager.block_hashes`.
+    """Return the keys of a prompt's full blocks, of at most len(tokens) - 1 tokens: the last 64 bits of `block_hashes`.
 
-    `tokens` are integers or int32 [n]; the namespace of a request with any of these is (salt, adapter, extra_key), else None.
-    Takes about 1 µs a block. Raises InvalidTokens or InvalidNamespace.
+    `tokens` are integers or int32 [n]; `namespace` is a request's (salt, adapter, extra_key), None if it has none of
+    them. Takes about 1 µs a block. Raises InvalidTokens or InvalidNamespace.
     """
     array, digest, size = token_array(tokens), namespace_digest(root_prefix(namespace)), 4 * block_size
     data = memoryview(array.astype(np.int32, copy=False).tobytes())
@@ -59,35 +59,33 @@ def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> Keys:
 
 
 def key_of(digest: bytes) -> int:
-    """The key of a block with this chained SHA-256."""
+    """Return the key of a block with this chained SHA-256."""
     return int.from_bytes(digest[-8:], "big")
 
 
 class ReplicaIndex:
-    """Masks by block and tier, of which bit i is that of the replica in slot i.
-
-    A slot is given up with what it had, so that forgetting a replica takes no time; its bits go with a later sweep, and then it is used again.
-    """
+    """Masks by block and tier; bit i is the replica's in slot i. A forgotten replica gives up its slot, which takes no
+    time; a later sweep clears its bits, and then the slot is used again."""
 
     def __init__(self) -> None:
         self._slots: dict[str, int] = {}
         # By bit.
         self._names: dict[int, str] = {}
-        # Slots in use, and those of replicas that tell restart points, as masks.
+        # Slots in use, and those of replicas that report restart points, as masks.
         self._live = 0
         self._restarting = 0
         self._next = 0
-        # Slots that have no bits, and those whose bits are to be swept.
+        # Slots without bits, and slots whose bits are to be swept.
         self._free: list[int] = []
         self._gone: list[int] = []
         self._masks: tuple[dict[int, int], ...] = ({}, {}, {})
-        # By each of two parts of a key, how many restart points have it: most other blocks need no look-up then.
+        # By each of two parts of a key, how many restart points have it: so most other blocks need no look-up.
         self._hints = [np.zeros(1 << bits, np.int16) for bits in _HINT_BITS]
         self._num: dict[int, int] = {}
         self._num_gone = 0
 
     def __len__(self) -> int:
-        """Blocks that any replica has on the device."""
+        """Return the number of blocks that any replica has on the device."""
         return len(self._masks[DEVICE])
 
     def __contains__(self, replica: str) -> bool:
@@ -99,8 +97,8 @@ class ReplicaIndex:
         return list(self._slots)
 
     def add(self, replica: str, *, restart_points: bool = False) -> None:
-        """Begin with a replica that has nothing. `restart_points`: its layers are of several kinds, and it tells where prompts can begin.
-        Raises InvalidConfig for one that is there."""
+        """Add a replica that has nothing. `restart_points`: its layers are of several kinds, and it reports where
+        prompts can begin. Raises InvalidConfig if it is there already."""
         if replica in self._slots:
             raise InvalidConfig(f"there is a replica {replica!r} already")
         self._take_slot(replica, restart_points)
@@ -117,7 +115,7 @@ class ReplicaIndex:
         self._take_slot(replica, restart_points)
 
     def store(self, replica: str, keys: Iterable[int] | Keys, place: int = DEVICE) -> None:
-        """Note that a replica has these blocks in a place from now on: DEVICE, HOST or RESTART. Raises UnknownReplica."""
+        """Note that a replica has these blocks now in a place: DEVICE, HOST or RESTART. Raises UnknownReplica."""
         slot, masks, num = self._slot(replica), self._masks[place], 0
         bit = with_it = 1 << slot
         without = 0
@@ -126,7 +124,7 @@ class ReplicaIndex:
         for key in _integers(keys):
             before = masks.get(key, 0)
             if not before & bit:
-                # One integer serves all blocks in a row that the same replicas have.
+                # Consecutive blocks with the same replicas share one integer.
                 if before is not without:
                     without, with_it = before, before | bit
                 masks[key] = with_it
@@ -136,7 +134,7 @@ class ReplicaIndex:
         self._num[slot] += num
 
     def drop(self, replica: str, keys: Iterable[int] | Keys, place: int = DEVICE) -> None:
-        """Note that a replica has these blocks in a place no more. Raises UnknownReplica."""
+        """Note that a replica no longer has these blocks in a place. Raises UnknownReplica."""
         slot, masks, num = self._slot(replica), self._masks[place], 0
         bit = 1 << slot
         for key in _integers(keys):
@@ -165,11 +163,11 @@ class ReplicaIndex:
                 self.clear(replica)
 
     def depths(self, keys: Keys) -> dict[str, int]:
-        """How many leading blocks of a prompt each replica has, on its device or its host; those that have none are left out. Of a replica that
-        tells restart points it is the deepest of them whose block it has, not the deepest block.
+        """Return how many leading blocks of a prompt each replica has, on its device or host; those without are left
+        out. A replica with restart points counts with its deepest one whose block it has, not with its deepest block.
 
-        Exact for restart points, and where replicas have few depths. Where they have many, those that are not the deepest may be too low by a 64th of
-        the prompt.
+        Exact for restart points and few depths; of many, those below the deepest may be too low by a 64th of the
+        prompt.
         """
         [some] = self._having(keys[:1].tolist()) or [0]
         some &= self._live
@@ -179,15 +177,16 @@ class ReplicaIndex:
         return self._by_name(found)
 
     def deepest(self, keys: Keys) -> dict[str, int]:
-        """How deep in these blocks the last one is that each replica has on its device, whatever it has before. One look-up a block."""
+        """Return how deep the last of these blocks is that each replica has on its device. One look-up a block."""
         masks = self._masks[DEVICE]
         if masks.keys().isdisjoint(keys.tolist()):
             return {}
         return self._by_name(self._deepest(DEVICE, keys, np.arange(len(keys)), self._live))
 
     def _found(self, keys: Keys, some: int) -> list[tuple[int, int]]:
-        """Depths, and a mask of those that have each, of `some`, which have the first block."""
-        # Looked up at once; then in the middle of each gap, the deepest first. A gap: `some` have the block at `low`, and not the one at `high`.
+        """Return depths, each with a mask of its replicas, of the replicas `some`, which have the first block."""
+        # Look up evenly spaced blocks at once, then the middle of each gap, the deepest first.
+        # A gap: the replicas `some` have the block at `low`, and not the one at `high`.
         step = -(-len(keys) // min(some.bit_count() + 1, _MOST_AT_ONCE))
         found, gaps, low = [], [], 0
         at = range(step, len(keys), step)
@@ -215,14 +214,14 @@ class ReplicaIndex:
         return found + [(low + 1, some) for low, _, some in gaps]
 
     def _having(self, keys: list[int]) -> list[int]:
-        """Who has each of these blocks, on the device or the host."""
+        """Return who has each of these blocks on the device or the host, as masks."""
         device, host, _ = self._masks
         masks = list(map(device.get, keys, repeat(0)))
         return list(map(or_, masks, map(host.get, keys, repeat(0)))) if host else masks
 
     def _deepest(self, place: int, keys: Keys, at: NDArray[np.int64], left: int) -> list[tuple[int, int]]:
-        """Depths, and a mask of those that have each: the deepest blocks of those `at` that these replicas have in a place; a restart point counts
-        with its block."""
+        """Return depths, each with a mask of its replicas: the deepest of the blocks `at` that each of the replicas
+        `left` has in a place. A restart point counts with its block."""
         masks, found = self._masks[place], list[tuple[int, int]]()
         for stop in range(len(at), 0, -_AT_ONCE):
             places = at[max(0, stop - _AT_ONCE) : stop][::-1]
@@ -240,7 +239,7 @@ class ReplicaIndex:
         return found
 
     def _hinted(self, keys: Keys) -> NDArray[np.int64]:
-        """The blocks that may be restart points."""
+        """Return the blocks that may be restart points."""
         (first, second), (low, high) = self._hints, _HINT_MASKS
         [hinted] = first.take((keys & low).view(np.int64)).nonzero()
         return hinted[second.take((keys[hinted] >> _HINT_BITS[0] & high).view(np.int64)) != 0]
@@ -287,7 +286,7 @@ class ReplicaIndex:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Forget the blocks of slots that were given up."""
+        """Clear the bits of slots that were given up."""
         live = self._live
         for place, masks in enumerate(self._masks):
             for key in [key for key, mask in masks.items() if mask & ~live]:

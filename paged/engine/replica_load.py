@@ -1,4 +1,4 @@
-"""The report of a replica to its routers: its scheduler's forecast in seconds. Real replicas and simulated ones make it here."""
+"""A replica's report to its routers: its scheduler's forecast in seconds, for real and simulated replicas."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ REPORT_S = 0.25
 
 
 def load_of(outlook: Outlook, pace: Pace, *, received: Mapping[str, int] | None = None) -> ReplicaLoad:
-    """The load of now; whether tenants take turns, and what is refused, is known elsewhere. `received` as in `ReplicaLoad`. Takes 2 µs for each
-    sequence, and less where one more can begin at once."""
+    """Return the present load; the caller adds `is_fair` and `is_full`. `received` as in `ReplicaLoad`. Takes 2 µs a
+    sequence, and less if one more request can begin at once."""
     held, limits = outlook.held, outlook.limits
     num, most = int(outlook.num_sequences.sum()), limits.max_tokens_per_step
     usual = max(1, min(int(held.mean()) if len(held) else 1, outlook.max_total - 1))

@@ -8,12 +8,12 @@ from paged.scheduler import RequestUsage
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """The times of a request's tokens, in seconds from its arrival; None where there was no such token or gap.
+    """The times of a request's tokens, in seconds; None if there was no such token or gap.
 
-    ttft_s         until its first token
+    ttft_s         from arrival to the first token
     itl_s          mean gap between two tokens of a sequence
-    longest_gap_s  the longest one
-    e2e_s          until its end
+    longest_gap_s  the longest gap
+    e2e_s          from arrival to the end
     tokens_per_s   output tokens over e2e_s
     """
 
@@ -25,8 +25,8 @@ class Timings(msgspec.Struct, frozen=True):
 
 
 class Logprob(msgspec.Struct, frozen=True):
-    """The likelihood of a token: the natural logarithm of its probability by the model's own logits, its rank (1 is the likeliest), and its
-    text, None without a tokenizer."""
+    """The likelihood of a token: the natural logarithm of its probability by the model's own logits, its rank (1 is the
+    likeliest), and its text, None without a tokenizer."""
 
     logprob: float
     rank: int
@@ -34,21 +34,21 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 Alternatives = dict[int, Logprob]
-"""By token id, of one place: the token that stands there, and the likeliest ones."""
+"""The token at one place and the likeliest ones, by token id."""
 
 
 class EngineOutput(msgspec.Struct, frozen=True):
     """News of one sequence of a request.
 
-    token_ids      new ones
-    text           new text; together with what came before it is whole characters, and ends before a stop string
-    finish_reason  "stop", "length", "abort", "rejected" or "error"; None while it goes on
-    error          why, for "error"
-    usage, timings with the request's last one
-    sequence       which of the request's answers, from 0 on
+    token_ids      new tokens
+    text           new text; with all text before, it is whole characters and ends before a stop string
+    finish_reason  "stop", "length", "abort", "rejected" or "error"; None while the sequence goes on
+    error          the cause of "error"
+    usage, timings with the request's last output
+    sequence       the number of the answer, from 0 on
     finished       all sequences of the request have ended
     logprobs       of each new token, if the request asked for them
-    stop_reason    the stop string or token id that ended it, None for EOS
+    stop_reason    the stop string or token id that ended the sequence, None for EOS
     """
 
     id: str
@@ -65,7 +65,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
 
 
 class CompletionOutput(msgspec.Struct, frozen=True):
-    """One answer; `index` says which sequence of its request it was, `score` how a search ranked it."""
+    """One answer. `index` is its number among the request's sequences; `score` is a search's rank of it."""
 
     index: int
     text: str
@@ -78,8 +78,9 @@ class CompletionOutput(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """A finished request. `prompt` is its text where it was given as text. `outputs` are its n answers, in order, or the likeliest first
-    where more were made; text, token_ids and finish_reason are those of the first. The prompt's first token has no log-probability."""
+    """A finished request. `prompt` is its text, if it was given as text. `outputs` are its n answers, in order, or the
+    likeliest first if more were made; `text` and others are the first one's. The prompt's first token has no
+    Logprob."""
 
     id: str
     prompt: str | None
@@ -92,28 +93,30 @@ class Completion(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Of the first answer."""
+        """The first answer's text."""
         return self.outputs[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the first answer."""
+        """The first answer's tokens."""
         return self.outputs[0].token_ids
 
     @property
     def finish_reason(self) -> str:
-        """Of the first answer."""
+        """Why the first answer ended."""
         return self.outputs[0].finish_reason
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """Totals of an engine. Seconds of its clock.
+    """Totals of an engine; seconds of its clock.
 
-    steps           forward passes that ended; failed_steps those cancelled because memory ran out, or because logits
-                    were not numbers
-    output_tokens   sampled
-    drafted_tokens  guessed, and accepted_tokens those that were right
-    host_s          in schedule, inputs, sampling, update and text; model_s in moves and forward passes. One step ahead they pass at once
+    steps           forward passes that ended; failed_steps: those cancelled, for lack of memory or logits without
+                    numbers
+    output_tokens   sampled tokens
+    drafted_tokens  guessed tokens; accepted_tokens: those that were right
+    host_s          in schedule, inputs, sampling, update and text; model_s: in moves and forward passes, at the same
+                    time
+                    if one step ahead
     """
 
     steps: int

@@ -6,8 +6,8 @@
     replica 0   90 %     0.8 s    0.1 s     0.9 s        few tokens to compute, behind others
     replica 1    0 %     0.0 s    1.0 s     1.0 s        least loaded: 0 is chosen, and 1 once more wait at 0
 
-A replica's report is old: requests that this router sent since then count as reserved. Other routers report theirs
-(`heard`), or are taken to send as many. No clock, no network: times and random numbers are arguments.
+A replica's report is old, so requests that this router has sent since then count as reserved. Other routers tell theirs
+(`heard`), or are taken to send as many. There is no clock and no network: times and random numbers are arguments.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from paged.errors import InvalidConfig, UnknownReplica
 _Scored = tuple[float, float, float, str, bool]
 """A replica: its score; the expected first token, and what of it is computed, in seconds; its name; whether it is full."""
 _UNKNOWN_TOKEN_S = 1e-4
-"""Seconds a token while no replica has said its own."""
+"""Seconds a token, until a replica has reported its own."""
 _FADING_AT_ONCE = 2
 _SPARSE = (*(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48), *range(64, 1 << 20, 64))
-"""Lengths in blocks at which what was sent and is not cached yet is noted."""
+"""Lengths of prompts, in blocks, at which sent content is noted until it is cached."""
 _SPARSE_PLACES = np.array(_SPARSE) - 1
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
     """A request that needs a replica.
 
-    id          names it until it is completed
+    id          its name until it is completed
     keys        of its full blocks (`prompt_keys`), uint64 [blocks]
     num_tokens  of its prompt
-    tenant      its tenant, "" without one
+    tenant      "" without one
     """
 
     id: str
@@ -51,13 +51,13 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 class ReplicaLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The report of a replica.
 
-    begin_s      in how many seconds a request that came now would begin (`forecast`, in seconds)
+    begin_s      seconds until a request that came now would begin (`forecast`)
     token_s      seconds that a prompt token takes; 0: not known yet
     num_running  sequences that run
-    queued       tokens of waiting requests that are to be computed, without what is cached of them, by tenant
-    is_fair      tenants take turns there, so that one waits for as much of another as it has itself
+    queued       tokens that waiting requests have to compute, without cached ones, by tenant
+    is_fair      tenants take turns: a request waits for as much of another tenant's as its own tenant has
     is_full      it refuses requests now
-    received     the number of the latest request of each router that it counts; None: it does not say
+    received     by router, the number of the latest request that the report counts; None: it does not say
     cache_tokens tokens that its memory holds; 0: it does not say
     """
 
@@ -90,14 +90,15 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     """The weights and limits of a router.
 
     bound_s, bound_times
-                  the expected first token may be so much later than at half of the replicas (of two: the better one), and so many
-                  times as late
-    spared        what a second of computing that is spared counts beside a second of waiting: others wait for it, too
-    crowded       what it counts more where as many tokens as memory holds were computed lately: what is computed there evicts
-    lately_s      in which what was computed counts for 1 / e as much
+                  the latest expected first token: bound_times · the median's (of two replicas the better's) + bound_s
+    spared        weight of a second of computing that is spared, beside a second of waiting: it helps later requests,
+                  too
+    crowded       more of that weight, per share of memory that was computed lately: computing there evicts
+    lately_s      seconds after which what was computed counts for 1 / e as much
     running_s     seconds that a running sequence counts for
-    settle_s      after which a replica has received what was sent, and its events are known
-    lapse_s       after which what was sent is taken to be begun, whatever is reported, and a request to have ended or never to have been sent
+    settle_s      seconds after which a replica has received what was sent, and its events are known
+    lapse_s       seconds after which a sent request is taken to have begun, whatever is reported, and then to have
+                  ended
     num_untold    other routers that send to these replicas and do not tell this one
     """
 
@@ -112,7 +113,7 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
     num_untold: int = 0
 
     def check(self) -> None:
-        """Raise InvalidConfig for a value that is negative or no number."""
+        """Raise InvalidConfig for a value that is negative or no finite number."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -123,7 +124,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     """The candidates for a request, the best first, and what is expected at the first.
 
     expected_s  seconds until the first token
-    depth       blocks of the prompt that it has
+    depth       blocks of the prompt that the replica has
     """
 
     replicas: list[str]
@@ -140,7 +141,7 @@ class _Sent(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Replica:
-    """A router's record of a replica: its latest report, the requests sent since, and the share of its memory that was computed lately."""
+    """A router's record of a replica: its report, the requests sent since, and the share of memory computed lately."""
 
     def __init__(self, rules: RoutingRules) -> None:
         self._rules, self._times = rules, 1 + rules.num_untold
@@ -149,11 +150,12 @@ class _Replica:
         self.seen = 0.0
         self.reserved = 0
         self._sent: dict[tuple[str, int], _Sent] = {}
-        # Of each key that is noted, how many requests have it.
+        # How many requests have each noted key.
         self.num_noted: Counter[int] = Counter()
 
     def wait_s(self, begin_s: float, tenant: str, tokens: int, token_s: float) -> float:
-        """Seconds until a request of a tenant that has so many tokens to compute begins, of those until one would that nothing was sent before."""
+        """Return the seconds until a tenant's request of so many tokens begins; `begin_s`: if nothing was sent
+        before."""
         load, times, wait = self.load, self._times, begin_s
         if self.reserved:
             wait += self.reserved * times * token_s
@@ -177,19 +179,19 @@ class _Replica:
                 self.filled += self._times * made.tokens / self.load.cache_tokens
 
     def settle(self, router: str, number: int) -> None:
-        """Count a reservation no more."""
+        """Stop counting a reservation."""
         sent = self._sent.pop((router, number), None)
         if sent is not None:
             self.reserved -= sent.made.tokens
 
     def take_back(self, made: Reservation) -> None:
-        """Count a reservation no more, nor as computed: the request went elsewhere."""
+        """Stop counting a reservation, and its tokens as computed: the request went elsewhere."""
         self.settle(made.router, made.number)
         if self.load.cache_tokens:
             self.filled = max(0.0, self.filled - self._times * made.tokens / self.load.cache_tokens)
 
     def erase(self, keys: Iterable[int]) -> list[int]:
-        """Take back the notes of a request, and return the keys that no other one has."""
+        """Take back the notes of a request, and return the keys that no other request has."""
         num_noted, gone = self.num_noted, []
         for key in keys:
             if (num := num_noted[key]) > 1:
@@ -211,7 +213,7 @@ class _Replica:
                 self.settle(router, number)
 
     def lapse(self, before: float) -> None:
-        """Settle the reservations made before a moment."""
+        """Settle the reservations made before a time."""
         for key, sent in list(self._sent.items()):
             if sent.since > before:
                 break
@@ -219,9 +221,10 @@ class _Replica:
 
 
 class Router:
-    """One of the routers of a set of replicas, which go by names. `draw` gives numbers from 0 to below 1.
+    """One of the routers of a set of replicas, which have names. `draw` gives numbers from 0 to below 1.
 
-    index  what each replica has, shared with other routers or its own; the owner tells it of events (`ReplicaIndex.apply`, `store`, `drop`)
+    index  what each replica has, shared with other routers or its own; its owner tells it of events (`apply` and
+           others)
 
     Times are seconds of one clock, which never goes back.
     """
@@ -247,7 +250,7 @@ class Router:
         self._num_sent = 0
         # When each reservation was made, and where, in order.
         self._reserved: deque[tuple[float, str]] = deque()
-        # What was sent and is not cached yet; and when each note of it goes, in order.
+        # Content that was sent and is not cached yet, and when each note of it goes, in order.
         self._expected = ReplicaIndex()
         self._fading: deque[tuple[float, str, Sequence[int]]] = deque()
 
@@ -257,14 +260,15 @@ class Router:
         return list(self._replicas)
 
     def add(self, replica: str, *, restart_points: bool = False) -> None:
-        """Begin to know a replica, which is empty and idle; `restart_points` as of `ReplicaIndex.add`. Raises InvalidConfig for one that is known."""
+        """Add an empty, idle replica; `restart_points` as of `ReplicaIndex.add`. Raises InvalidConfig for a known
+        one."""
         self._expected.add(replica)
         if replica not in self.index:
             self.index.add(replica, restart_points=restart_points)
         self._replicas[replica] = _Replica(self.rules)
 
     def remove(self, replica: str) -> None:
-        """Forget a replica; requests that it has are completed. Raises UnknownReplica."""
+        """Forget a replica, and the requests that it has. Raises UnknownReplica."""
         self._expected.remove(replica)
         if replica in self.index:
             self.index.remove(replica)
@@ -276,10 +280,10 @@ class Router:
         self._replica(replica).reported(load, now)
 
     def choose(self, prompt: Prompt, now: float, candidates: Sequence[str] | None = None) -> Choice:
-        """Rank replicas for a request, `candidates` or all; those that are full come last. Nothing is reserved (`routed`).
+        """Rank replicas for a request, `candidates` or all; full ones come last. Nothing is reserved (`routed` does).
 
-        The first one's expected first token is at most `bound_times` · the median replica's + `bound_s`, and later than that by what other
-        routers may have sent meanwhile. Raises UnknownReplica, and InvalidConfig where there is none.
+        The first one's expected first token is at most `bound_times` · the median replica's + `bound_s`, and later only
+        by what other routers may have sent meanwhile. Raises UnknownReplica, and InvalidConfig if there is no replica.
         """
         replicas = self._replicas if candidates is None else {name: self._replica(name) for name in candidates}
         if not replicas:
@@ -311,8 +315,8 @@ class Router:
         return Choice([each[3] for each in ranked], expected, depths.get(best, 0))
 
     def routed(self, prompt: Prompt, replica: str, now: float, depth: int = 0) -> Reservation:
-        """Note that a request was sent to a replica, which had so much of it: there, and not where it was sent before, under the
-        same number. Returns what other routers may hear. Raises UnknownReplica."""
+        """Note that a request was sent to a replica, which had its first `depth` blocks. If it was sent before, that is
+        undone, and it keeps its number. Return what other routers may hear. Raises UnknownReplica."""
         known, keys = self._replica(replica), sparse(prompt.keys)[bisect_right(_SPARSE, depth) :].tolist()
         self._fade(now)
         number = self.withdraw(prompt.id, now)
@@ -332,19 +336,19 @@ class Router:
         return None if known is None else known.made.replica
 
     def heard(self, made: Reservation, now: float) -> None:
-        """Count a request that another router has sent. It counts once; at an unknown replica it does not count."""
+        """Count, once, a request that another router has sent; ignore it if the replica is unknown."""
         if made.replica in self._replicas and made.router != self.name:
             self._reserve(made, now)
 
     def completed(self, id: str, now: float) -> None:
-        """Note that a sent request has ended; do nothing for an unknown one."""
+        """Note that a sent request has ended; ignore an unknown one."""
         known = self._by_id.pop(id, None)
         if known is not None:
             self._replicas[known.made.replica].settle(self.name, known.made.number)
             self._fading.append((now + self.rules.settle_s, known.made.replica, known.keys))
 
     def withdraw(self, id: str, now: float) -> int | None:
-        """Note that a request that is not completed was not sent where `routed` said. Returns its number; None for an unknown one."""
+        """Note that an uncompleted request did not go where `routed` said. Return its number; None if it is unknown."""
         known = self._by_id.get(id)
         if known is None:
             return None
@@ -357,9 +361,9 @@ class Router:
         self._reserved.append((now, made.replica))
 
     def _ranked(self, scored: list[_Scored]) -> list[_Scored]:
-        """Order replicas: those that are expected too late come after the others, and before those that are full."""
+        """Order replicas: first those within the bound, then those that are expected too late, then full ones."""
         rules = self.rules
-        # Of many replicas one always waits little: by the earliest alone sessions would leave what they have all the time.
+        # Not the earliest: among many replicas one is always early, and sessions would often leave their content.
         expected = sorted([each[1] for each in scored if not each[4]]) or [math.inf]
         within = expected[(len(expected) - 1) // 2] * rules.bound_times + rules.bound_s
 
@@ -368,7 +372,7 @@ class Router:
 
         ranked = sorted(scored)
         ranked.sort(key=rank)
-        # One of those that differ too little from the first is drawn: other routers see the same loads, and are not to choose the same.
+        # Draw one that is nearly as good: other routers see the same loads, and should not choose the same.
         score, _, compute, *_ = first = ranked[0]
         most = score + compute * rules.num_untold / (1 + rules.num_untold)
         differs = (i for i, each in enumerate(ranked) if each[0] > most or rank(each) != rank(first))
@@ -377,7 +381,7 @@ class Router:
         return ranked
 
     def _lapse(self, now: float) -> None:
-        """Take what was sent long ago to be begun, and a request to have ended or never to have been sent."""
+        """Take requests sent long ago to have begun, and the oldest to have ended, or never to have been sent."""
         before = now - self.rules.lapse_s
         if self._by_id and (oldest := next(iter(self._by_id.values()))).since <= before:
             self.completed(oldest.made.id, now)
@@ -387,7 +391,7 @@ class Router:
                 self._replicas[replica].lapse(before)
 
     def _fade(self, now: float) -> bool:
-        """Forget notes of content that is cached by now, or never will be: a few at a time, so that nothing takes long. Return whether there were any."""
+        """Forget a few notes of content that is cached by now, or never will be. Return whether there were any."""
         num = 0
         while num < _FADING_AT_ONCE and self._fading and self._fading[0][0] <= now:
             num += 1
@@ -407,5 +411,5 @@ class Router:
 
 
 def sparse(keys: Keys) -> Keys:
-    """Some of a prompt's keys: enough to know how much of it two prompts share, to 64 blocks or half of it."""
+    """Return some of a prompt's keys: enough to know how much two prompts share, to 64 blocks or half of it."""
     return keys[_SPARSE_PLACES[: bisect_right(_SPARSE, len(keys))]]

@@ -16,8 +16,8 @@ _UNSENT = -2
 
 
 class StepInputs:
-    """Makes a StepInput of each batch of one scheduler, in order. Where layers are of several kinds it remembers what it sent of their
-    tables, so that each step has what is new alone."""
+    """Makes a StepInput of each batch of one scheduler, in order. For layers of several kinds it remembers what it sent
+    of their tables, so that a step has only what is new."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -25,8 +25,8 @@ class StepInputs:
         self._sent: list[NDArray[np.int32]] = []
 
     def of(self, batch: Batch, oldest: int | None = None) -> StepInput:
-        """The step of a batch that was just scheduled, while its tables are as it left them. `oldest`: number of the oldest batch that is out;
-        None: this one is alone."""
+        """Make the step of a batch that was just scheduled, while its tables have not changed. `oldest`: number of the
+        oldest outstanding batch; None: this one is alone."""
         reads: NDArray[np.int32] | None = None
         written_from: NDArray[np.int64] | None = None
         if batch.groups is None:
@@ -63,7 +63,7 @@ class StepInputs:
             self._sent.append(np.full((0, 0, now.shape[2]), _UNSENT, np.int32))
         sent = with_room(self._sent[number], int(rows.max(initial=-1)) + 1, now.shape[1], _UNSENT)
         self._sent[number] = sent
-        # Behind a row's last token a table may say anything.
+        # Behind a row's last token a table's entries are arbitrary.
         ends = np.ones_like(batch.seq_lens) if group.is_of_states else -(-batch.seq_lens // self._block_size)
         is_new = (now != sent[rows, : now.shape[1]]).any(-1) & (np.arange(now.shape[1]) < ends[:, None])
         places, columns = is_new.nonzero()

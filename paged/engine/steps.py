@@ -2,9 +2,9 @@
 
     launch: schedule → launched        settle: sampled        finish: update
 
-One step ahead, a batch is launched before the last one has ended. The worker fills in what that one sampled; the result is
-dropped if its sequence ends there. The worker samples, unless the engine has to see the logits: then the step is settled
-before the next is launched.
+One step ahead, a batch is launched before the last one has ended. The worker fills in the tokens that the last one
+sampled; a row's result is dropped if its sequence has ended there. The worker samples, unless the engine has to see the
+logits: then the step is settled before the next is launched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OnRan = Callable[[Batch, float], None]
 
 
 class FailedBatch(NamedTuple):
-    """A batch that was cancelled because of `error`, and the requests concerned."""
+    """A batch that was cancelled because of `error`, and the requests that it concerns."""
 
     request_ids: list[str]
     error: Exception
@@ -45,7 +45,7 @@ class _NotChosen(Exception):
 
 
 class _Sampled(NamedTuple):
-    """The samples of a batch, packed, their number by row (None: one for each that samples), and the time of its logits."""
+    """A batch's samples, packed; their number by row (None: one for each that samples); and the time of its logits."""
 
     tokens: NDArray[np.int32]
     counts: NDArray[np.int64] | None
@@ -53,7 +53,7 @@ class _Sampled(NamedTuple):
 
 
 class _Out:
-    """A launched batch, and its step; `sampled` None: it was not read yet."""
+    """A launched batch, and its step; `sampled` is None until its result is read."""
 
     def __init__(self, batch: Batch, launched: Launched, on_logits: OnLogits | None) -> None:
         self.batch, self.launched, self.on_logits = batch, launched, on_logits
@@ -61,11 +61,11 @@ class _Out:
 
 
 class Steps:
-    """The batches of one scheduler, run by one executor. After any error `take_back` leaves none outstanding.
+    """The batches of one scheduler, run by one executor. After any error `take_back` cancels all that are outstanding.
 
-    content_is_lost  copies have failed: no block is known to hold what the manager thinks
+    content_is_lost  copies have failed: it is not known what blocks hold
     on_ran(batch, seconds)
-                     called once a batch has run and was sampled from, and before it ends; None: nothing is called
+                     called when a batch has run and was sampled from, before it ends; None: nothing is called
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Steps:
         self._host_s = self._model_s = 0.0
 
     def must_be_whole(self) -> None:
-        """Raise EngineFailed if the scheduler's books were left half-written, and EngineClosed behind `close`."""
+        """Raise EngineFailed if the scheduler's books are half-written, and EngineClosed after `close`."""
         if self._is_closed:
             raise EngineClosed("the engine was closed; make a new one.")
         if self._torn_by is not None:
@@ -102,21 +102,21 @@ class Steps:
             ) from self._torn_by
 
     def forget_lost_content(self) -> None:
-        """Empty the cache once copies have failed, and every request has ended."""
+        """Empty the cache, once copies have failed and every request has ended."""
         was_forgotten = self._scheduler.manager.reset_cache()
         assert was_forgotten, "nothing holds a block"
         self.content_is_lost = False
 
     def launch(self, note_admitted: Callable[[Batch], None], on_logits: OnLogits | None) -> bool:
-        """Launch a batch, if there is anything to run; return whether there was. `note_admitted` is called with it before it runs.
-        Waits for nothing where steps run on a thread of their own."""
+        """Launch a batch, if there is anything to run; return whether there was. `note_admitted` gets the batch before
+        it runs. Does not wait, if steps run on a thread of their own."""
         began = self._clock()
         with Uninterrupted():
             try:
                 batch = self._scheduler.schedule(began, self._drafts())
                 if batch.is_empty:
                     return False
-                # If this fails half-way, the worker would miss changes.
+                # If this failed half-way, the worker would miss changes: note it as torn.
                 oldest = self._outstanding[0].batch if self._outstanding else batch
                 step = self._inputs.of(batch, oldest.number)
                 note_admitted(batch)
@@ -130,8 +130,8 @@ class Steps:
         return True
 
     def settle(self) -> FailedBatch | None:
-        """Sample from the logits of every batch that is out, where its executor does not: a callback, a reader or what changes logits needs them
-        before the next batch is put out. Waits for these. Returns and raises as `finish`."""
+        """Wait for batches whose executor does not sample, and sample from their logits: a callback, a reader or a
+        change of logits needs them before the next batch is launched. Returns and raises as `finish`."""
         for out in self._outstanding:
             if not out.launched.samples and out.sampled is None:
                 failed = self._sample(out)
@@ -140,7 +140,7 @@ class Steps:
         return None
 
     def _sample(self, out: _Out) -> FailedBatch | None:
-        """Read the samples of a batch, or sample from its logits."""
+        """Read the samples of a batch, or sample from its logits. Return the batch if it had to be cancelled."""
         try:
             ran = self._executor.result(out.launched)
         except Exception as error:
@@ -162,7 +162,7 @@ class Steps:
         except _NotChosen as failure:
             return self._failed(out, failure.error)
         out.sampled = _Sampled(tokens, counts, ran.computed)
-        # Behind drafts nothing is computed before it is known how many are right.
+        # With drafts the next step waits until it is known how many are right: it needs no samples from here.
         values = np.zeros(len(samples), np.int32) if counts is not None else out.launched.by_row(tokens)
         self._executor.keep(out.launched, values)
         self._host_s += self._clock() - began
@@ -170,7 +170,7 @@ class Steps:
         return None
 
     def _note_ran(self, out: _Out, ran: Ran) -> None:
-        """Call `on_ran`: only now it is known that its logits are numbers, and with them the K and V that it wrote."""
+        """Call `on_ran`. Only now it is known that the logits are numbers, and so the K and V that the batch wrote."""
         if self.on_ran is not None:
             self.on_ran(out.batch, ran.computed - ran.began)
 
@@ -180,13 +180,13 @@ class Steps:
         ran: Ran,
         asked: Asked,
     ) -> tuple[NDArray[np.int32], NDArray[np.int64] | None]:
-        """Return the tokens that each sampling row goes on with, packed, and their number by row; None: one for each that samples."""
+        """Return the tokens that rows go on with, packed, and their number by row (None: one for each that samples)."""
         batch, logits, on_logits = out.batch, ran.logits, out.on_logits
         assert logits is not None, "its executor does not sample"
         samples = batch.samples
         seen = logits.clone() if on_logits is not None and asked.adjusts else logits
         if batch.ticket.draft_counts is None:
-            # Output tokens of each before this step.
+            # Output tokens of each request before this step.
             places = batch.seq_lens[samples] - asked.prompt_len
             if on_logits is not None:
                 for request_id, place, row in zip(batch.ids[samples].tolist(), places.tolist(), seen, strict=True):
@@ -207,7 +207,7 @@ class Steps:
         drafts = ran.token_ids[rising_from(first, num_drafts)]
         self._sampling.note(asked.of(is_draft), places[is_draft], drafts)
         tokens = self._choose(logits, asked, places)
-        # A token is one if all drafts before it are what was chosen there: then it is what would have been chosen without them.
+        # A token is kept if all drafts before it are what was chosen there: it is the same as without drafts.
         is_wrong = np.zeros(len(tokens), np.int64)
         is_wrong[is_draft] = tokens[is_draft] != drafts
         wrong_before = is_wrong.cumsum() - is_wrong
@@ -228,7 +228,7 @@ class Steps:
         return tokens[is_kept], counts
 
     def _choose(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """As RowSampling; raises _NotChosen, so that it differs from what a callback raises."""
+        """Choose as RowSampling. Raises _NotChosen, to tell its errors from a callback's."""
         if not len(places):
             return np.empty(0, np.int32)
         try:
@@ -243,14 +243,14 @@ class Steps:
 
     @property
     def latest(self) -> Batch:
-        """The latest of those."""
+        """The latest batch that has not ended."""
         return self._outstanding[-1].batch
 
     def finish(self, deliver: Callable[[Outputs], None]) -> Batch | FailedBatch | None:
         """Wait for the oldest batch, end it, and `deliver` the outputs of its requests. None: there is none.
 
-        Returns the batch if it had to be cancelled, for want of memory (`is_out_of_memory`) or because nothing can be chosen
-        from the logits of a request. Raises EngineFailed when copies failed, and all else as it is."""
+        Returns a FailedBatch if it was cancelled: memory ran out (`is_out_of_memory`), or nothing can be chosen from
+        logits. Raises EngineFailed if copies failed, and other errors as they are."""
         if not self._outstanding:
             return None
         out = self._outstanding[0]
@@ -274,13 +274,13 @@ class Steps:
         return out.batch
 
     def take_back(self) -> None:
-        """Cancel every batch that has not ended, as if it had never run; wait for a step that runs. With torn books, change nothing."""
+        """Cancel all outstanding batches, as if they had never run; wait for a running step. Torn books stay."""
         with Uninterrupted():
             while self._outstanding and self._torn_by is None:
                 out = self._outstanding.pop()
                 try:
                     has_begun = self._executor.drop(out.launched)
-                    # Its copies may have failed while it was waited for.
+                    # Its copies may have failed during the wait.
                     self.content_is_lost |= out.launched.lost_content
                     if not has_begun or out.launched.lost_content:
                         self._inputs.take_back(out.launched.step)
@@ -290,7 +290,7 @@ class Steps:
                     raise
 
     def close(self) -> None:
-        """Take back all launched batches, and close the executor; from then on `must_be_whole` raises."""
+        """Take back all launched batches, and close the executor; afterwards `must_be_whole` raises."""
         self._is_closed = True
         self.take_back()
         self._executor.close()
@@ -315,8 +315,8 @@ class Steps:
         return self._drafter.propose(manager.rows.tokens, manager.rows.num_tokens, rows) if len(rows) else None
 
     def _failed(self, out: _Out, error: Exception) -> FailedBatch:
-        """Cancel the batch and all behind it, and return the requests concerned; called where `error` was caught. Raises it unless it is one that
-        is known."""
+        """Cancel the batch and all behind it, and return the requests that it concerns. Raises `error`, which the
+        caller has caught, if it is of no known kind."""
         batch = out.batch
         if out.launched.lost_content:
             self.content_is_lost = True
@@ -327,13 +327,13 @@ class Steps:
                 f'every request ends with "error", and the cache is forgotten.'
             ) from error
         if isinstance(error, BadLogits | CannotAdjust):
-            # Of its logits, of which a row with drafts has several.
+            # The row counts logits, and a row with drafts has several.
             owners = batch.ids[batch.samples].repeat(batch.num_drafts[batch.samples] + 1)
             request_ids = [owners[error.row]]
         elif is_out_of_memory(error):
             request_ids = list(dict.fromkeys(batch.ids.tolist()))
         else:
-            # What other ranks kept has gone with them.
+            # What other ranks kept is lost with them.
             self.content_is_lost |= isinstance(error, RanksFailed)
             raise error
         self._num_failed += 1
@@ -341,7 +341,7 @@ class Steps:
         return FailedBatch(request_ids, error)
 
     def _note_torn(self, error: BaseException) -> None:
-        """Note that the scheduler's books may be half-written, unless the error is a typed one, which has changed nothing."""
+        """Note that the scheduler's books may be half-written, except after a typed error, which changes nothing."""
         if not isinstance(error, PagedError):
             self._torn_by = error
 
@@ -353,16 +353,16 @@ def _tell(out: _Out, ran: Ran) -> None:
     batch, asked = out.batch, out.launched.asked
     owners = np.arange(len(batch.rows)).repeat(batch.num_tokens)
     if ran.of_prompts is not None:
-        # The token behind each of them, which a later step may compute.
+        # These logits are of the token behind each one, which a later step may compute.
         tell_prompts(ran.read.others, asked.of(owners[ran.of_prompts]), batch.positions[ran.of_prompts] + 1)
     if ran.of_states is not None:
         tell_states(ran.read.states, asked.of(owners[ran.of_states]), batch.positions[ran.of_states])
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a forward pass failed for want of memory, which another try may find: torch.OutOfMemoryError of an
-    accelerator, MemoryError of Python and numpy, and the RuntimeError of torch's allocator on a CPU, which has no class
-    of its own."""
+    """Whether a forward pass failed for lack of memory, so that another try may succeed: torch.OutOfMemoryError of an
+    accelerator, MemoryError of Python and numpy, and the RuntimeError of torch's CPU allocator, which has no class of
+    its own."""
     if isinstance(error, (OutOfMemoryError, MemoryError)):
         return True
     return type(error) is RuntimeError and "DefaultCPUAllocator" in str(error)

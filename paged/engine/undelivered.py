@@ -14,7 +14,7 @@ class Undelivered:
     """Outputs of requests, each request's in the order in which they came."""
 
     def __init__(self) -> None:
-        # As they came, until one request's are asked for: mostly all are taken at once, step by step.
+        # Filed by request only when one request's are asked for: usually a step takes all at once.
         self._latest: list[EngineOutput] = []
         self._by_request: dict[str, list[EngineOutput]] = {}
 
@@ -37,8 +37,7 @@ class Undelivered:
         return [output for outputs in filed.values() for output in outputs]
 
     def take_each(self, request_ids: Collection[str]) -> Iterator[EngineOutput]:
-        """Hand out the outputs of these requests. An output is removed when it is read, and may be put back
-        until then."""
+        """Hand out the outputs of these requests, one by one: what is not read stays."""
         for request_id in [each for each in self._filed() if each in request_ids]:
             while outputs := self._filed().get(request_id):
                 output = outputs.pop(0)
@@ -47,7 +46,7 @@ class Undelivered:
                 yield output
 
     def take_joined(self, request_id: str) -> EngineOutput | None:
-        """Hand out all outputs of the request's latest sequence as one, the others' in the next step; None: nothing."""
+        """Hand out a request's outputs of its latest sequence as one; others stay for the next step. None: nothing."""
         every = self._filed().pop(request_id, [])
         outputs = [output for output in every if output.sequence == every[-1].sequence]
         if len(outputs) < len(every):
@@ -64,7 +63,7 @@ class Undelivered:
         )
 
     def _filed(self) -> dict[str, list[EngineOutput]]:
-        """All outputs by request."""
+        """Return all outputs by request."""
         if self._latest:
             with Uninterrupted():
                 for output in self._latest:

@@ -3,8 +3,8 @@
     --enable-chunked-prefill   granted: prompts are always computed in chunks
     --pipeline-parallel-size 2 refused: a model is not split by its layers
 
-Flags that mean the same as an option of ours are second names of that option. Arguments of vLLM's LLM that ours has
-not are refused by the same table.
+Flags with the same meaning as one of our options are second names of it. The same table refuses arguments of vLLM's LLM
+that ours does not have.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paged.errors import InvalidConfig
 
 
 class Flag(msgspec.Struct, frozen=True, kw_only=True):
-    """How a flag of vLLM's is treated.
+    """How one of vLLM's flags is treated.
 
-    values    None: it takes none. Otherwise those that are granted; () where all are refused
-    becomes   our options in its place; empty where none is needed
+    values    the values that are granted, () if all are refused; None: the flag takes no value
+    becomes   our options in its place; empty if none is needed
     granted   a flag without a value is granted
     why       for the message, and for readers
     """
@@ -118,11 +118,11 @@ FLAGS: dict[str, Flag] = {
     "--ssl-cert-reqs": _valued("with --tls-client-ca clients need a certificate.", "2"),
     "--uds": _valued("it listens at an address and a port."),
 }
-"""By name; what is neither here nor an option is refused as any unknown option is."""
+"""By name. A flag that is neither here nor an option is refused as unknown."""
 
 
 def why_not(name: str, known: Sequence[str], of_what: str) -> str:
-    """Return the message for a name that is no setting of an engine or a server, with what to use instead. `known` are its settings."""
+    """Return the message for a name that is no setting of `of_what`, and what to use instead; `known` are settings."""
     flag = FLAGS.get(f"--{name.replace('_', '-')}")
     if flag is not None:
         # Options of the command line become arguments.
@@ -142,7 +142,7 @@ def _as_argument(option: re.Match[str]) -> str:
 
 
 def translated(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with our options in place of granted flags. Raises InvalidConfig for a refused one."""
+    """Return the arguments with our options in place of granted flags. Raises InvalidConfig for a refused flag."""
     found: list[str] = []
     left = list(arguments)
     while left:
