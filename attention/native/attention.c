@@ -1,11 +1,11 @@
 /* Attention over K and V that lie in blocks, for sequences with one token or with many, in one call.
  *
- * Rows are query heads of tokens; those that read the same K and V stand in one piece of work, up to MOST_ROWS of them. A piece goes
- * over its sequence in tiles of TILE positions, which begin at multiples of TILE whoever asks: K is turned so that scores are a
- * product, the running maximum and sum are FlashAttention's (Dao et al., 2022), V is multiplied where it lies in the cache. A tile that
- * a row does not see changes nothing, to the bit: its weights are exactly 0 and what was summed before is multiplied by exactly 1. So
- * a token's result depends on its own context alone: not on the other sequences, not on how its prompt was cut, not on where its
- * blocks lie, and not on how many threads there are.
+ * A row is one query head of one token. A piece of work has up to MOST_ROWS rows that read the same K and V. It goes
+ * over its sequence in tiles of TILE positions, which always begin at multiples of TILE. K is turned, so that scores
+ * are a product. V is multiplied where it lies in the cache. The running maximum and sum are FlashAttention's (Dao et
+ * al., 2022). A tile that a row does not see changes no bit: its weights are exactly 0, and earlier sums are multiplied
+ * by exactly 1. So a token's result depends on its own context alone: not on other sequences, on how its prompt was
+ * cut, on where its blocks lie, or on the number of threads.
  *
  * What lies behind a sequence's end, or before every row's window, is never read: a freed block may hold anything.
  */
@@ -17,7 +17,7 @@
 #define TILE 64
 #define MOST_ROWS 96
 #define LOWEST -1e30f
-/* Sequences that are enough for every thread to have some. */
+/* With so many sequences every thread has some. */
 #define MANY 16
 
 #ifdef __clang__
@@ -36,21 +36,21 @@
 #define HIGH(a, b) SHUFFLED(a, b, 2, 6, 3, 7)
 #endif
 
-/* A head's size, up to a multiple of LANES and of the codes of a word. */
+/* A head's size, rounded up to a multiple of LANES and of the codes in a word. */
 INLINE size_t up(size_t size) {
     const size_t multiple = LANES < 8 ? 8 : LANES;
     return (size + multiple - 1) / multiple * multiple;
 }
 
-/* Likewise, of K and queries. */
+/* The same for K and queries; a matrix unit takes multiples of 32. */
 INLINE size_t up_keys(size_t size, int by_matrix) { return by_matrix ? (size + 31) / 32 * 32 : up(size); }
 
-/* Where K and V of positions lie, and their scales where they have some, in bytes. */
+/* The offsets in bytes of K and V of a tile's positions, and of their scales, if any. */
 typedef struct {
     size_t keys[TILE], values[TILE], key_scales[TILE], value_scales[TILE];
 } places;
 
-/* Memory of one piece of work: rows of one head of K and V stand together. */
+/* Memory of one piece of work; rows that read one head of K and V are together. */
 typedef struct {
     float queries[MOST_ROWS * PAGED_MOST_HEAD_SIZE];
     float totals[MOST_ROWS * PAGED_MOST_HEAD_SIZE];
@@ -58,7 +58,7 @@ typedef struct {
     float values[TILE * PAGED_MOST_HEAD_SIZE];
     float weights[MOST_ROWS * TILE];
     vec weight[MOST_ROWS];
-    /* A vector of rows is read from wherever a head's rows begin. */
+    /* LANES more, because a vector of rows is read from wherever a head's rows begin. */
     float highest[MOST_ROWS + LANES], now[MOST_ROWS + LANES], kept[MOST_ROWS + LANES];
     float key_scales[TILE], value_scales[TILE];
     places at[2]; /* of this tile's positions and of the next one's */
@@ -75,7 +75,7 @@ INLINE vec part_of(const void *row, size_t at, size_t length, int stored) {
     return *(vec *)part;
 }
 
-/* LANES rows of LANES numbers become columns: a perfect shuffle of the rows, as often as two goes into LANES. */
+/* Transpose LANES rows of LANES numbers: log2(LANES) perfect shuffles of the rows. */
 INLINE void turn(vec *lines) {
     vec mixed[LANES];
     UNROLL for (int round = 1; round < LANES; round *= 2) {
@@ -87,13 +87,14 @@ INLINE void turn(vec *lines) {
     }
 }
 
-/* The rows of a tile, and those of the one that comes after it. They are fetched a line at a time while this one is computed: they lie too
- * far apart for the processor to guess, and fetched all at once they would be waited for. */
+/* The rows of a tile, and those of the next tile, which are prefetched line by line while this one is computed. They
+ * lie too far apart for the processor to guess, and a prefetch of all at once would have to be waited for. */
 typedef struct {
     const char *now[TILE], *next[TILE];
 } tile_rows;
 
-/* Rows of `count` positions, of so many bytes each, as words [words, TILE]: 0 behind a row's end, anything behind the last LANES positions. */
+/* Write the rows of `count` positions, `bytes` each, as words [words, TILE]: 0 behind a row's end, arbitrary behind the
+ * last LANES positions. */
 static void turn_words(const tile_rows *rows, size_t count, size_t bytes, size_t words, int32_t *to) {
     for (size_t first = 0; first < count; first += LANES)
         for (size_t w = 0; w < words; w += LANES) {
@@ -108,7 +109,7 @@ static void turn_words(const tile_rows *rows, size_t count, size_t bytes, size_t
         }
 }
 
-/* Turned words become turned codes, [depth, TILE], where they lie: the last ones first, for there is more behind each than before. */
+/* Unpack turned words to turned codes, [depth, TILE], in place: the last ones first, because codes need more room. */
 INLINE void unpack_words(float *to, size_t depth, int stored) {
     const size_t codes = codes_of(stored);
     for (size_t w = (depth + codes - 1) / codes; w-- > 0;)
@@ -118,8 +119,8 @@ INLINE void unpack_words(float *to, size_t depth, int stored) {
         }
 }
 
-/* Products of few rows with K of turned words, which are unpacked where they are multiplied: to[rows, TILE]. Each number is the sum that `product`
- * takes of turned codes. */
+/* Multiply few rows with K in turned words, which are unpacked on the fly: to[rows, TILE]. The sums are those that
+ * `product` takes of turned codes. */
 INLINE void few_scores(const int rows, const int32_t *words, size_t count, size_t depth, const float *x, float *to, int stored) {
     const size_t codes = codes_of(stored);
     for (size_t first = 0; first < count; first += COLUMNS) {
@@ -160,13 +161,13 @@ INLINE void turn_keys(const tile_rows *keys, size_t count, size_t head_size, siz
 }
 
 #if HAS_MATRIX
-/* Whether rows with codes are so few that a matrix unit, which waits for codes to be paired, takes longer. */
+/* Whether rows are so few that a matrix unit takes longer: it has to wait until codes are paired. */
 INLINE int is_few(size_t rows, int stored) { return IS_QUANTISED(stored) && rows <= ROWS; }
 
-/* Two numbers that bfloat16 holds, as every code is, in a word. */
+/* Put two numbers that bfloat16 holds, as it holds every code, in a word. */
 INLINE ivec paired(vec low, vec high) { return (ivec)(((uvec)low >> 16) | ((uvec)high & 0xffff0000u)); }
 
-/* Turned words of codes become turned pairs, [depth / 2, TILE], as unpack_words. */
+/* Unpack turned words to turned pairs of codes, [depth / 2, TILE], as unpack_words does. */
 INLINE void unpack_pairs(int32_t *to, size_t depth, int stored) {
     const int codes = codes_of(stored);
     for (size_t w = depth / codes; w-- > 0;)
@@ -202,12 +203,12 @@ INLINE void narrow_query(const char *query, size_t size, size_t depth, enum elem
             store_narrow((bf16 *)to + d, *(const vec *)(line + d));
 }
 
-/* The sums of the even and of the odd numbers of DEEP, as a matrix unit takes them, onto those before. */
+/* Add the sums of the even and of the odd numbers of DEEP to earlier sums, in a matrix unit's order. */
 #define ADD_BOTH(rows)                    \
     UNROLL for (int r = 0; r < rows; r++) \
         UNROLL for (int j = 0; j < 2; j++) sums[r][j] += both[0][r][j] + both[1][r][j]
 
-/* What matrix_scores gives, to the bit, of few rows with K of turned words: a matrix unit would wait for them. x are floats. */
+/* Scores of few rows with K in turned words, with the same bits as matrix_scores and without its wait. x are floats. */
 INLINE void few_matrix_scores(const int rows, const int32_t *words, size_t count, size_t depth, const float *x, float *to, int stored) {
     const size_t codes = codes_of(stored);
     for (size_t first = 0; first < count; first += 2 * LANES) {
@@ -230,7 +231,7 @@ INLINE void few_matrix_scores(const int rows, const int32_t *words, size_t count
     }
 }
 
-/* What matrix_totals gives, to the bit, of few rows, from `column` on. x are floats of bfloat16. */
+/* Totals of few rows, from `column` on, with the same bits as matrix_totals. x are floats that bfloat16 holds. */
 INLINE void few_matrix_totals(const int rows, const float *x, const tile_rows *values, size_t column, float *to, size_t to_stride,
                               const float *kept, int stored) {
     vec sums[ROWS][2];
@@ -257,7 +258,7 @@ INLINE void few_matrix_totals(const int rows, const float *x, const tile_rows *v
         UNROLL for (int j = 0; j < 2; j++) *(vec *)(to + r * to_stride + column + j * LANES) = sums[r][j];
 }
 
-/* Scores of rows with a tile of K, without their scale. */
+/* Scores of rows with a tile of K, not multiplied by the scale. */
 INLINE void matrix_scores(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys, size_t count, size_t depth,
                           float *weights, int stored) {
     int32_t *const words = (int32_t *)room->keys;
@@ -270,7 +271,7 @@ INLINE void matrix_scores(const paged_attention_call *call, room *room, size_t o
     matrix_product(&room->shape, rows, (const bf16 *)room->queries + own * depth, depth, words, TILE, depth, weights, TILE, TILE, 1);
 }
 
-/* A tile of V, weighed, on top of `kept` times the totals. Weights are narrowed where they lie. */
+/* Add a weighted tile of V to `kept` times the totals. Weights are narrowed in place. */
 INLINE void matrix_totals(room *room, size_t rows, const tile_rows *values, size_t size, size_t depth, float *weights, float *totals,
                           const float *kept, int stored) {
     if (is_few(rows, stored) && size % (2 * LANES) == 0) {
@@ -288,12 +289,13 @@ INLINE void matrix_totals(room *room, size_t rows, const tile_rows *values, size
             for (size_t d = 0; d < depth; d += LANES) *(vec *)(totals + r * depth + d) *= kept[r];
     }
     pair_values(values, size, depth, (int32_t *)room->values, stored);
-    /* The whole tile, of which nothing is read behind its end: a number has one order of additions, and 0 one sign. */
+    /* The whole tile, with zeros behind its end: so a number has one order of additions, and 0 has one sign. */
     matrix_product(&room->shape, rows, (const bf16 *)weights, 2 * TILE, (const int32_t *)room->values, depth, TILE, totals, depth, depth, 0);
 }
 #endif
 
-/* `kernel`, for the rows that are left from r on, at column c: over the widest tiles that fit, until `columns`, a multiple of LANES, are done. */
+/* `kernel`, for the rows that are left from r on, at column c: over the widest tiles that fit, until `columns`, a
+ * multiple of LANES, are done. */
 #define OVER_COLUMNS(columns, left, kernel, ...)                                                        \
     for (size_t c = 0; c < (columns);) {                                                                \
         if ((columns) - c >= COLUMNS) {                                                                 \
@@ -308,7 +310,8 @@ INLINE void matrix_totals(room *room, size_t rows, const tile_rows *values, size
         }                                                                                               \
     }
 
-/* to[rows, columns] = x · w, on top of `kept` [rows] times what is there, if that is given. `columns` is a multiple of LANES. */
+/* to[rows, columns] = x · w, on top of `kept` [rows] times what is there, if that is given. `columns` is a multiple of
+ * LANES. */
 INLINE void product(size_t rows, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t depth, float *to,
                     size_t to_stride, size_t columns, const float *kept) {
     for (size_t r = 0; r < rows; r += ROWS)
@@ -338,7 +341,7 @@ INLINE void scattered_tile(const int rows, const int wide, const float *x, const
         UNROLL for (int j = 0; j < wide; j++) *(vec *)(to + i * to_stride + column + j * LANES) = sums[i][j];
 }
 
-/* A row's scores in a tile, capped; what the row does not see, which is all but positions low to high - 1 of the tile, gets no weight. */
+/* Cap a row's scores in a tile, and hide what the row does not see: all but positions low to high - 1 of the tile. */
 INLINE void mask(float *scores, float low, float high, float soft_cap) {
     UNROLL for (int j = 0; j < TILE; j += LANES) {
         vec score = *(vec *)(scores + j), place = rising() + (float)j;
@@ -354,7 +357,7 @@ INLINE float highest_of(const float *scores) {
     return most_of(most);
 }
 
-/* Scores of a row in a tile become weights; says their sum, in LANES parts. */
+/* Turn a row's scores in a tile into weights; return their sum in LANES parts. */
 INLINE vec weigh(float *scores, float highest) {
     vec sum = {0};
     UNROLL for (int j = 0; j < TILE; j += LANES) {
@@ -365,7 +368,7 @@ INLINE vec weigh(float *scores, float highest) {
     return sum;
 }
 
-/* Rows of a tile, each number times the one of its position. */
+/* Multiply each number of a tile's rows by the factor of its position. */
 INLINE void times(float *weights, size_t rows, const float *factors) {
     for (size_t r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < TILE; j += LANES) *(vec *)(weights + r * TILE + j) *= *(const vec *)(factors + j);
@@ -395,7 +398,7 @@ INLINE void find(const paged_attention_call *call, const int32_t *table, size_t 
     }
 }
 
-/* The first position that the token sees which is number `seen` of its sequence, itself included. */
+/* The first position that a token sees; the token is number `seen` of its sequence, counted from 1. */
 INLINE size_t first_seen(const paged_attention_call *call, size_t seen) {
     const size_t window = call->window, chunk = call->chunk;
     size_t first = window && seen > window ? seen - window : 0;
@@ -403,7 +406,7 @@ INLINE size_t first_seen(const paged_attention_call *call, size_t seen) {
     return first;
 }
 
-/* Scores of rows with a tile of K; of codes without K's scale. */
+/* Scores of rows with a tile of K; codes are not scaled. */
 INLINE void scores(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys, size_t count, size_t key_depth,
                    float *weights, int stored) {
     int32_t *words = (int32_t *)room->keys;
@@ -420,8 +423,8 @@ INLINE void scores(const paged_attention_call *call, room *room, size_t own, siz
     }
 }
 
-/* A tile of positions, of which a row sees some, for the `rows` rows of one head of K and V that begin at `own`. `keys` and `values` are of
- * `count` positions. */
+/* Add a tile of positions to the results of the `rows` rows of one head of K and V, which begin at row `own`. `keys`
+ * and `values` are of `count` positions. */
 INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, size_t rows, const tile_rows *keys,
                      const tile_rows *values, size_t count, size_t first, size_t before, size_t c, int is_whole,
                      int stored, int by_matrix) {
@@ -441,7 +444,7 @@ INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, s
         }
     for (size_t r = 0; r < rows; r++) room->now[own + r] = highest_of(weights + r * TILE);
     for (size_t r = 0; r < rows; r += LANES) {
-        /* Where a score is NaN its weight is, too, and so is the result. What is computed of the next head's rows is thrown away. */
+        /* A NaN score gives a NaN weight and result. What the vector computes of the next head's rows is not used. */
         vec highest = *(vec *)(room->highest + own + r), now = larger(*(vec *)(room->now + own + r), highest);
         *(vec *)(kept + r) = exp_below(highest - now);
         *(vec *)(room->now + own + r) = now;
@@ -468,8 +471,9 @@ INLINE void add_tile(const paged_attention_call *call, room *room, size_t own, s
     product(rows, weights, TILE, room->values, depth, count, totals, depth, depth, kept);
 }
 
-/* Rows `first` to `last` - 1 of sequence i for heads from `head` to `behind` - 1 of K and V; a row is a token of the sequence in this step and
- * a query head of those that read one head of K and V. Heads take turns at each tile: what they read lies side by side. */
+/* Compute rows `first` to `last` - 1 of sequence i for heads `head` to `behind` - 1 of K and V. A row is a token of
+ * this step and one of the query heads that read a head of K and V. Heads take turns at each tile, because what they
+ * read lies side by side. */
 INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size_t behind, size_t first, size_t last, room *room,
                    int stored, int by_matrix) {
     const size_t key_size = call->key_size, size = call->value_size;
@@ -501,14 +505,14 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         room->weight[r][0] = call->sinks ? 1 : 0;
     }
     memset(room->totals, 0, rows * (behind - head) * depth * sizeof(float));
-    /* From the first position that any row sees: behind it none is skipped, and before it nothing is read. */
+    /* Begin at the first position that any row sees: nothing before it is read, and nothing behind it is skipped. */
     size_t from = begin, upto = begin / TILE * TILE + TILE < end ? begin / TILE * TILE + TILE : end;
     find(call, table, from, upto, &room->at[0], stored);
     for (int side = 0; from < end; side = !side) {
         const size_t c = from / TILE * TILE, count = upto - c, skipped = from - c;
         const size_t next = upto, behind_next = next + TILE < end ? next + TILE : end;
         if (next < end) find(call, table, next, behind_next, &room->at[!side], stored);
-        /* Whether every row sees the whole tile: from where the last one's window begins to where the first one's ends. */
+        /* Every row sees the whole tile if the last row's window begins, and the first row's ends, outside of it. */
         const int is_whole = c + TILE <= earliest && first_seen(call, end) <= c;
         for (size_t h = head; h < behind; h++) {
             static const float nothing[PAGED_MOST_HEAD_SIZE];
@@ -542,7 +546,7 @@ INLINE void attend(const paged_attention_call *call, size_t i, size_t head, size
         size_t token = start + (first + r % rows) / group, its = (head + r / rows) * group + (first + r % rows) % group;
         const size_t at = token * call->out_stride + its * size;
         const float factor = 1.0f / sum_of(room->weight[r]);
-        /* A tile that is not seen takes the sign of a zero. */
+        /* An unseen tile changes -0 to 0, so a result without one has to, too. */
         if (by_matrix)
             for (size_t d = 0; d < depth; d += LANES) *(vec *)(room->totals + r * depth + d) += 0.0f;
         if (IS_QUANTISED(stored)) transform(room->totals + r * depth, size);
@@ -572,7 +576,7 @@ ATTEND(matrix_int4, INT4, 1)
 static way *const matrix_ways[] = {attend_float32, matrix_bfloat16, matrix_int8, matrix_int4};
 #endif
 
-/* A matrix unit computes what is asked in bfloat16, as queries then lose nothing, or no more than they have lost. */
+/* A matrix unit serves queries in bfloat16: they lose no precision then, or no more than they have lost already. */
 static way *way_of(const paged_attention_call *call) {
 #if HAS_MATRIX
     if (call->query_element == BFLOAT16 && may_use_tiles()) return matrix_ways[call->stored];
@@ -580,8 +584,8 @@ static way *way_of(const paged_attention_call *call) {
     return ways[call->stored];
 }
 
-/* Heads of K and V that one piece of work has of a sequence with so many rows a head: all, where the sequences are enough for every
- * thread and the rows fit, else one. */
+/* The heads of K and V in one piece of work, for a sequence with so many rows a head: all, if there are sequences for
+ * every thread and the rows fit, else one. */
 static size_t heads_together(const paged_attention_call *call, size_t rows) {
     return call->n >= MANY && rows * call->kv_heads <= MOST_ROWS ? call->kv_heads : 1;
 }
@@ -604,18 +608,18 @@ void paged_attention(const paged_attention_call *call) {
         room room;
 #if HAS_MATRIX
         room.shape = (matrix_shape){0, 0};
-        /* As a matrix unit has it: what is smaller than the least normal number counts as 0. */
+        /* As in a matrix unit, subnormal numbers count as 0. */
         const unsigned before = _mm_getcsr();
         if (do_piece != ways[call->stored]) _mm_setcsr(before | 0x8040);
 #endif
-        /* The sequence of the piece that was done last: pieces come in rising order. */
+        /* The sequence of the last piece: a thread gets pieces in rising order. */
         size_t i = 0, pieces_before = 0;
 #pragma omp for schedule(dynamic)
         for (size_t piece = 0; piece < total; piece++) {
             while (piece >= pieces_before + pieces_of(call, i)) pieces_before += pieces_of(call, i++);
             const size_t rows = rows_of(call, i), together = heads_together(call, rows), parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
             const size_t number = piece - pieces_before, head = number % (call->kv_heads / together) * together;
-            /* The latest rows first: they see the most, and what is left over at the end is small. */
+            /* The latest rows first: they see the most, so the pieces at the end are small. */
             const size_t first = (parts - 1 - number / (call->kv_heads / together)) * MOST_ROWS;
             const size_t last = first + MOST_ROWS < rows ? first + MOST_ROWS : rows;
             do_piece(call, i, head, head + together, first, last, &room);

@@ -1,8 +1,8 @@
 /* Products of bfloat16 by a processor's matrix unit (AMX): 16 rows with 16 columns over 32 numbers of the depth an instruction.
  *
- * The instruction sums the even numbers of the 32 in order, the odd ones likewise, and adds both to what is there; what is smaller than the least
- * normal number counts as 0. So a result has one order of additions for one depth, whatever the rows, but another than fused additions have:
- * where there is a matrix unit it computes one row, too.
+ * The instruction sums the even numbers of the 32 in order, and the odd ones likewise, and adds both to what is there.
+ * Subnormal numbers count as 0. So for one depth a result has one order of additions, whatever the rows. That order
+ * differs from the one of fused additions: a machine with a matrix unit has to use its order for a single row, too.
  */
 #ifndef PAGED_MATRIX_H
 #define PAGED_MATRIX_H
@@ -16,7 +16,7 @@
 #define SIDE TILE_ROWS
 #define DEEP TILE_DEPTH
 
-/* Rows of the upper and the lower tiles, as the processor has them; 0: it has none. */
+/* Rows of the upper and the lower tiles, as set in the processor; 0: not set. */
 typedef struct {
     size_t high, low;
 } matrix_shape;
@@ -69,8 +69,8 @@ INLINE void matrix_block(const int tall, const int wide, const bf16 *x, size_t x
     if (tall > 1 && wide > 1) _tile_stored(3, to_below + SIDE, to_stride * 4);
 }
 
-/* to[rows, columns] = x[rows, depth] · w[depth / 2, columns, 2], on top of what is there unless this is `first`. `columns` is a multiple of SIDE,
- * `depth` of DEEP. */
+/* to[rows, columns] = x[rows, depth] · w[depth / 2, columns, 2], on top of what is there unless this is `first`.
+ * `columns` is a multiple of SIDE, `depth` of DEEP. */
 INLINE void matrix_product(matrix_shape *shape, size_t rows, const bf16 *x, size_t x_stride, const int32_t *w, size_t w_stride, size_t depth,
                            float *to, size_t to_stride, size_t columns, const int first) {
     settle(x);

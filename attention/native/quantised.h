@@ -1,5 +1,5 @@
 /* K and V as they are stored: float32, bfloat16, or codes of 8 or 4 bits with a bfloat16 scale a token and head (layouts/quantised.py, which
- * gives the same bits). Codes come out of memory as float32, without their scale: that is multiplied to sums. Queries and results are
+ * gives the same bits). Codes are read as float32, without their scale, which multiplies sums. Queries and results are
  * transformed as K and V are.
  */
 #ifndef PAGED_QUANTISED_H
@@ -9,7 +9,7 @@
 
 #include "vector.h"
 
-/* As Python names them; the first two are enum element. */
+/* The same numbers as in Python; the first two are those of enum element. */
 enum stored { INT8 = 2, INT4 = 3 };
 #define IS_QUANTISED(stored) ((stored) >= INT8)
 
@@ -139,7 +139,7 @@ INLINE void quantise(float *x, size_t size, char *codes, bf16 *scale, int stored
     step /= (float)below;
     uint32_t bits;
     memcpy(&bits, &step, 4);
-    /* The number of largest magnitude has the lowest code: above zero it has a scale below. */
+    /* The number of largest magnitude has the lowest code, so its scale has the other sign. */
     *scale = (bf16)((bits + 0xffff) >> 16 | (most == largest ? 0x8000 : 0));
     step = as_float(*scale);
     if (step == 0) return;

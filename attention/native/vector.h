@@ -1,9 +1,9 @@
-/* Vectors of float32 as wide as the machine's, and what attention and products share: loads of both element types, exp, a tile of a
- * product. Written in the vector extensions of GCC and Clang, so that one text serves every instruction set; where a compiler
- * does not see that there is an instruction for something, it is named beside. Knows nothing of blocks, layers or models.
+/* Vectors of float32 as wide as the machine's, and what attention and products share: loads of both element types, exp, a
+ * tile of a product. Written in the vector extensions of GCC and Clang, so that one text serves every instruction set.
+ * Where a compiler misses an instruction, the intrinsic is named.
  *
- * Every sum here is taken in an order that depends on nothing but the length of what is summed: not on how many rows are computed
- * beside it, and not on the thread that does it.
+ * The order of every sum here depends only on the number of summands: not on how many rows are computed beside it, and
+ * not on the thread that computes it.
  */
 #ifndef PAGED_VECTOR_H
 #define PAGED_VECTOR_H
@@ -30,7 +30,7 @@
 #define LANES 4
 #define WIDE 2
 #endif
-/* A tile of a product: so many rows, and so many columns, which its registers hold. */
+/* A tile of a product: as many rows and columns as registers hold. */
 #define ROWS 6
 #define COLUMNS (WIDE * LANES)
 
@@ -45,16 +45,17 @@ typedef uint16_t bf16;
 
 enum element { FLOAT32 = 0, BFLOAT16 = 1 };
 
-/* Have in memory what was written there: compilers do not see that matrix units read it. */
+/* Force writes to memory, because compilers do not see that matrix units read it. */
 INLINE void settle(const void *there) { __asm__ volatile("" : : "r"(there) : "memory"); }
 
 INLINE size_t bytes_of(enum element element) { return element == FLOAT32 ? 4 : 2; }
 
-/* Less 0, which compilers leave out: with 0 on top, -0 would become 0. */
+/* Subtract 0, which compilers leave out; adding 0 would turn -0 into 0. */
 INLINE vec spread(float x) { return x - (vec){0}; }
 
-/* a * b + c, rounded once where the processor can. Named, because compilers fuse in one place and not in another: GCC for some processors
- * not where additions follow one another, so that a sum would depend on what is computed beside it. Nothing else is fused. */
+/* a * b + c, rounded once where the processor can. Named, because compilers fuse in one place and not in another: GCC
+ * for some processors not where additions follow one another, so that a sum would depend on what is computed beside it.
+ * Nothing else is fused. */
 INLINE vec fused(vec a, vec b, vec c) {
 #if defined(__AVX512F__)
     return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -67,7 +68,7 @@ INLINE vec fused(vec a, vec b, vec c) {
 #endif
 }
 
-/* From memory: compilers build such a vector lane by lane. */
+/* Read from memory, because compilers build such a vector lane by lane. */
 static const int32_t lane_numbers[32] __attribute__((unused)) = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
                                                                  0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -83,14 +84,14 @@ INLINE vec larger(vec a, vec b) {
 #endif
 }
 
-/* Lanes that stand half a vector, a quarter, … apart meet: one tree always. */
+/* Combine lanes half a vector apart, then a quarter, …: always the same tree. */
 INLINE vec turned(vec v, int by) {
 #ifdef __clang__
     vec found;
     UNROLL for (int i = 0; i < LANES; i++) found[i] = v[(i + by) % LANES];
     return found;
 #else
-    /* Of lane numbers, a shuffle reads what is left after division by LANES. */
+    /* A shuffle takes lane numbers modulo LANES. */
     return __builtin_shuffle(v, *(const ivec *)(lane_numbers + by));
 #endif
 }
@@ -116,7 +117,7 @@ INLINE float most_of(vec v) {
     return v[0];
 }
 
-/* Sum of squares, in LANES sums and what is left over: one order for one length. */
+/* Sum of squares, in LANES sums and a remainder: one order for one length. */
 INLINE float squares_of(const float *x, size_t length) {
     vec sum = {0};
     size_t i = 0;
@@ -185,12 +186,12 @@ INLINE vec exp_below(vec x) {
     return (vec)((ivec)(p * (vec)exponent) & ~(ivec)(x < -87.0f));
 }
 
-/* e to the x; what is above e to the 88 becomes that. */
+/* e to the x, at most e to the 88. */
 INLINE vec exp_of(vec x) { return exp_below(chosen((ivec)(x > 88.0f), spread(88.0f), x)); }
 
-/* to[rows, wide vectors] = x[rows, depth] · w[depth, wide vectors], on top of what is there, `kept` [rows] times, unless this is the `first`
- * part of the sum; `kept` may be NULL. Each number is the sum over depth in order, by fused additions, whatever `rows` and `wide` are, which
- * have to be constants where this is inlined, up to ROWS and WIDE. */
+/* to[rows, wide vectors] = x[rows, depth] · w[depth, wide vectors], on top of what is there, `kept` [rows] times,
+ * unless this is the `first` part of the sum; `kept` may be NULL. Each number is the sum over depth in order, by fused
+ * additions, whatever `rows` and `wide` are, which have to be constants where this is inlined, up to ROWS and WIDE. */
 INLINE void tile(const int rows, const int wide, const float *x, size_t x_stride, const float *w, size_t w_stride, size_t depth,
                  float *to, size_t to_stride, int first, const float *kept) {
     vec sums[ROWS][WIDE];
