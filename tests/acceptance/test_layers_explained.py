@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paged import LayerGroup
+from paged.block_manager.content_key import root_prefix
 
 from ..driving import steps_of  # noqa: TID252
 
@@ -123,6 +124,18 @@ def test_what_was_evicted_is_said_to_have_been(make_scheduler, request_of):
     for _ in range(2):
         scheduler.update(scheduler.schedule(), [])
         assert scheduler.explain("c").layers.hit == layers.hit
+
+
+def test_what_was_evicted_in_front_of_the_window_that_is_lacking_is_not_why_a_hit_ended(make_manager):
+    manager = make_manager(9, 4, groups=[FULL, LayerGroup("window", 5)])
+    row, *others = manager.add(range(26), keep_at=(8,)), *[manager.add([8], writes=False) for _ in range(2)]
+    # Its window passes block 0, which goes as the row goes on; block 1, which stays; and block 2, when no page is free.
+    for its, count, done in ((row, 8, ()), (others, [1, 1], others[:1]), (row, 4, ()), (row, 4, ())):
+        manager.allocate(its, count)
+        manager.confirm()
+        manager.free(list(done))
+    hit = manager._memory.content.hit_end(np.array([*range(12), 9, 9], np.int32), root_prefix(None))
+    assert (hit.num_tokens, hit.confirmed, hit.why) == (8, 12, "not kept")
 
 
 def test_what_is_still_being_computed_is_said_to_be(make_scheduler):
