@@ -26,7 +26,7 @@ UNKNOWN_DRAFT = -1
 """A draft that the engine itself guesses when the batch runs. It gets a slot; its token is -1 in the batch, too."""
 
 
-class Drafts(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Drafts(msgspec.Struct, frozen=True, eq=False):
     """Drafts of k rows: rows, counts int64 [k]; token_ids int32 [counts.sum()], packed, ids or UNKNOWN_DRAFT."""
 
     rows: Counts

@@ -69,7 +69,7 @@ class HintOutcome(msgspec.Struct, frozen=True):
     num_tokens: int = 0
 
 
-class Pin(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Pin(msgspec.Struct, frozen=True, eq=False):
     """A pin of a prompt's first `num_blocks` full blocks. `held`: (place, blocks), of `num_pages` pages in all."""
 
     target: tuple[str, object]

@@ -47,7 +47,7 @@ FINISH_REASONS: tuple[str | None, ...] = (None, "stop", "length", "abort", "reje
 NOT_FINISHED, STOP, LENGTH, ABORT, REJECTED = range(5)
 
 
-class Retention(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
     """How long a finished sequence's content is kept: it is evicted after all content of lower `priority`, from 1 to 3;
     other content has 0. `lasts`: time from the sequence's end on, in the unit of `now`; None or infinity: no limit."""
 

@@ -71,7 +71,7 @@ def _wider(kind: Kind) -> tuple[Kind, Kind, Kind]:
     return kind, (waits_for, outputs, -1), (waits_for, -1, -1)
 
 
-class SessionView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """A session; times in seconds. live: its turns that run or wait. blocks: full blocks of its last turn that ended.
     device_blocks, host_blocks: how many of them the device has, and how many more the host. expected_at: when the next
     turn is expected. retained_until: when retention ends. pinned_blocks: pinned by hints that name the session."""

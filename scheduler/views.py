@@ -29,7 +29,7 @@ _LOOKED_UP = 64
 _SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and can return when that batch has ended."
 
 
-class RequestView(msgspec.Struct, frozen=True, gc=False):
+class RequestView(msgspec.Struct, frozen=True):
     """A live request: tokens and blocks of all its sequences together, but max_tokens of each. device_blocks counts
     block table entries, so a shared block several times. hit_tokens: of its first admission."""
 

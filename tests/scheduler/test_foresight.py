@@ -217,9 +217,9 @@ def test_the_quantile_is_bold_without_waste_as_said_at_the_target_and_careful_be
             foresight.finished(pause=0)
         return foresight.quantile
 
-    stats.computed_tokens += 10
+    stats.computed_tokens, stats.recomputed_tokens = 50, 1
     foresight.finished(pause=0)
-    assert foresight.quantile == pytest.approx(0.3)
+    assert foresight.quantile == pytest.approx(0.5)
     assert quantile_at(0.01) == pytest.approx(0.4, abs=0.01)
     assert quantile_at(0.02) == pytest.approx(0.5, abs=0.01)
     assert quantile_at(0.5) == policy.quantile_range[1]

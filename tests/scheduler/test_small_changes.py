@@ -2,6 +2,7 @@
 
 import re
 from contextlib import nullcontext
+from inspect import Parameter, signature
 
 import msgspec
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from paged import BlockManager, Drafts, Policy, Request, Retention, Scheduler
 from paged.errors import InvalidConfig, NeverFits, UnknownRequest, WrongDrafts
+from paged.scheduler.request import Counted
 from paged.study.simulator.stretch import steady_batch
 
 from ..driving import step, steps_of  # noqa: TID252
@@ -25,7 +27,17 @@ def test_a_request_that_says_nothing_more_has_the_documented_defaults():
 
 def test_what_is_handed_out_cannot_be_changed_but_for_what_counts():
     kinds = [kind for kind in msgspec.Struct.__subclasses__() if kind.__module__.startswith("paged.scheduler.")]
-    assert {each.__name__ for each in kinds if not each.__struct_config__.frozen} == {"Counted", "Step", "Tenant"}
+    how = {kind.__name__: kind.__struct_config__ for kind in (*kinds, *Counted.__subclasses__())}
+    # What comes with each request or step is nothing to the collector, and what leads to other objects is not compared.
+    for flag, names in {
+        "frozen": "Counted RequestState SchedulerStats Step Tenant",
+        "gc": "Batch Counted Output Outputs Request RequestState RequestUsage SchedulerStats Step Ticket",
+        "eq": "Batch Drafts Outputs Pin RequestState Step Tenant Ticket",
+    }.items():
+        assert sorted(name for name in how if not getattr(how[name], flag)) == names.split(), flag
+    are_named = {each.__name__: {field.kind for field in signature(each).parameters.values()} for each in kinds}
+    names = "Batch Costs Explanation Hint LayersView Limits Policy PrefixExplanation Request Retention SessionView"
+    assert sorted(name for name in are_named if are_named[name] == {Parameter.KEYWORD_ONLY}) == names.split()
 
 
 def test_outputs_keep_their_counts_when_the_engine_uses_its_array_again():
