@@ -1,5 +1,7 @@
 """Forks of a sequence that runs: shared blocks, one copy, and branches of drafts, of which one goes on."""
 
+import pytest
+
 from paged import BlockManager, Request, Scheduler
 
 
@@ -45,3 +47,20 @@ def test_a_tree_of_drafts_ends_in_its_best_branch():
     batch = scheduler.schedule()
     assert (batch.ids.tolist(), batch.sequences.tolist(), batch.positions.tolist()) == (["a"], [1], [9])
     assert scheduler.check() == []
+
+
+@pytest.mark.parametrize("is_out", [False, True])
+def test_content_that_the_copy_for_a_fork_evicts_goes_to_the_host_unless_a_batch_is_out(
+    make_scheduler, request_of, step, is_out
+):
+    scheduler = make_scheduler(6, 4, {"served": ([0] * 8, 1)}, host_blocks=8, host_caching=True)
+    step(scheduler)
+    scheduler.add(request_of("forked", 6))
+    # It waits for a token from its caller, so that the batch that is out has no row of it.
+    scheduler.update(scheduler.schedule(), [], [0])
+    scheduler.add(request_of("other", 6))
+    batch = scheduler.schedule() if is_out else step(scheduler).batch
+    scheduler.fork("forked")
+    assert scheduler.manager.lookup([0] * 9).host_tokens == (0 if is_out else 4)
+    if is_out:
+        scheduler.cancel(batch)
