@@ -335,7 +335,7 @@ class SideContent:
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share from token `start` on ends: the first length at which states are wanted, at most `end`."""
         wanted = self._tables.wanted[:, row] * self._size
-        return int(min([length for length in wanted.tolist() if start < length < end], default=end))
+        return int(min([end, *(length for length in wanted.tolist() if length > start)]))
 
     def keep_all(self, row: int) -> None:
         """Keep what the row's sides hold of its confirmed nodes. The row ends, or goes to the host."""
