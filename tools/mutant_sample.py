@@ -29,7 +29,7 @@ EXPRESSIONS = (
     mutators.operator_remove_unary_ops,
     mutators.operator_swap_op,
 )
-# Nothing below these is changed: types, what is imported, our own mistakes, and what an error says.
+# Nothing below these is changed: types, what is imported, our own mistakes (`strict` of a zip, too), and what an error says.
 LEFT_OUT = (cst.Annotation, cst.Assert, cst.Decorator, cst.Import, cst.ImportFrom, cst.BaseString, cst.FormattedString)
 
 
@@ -58,6 +58,8 @@ class Places(cst.CSTVisitor):
     def on_visit(self, node: cst.CSTNode) -> bool:
         if isinstance(node, LEFT_OUT):
             return False
+        if isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value == "strict":
+            return False
         if isinstance(node, cst.SimpleStatementLine) and len(node.body) == 1:
             if is_droppable(node.body[0]):
                 self.found.append((node.body[0], cst.Pass()))
@@ -65,7 +67,7 @@ class Places(cst.CSTVisitor):
                 return False
         if isinstance(node, cst.Call):
             for place, argument in enumerate(node.args):
-                if argument.keyword is not None:
+                if argument.keyword is not None and argument.keyword.value != "strict":
                     kept = [*node.args[:place], *node.args[place + 1 :]]
                     kept[-1:] = [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in kept[-1:]]
                     self.found.append((node, node.with_changes(args=kept)))

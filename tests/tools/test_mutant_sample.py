@@ -19,7 +19,7 @@ def test_a_mutant_changes_one_file_and_is_python_and_the_same_seed_gives_the_sam
         ("return a < b and not a", ["return a < b and a", "return a < b or not a", "return a <= b and not a"]),
         ("a.b = a\n    a.c()\n    raise ValueError(1 < 2)", ["pass", "pass", "pass"]),
         ("return a(b, c=b)", ["return a(b)"]),
-        ('"""Says 1 < 2."""\n    assert a == 1, f"{a < 2}"\n    return a', []),
+        ('"""Says 1 < 2."""\n    assert a == 1, f"{a < 2}"\n    return zip(a, strict=True)', []),
     ],
     ids=["comparisons, nots, conditions", "calls, assignments, raises", "keyword arguments", "assertions and messages"],
 )
