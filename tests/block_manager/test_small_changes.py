@@ -139,6 +139,20 @@ def test_of_what_a_window_has_passed_what_is_wanted_goes_as_all_does_and_the_res
     assert manager._memory.blocks.goes_next[run.blocks[2]].tolist() == [False, False, True, True, True]
 
 
+@pytest.mark.parametrize(("others_go_on", "parts_at", "goes_next"), [(0, 16, True), (1, 16, False), (0, 12, False)])
+def test_a_state_that_a_row_went_on_from_goes_next_unless_others_went_on_there_too(others_go_on, parts_at, goes_next):
+    manager = BlockManager(60, 4, groups=[LayerGroup("full"), LayerGroup("state")])
+    others = [([*range(12), *range(50, 55)], (4, 1), ())][:others_go_on]
+    for tokens, counts, keep_at in [(range(21), (12, 8, 1), (12,)), *others, ([*range(parts_at), *[60] * 5], (4,), ())]:
+        row = manager.add(tokens, keep_at=keep_at)
+        for count in counts:
+            manager.allocate([row], [count])
+            manager.confirm()
+        manager.free([row])
+    first, *_ = manager._memory.index.runs.values()
+    assert manager._memory.blocks.goes_next[first.blocks[2][[2, 4]]].tolist() == [goes_next, False]
+
+
 def test_content_that_its_last_holder_copies_stays_until_the_copy_has_run():
     manager = BlockManager(4, 2)
     manager.allocate([manager.add([0])], [4], unknown=[3])
