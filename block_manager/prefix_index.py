@@ -361,7 +361,7 @@ class PrefixIndex:
         """Make used blocks, by place, the end of a row behind a closed path, with these tokens; an older end goes."""
         if (before := self.ends.get(path.prefix)) is not None:
             self._give_up(before, 0)
-            self._unlink(before, trims=False)
+            self._unlink(before)
         end = Run(next(self._run_ids), path.prefix, path.run, path.at, -1, self.batch, self._num_places)
         end.become_end(tokens)
         self.ends[end.key] = end

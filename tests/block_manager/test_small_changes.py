@@ -120,6 +120,12 @@ def test_a_row_that_gets_no_token_draws_no_state():
     assert manager._memory.growth.lacking(rows, np.arange(3)).tolist() == [0, 4, 4]
 
 
+def test_a_row_stands_nowhere_because_the_one_that_had_its_number_was_asked_to():
+    manager = BlockManager(8, 2, groups=[LayerGroup("full"), LayerGroup("state")])
+    manager.free([manager.add(range(9), keep_at=(4,))])
+    assert manager._memory.sides.next_end(manager.add(range(9)), 0, 9) == 8
+
+
 def test_a_row_owes_what_its_window_lacks_of_all_that_it_ever_holds_beside_full_blocks():
     manager = BlockManager(60, 4, groups=[LayerGroup("full"), LayerGroup("window", 6)])
     row = manager.add(range(60))
