@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import paged.study
-from paged import BlockManager, LayerGroup, Policy, Request, Scheduler, register_policy
+from paged import BlockManager, Drafts, LayerGroup, Policy, Request, Scheduler, register_policy
 from paged.testing.snapshots import snapshot
 
 from .. import shown as table  # noqa: TID252
@@ -48,8 +48,11 @@ def cache():
 
 
 def layers():
+    """Row 0 has computed six tokens, and row 1 awaits its third one."""
     manager = BlockManager(40, 4, groups=STATE)
-    manager.add([1, 2, 3])
+    manager.allocate(manager.add(range(6)), 6)
+    manager.confirm()
+    manager.allocate([manager.add([1, 2])], 3, unknown=1)
     return manager
 
 
