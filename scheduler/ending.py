@@ -192,9 +192,7 @@ def _await_append(state: State, rows: Rows) -> None:
         if is_out or manager.rows.num_launched[row] < manager.rows.num_tokens[row]:
             state.columns.note_sampled(request, sequence)
         if request.status in (Status.PAUSED, Status.SWAPPED) and request.num_live == 1 and not is_out:
-            state.remember_high_water(request)
             drop_rows(state, request, is_idle=True)
-            state.columns.note_sampled(request, sequence)
             state.preempted_late.append(request)
 
 

@@ -209,3 +209,21 @@ def test_of_a_group_that_ends_at_once_the_last_output_has_the_usage():
     scheduler.append("group", [1] * 99)
     outputs = scheduler.update(scheduler.schedule(), []).others
     assert [(output.sequence, output.usage is None) for output in outputs] == [(0, True), (1, False)]
+
+
+def test_a_paused_request_that_gets_no_token_gives_its_blocks_back_until_its_caller_appends_some():
+    scheduler = Scheduler(BlockManager(5, 1, prefix_caching=False))
+    for name in "ab":
+        scheduler.add(Request(id=name, prompt=[1], max_tokens=6))
+    step(scheduler)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    # One more block is free: "b" pauses with those that it has.
+    assert (second.preempted, scheduler.request("b").status, scheduler.request("b").device_blocks) == ((), "paused", 2)
+    scheduler.update(first, [7], [1, 0])
+    assert (scheduler.status("b"), scheduler.request("b").device_blocks) == ("waiting", 0)
+    scheduler.update(second, [7])
+    assert [step(scheduler).preempted for _ in range(3)] == [(("b", "recompute"),), (), ()]
+    assert (scheduler.status("a"), step(scheduler).is_empty) == ("finished", True)
+    scheduler.append("b", [5])
+    assert [batch.num_tokens.tolist() for batch in steps_of(scheduler)] == [[3], [1]]
+    assert (scheduler.stats().recomputed_tokens, scheduler.stats().preemptions) == (2, 1)
