@@ -38,14 +38,6 @@ def test_Q_a_cancelled_share_leaves_no_state_and_its_request_begins_anew(make_sc
     assert scheduler.stats().recomputed_tokens == 6
 
 
-def test_Q_a_cancelled_share_that_wrote_another_state_leaves_its_request_where_it_was(make_scheduler, run):
-    scheduler = make_scheduler(12, 4, {"r": (4, 3)}, groups=HYBRID)
-    scheduler.update(scheduler.schedule(), [7])
-    scheduler.cancel(scheduler.schedule())
-    run(scheduler)
-    assert scheduler.stats().computed_tokens == 6
-
-
 def begun(scheduler, request):
     """Serve the request to its end; where each of its shares began, and the states that they read and wrote."""
     scheduler.add(request)
