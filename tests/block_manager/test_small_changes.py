@@ -225,3 +225,30 @@ def test_what_the_host_has_behind_a_block_that_is_still_computed_is_not_found():
     found = manager.lookup([1, 2, 3, 4, 5, 6, 7])
     assert (found.num_tokens, found.host_tokens) == (2, 0)
     assert manager.check() == []
+
+
+@pytest.mark.parametrize("group", [LayerGroup("state", pages=3), LayerGroup("window", 3)])
+def test_a_row_that_begins_with_what_is_there_goes_on_with_what_came_meanwhile_and_lets_go_of_what_it_had(group):
+    manager = BlockManager(60, 4, groups=[LayerGroup("full"), group])
+    first = manager.add(range(19), keep_at=(8,))
+    for count in (8, 1, 7, 3):
+        manager.allocate([first], [count])
+        manager.confirm()
+        if count == 1:
+            later = manager.add(range(30))
+    used = manager.device.num_used
+    won = [manager.rows.num_computed.item(later), manager.extend_hit(later)]
+    assert (won, manager.device.num_used - used) == ([8, 8], 0 if group.kind == "state" else -1)
+    manager.free([first])
+    # Where the first one ended within a block there is a state.
+    assert manager.extend_hit(later) == (3 if group.kind == "state" else 0)
+    assert (manager.take_moves().device_to_device.shape[0], manager.check()) == (group.kind == "state", [])
+
+
+def test_a_fork_that_computes_several_tokens_writes_them_to_a_copy_of_the_shared_block():
+    manager = BlockManager(8, 4)
+    manager.allocate([manager.add([1, 2])], [2])
+    manager.confirm()
+    manager.append(manager.fork(0), [3, 4, 5])
+    moves = manager._memory.place_one(1, 3)
+    assert (moves.device_to_device.tolist(), manager.table(1).tolist()) == ([[0, 1]], [1, 2])
