@@ -19,6 +19,10 @@ def test_a_hit_on_the_host_brings_its_blocks_back(make_manager, serve):
     serve(manager, A)
     serve(manager, [*B, 1, 2, 3, 4])
     assert manager.lookup([*A, 1]).host_tokens == 12
+    manager.load_where(lambda start, end: (start, end) != (0, 12))
+    manager.free([row := manager.add([*A, 1])])
+    assert not len(manager.take_moves())
+    manager.load_where(lambda start, end: (start, end) == (0, 12))
     row = manager.add([*A, 1])
     moves = manager.take_moves()
     assert manager.rows.num_computed[row] == 12

@@ -146,6 +146,16 @@ def test_sessions_are_listed_those_whose_turns_ended_last_first(desk):
         desk.scheduler.sessions(-1)
 
 
+def test_of_sessions_the_latest_are_remembered_and_what_the_others_left_goes_next(desk, monkeypatch):
+    monkeypatch.setattr("paged.scheduler.sessions.REMEMBERED", 2)
+    desk = desk(10)
+    for token, name in enumerate([None, "a", "b", "c"]):
+        desk.serve([token] * 2, name)
+    assert [view.id for view in desk.scheduler.sessions(9)] == ["c", "b"]
+    desk.serve([9] * 3)
+    assert [desk.on_device([token] * 2) for token in range(4)] == [2, 1, 2, 2]
+
+
 def test_the_pace_of_a_session_is_what_it_has_shown(desk):
     desk, now = desk(40), 0.0
     for gap, token, turns in ((2.0, 1, 3 * FEWEST), (40.0, 2, FEWEST + 2)):

@@ -10,6 +10,7 @@ import pytest
 
 from paged import BlockManager, Drafts, Policy, Request, Retention, Scheduler
 from paged.errors import InvalidConfig, NeverFits, UnknownRequest, WrongDrafts
+from paged.scheduler import POLICIES
 from paged.scheduler.request import Counted
 from paged.study.simulator.stretch import steady_batch
 
@@ -227,3 +228,14 @@ def test_a_paused_request_that_gets_no_token_gives_its_blocks_back_until_its_cal
     scheduler.append("b", [5])
     assert [batch.num_tokens.tolist() for batch in steps_of(scheduler)] == [[3], [1]]
     assert (scheduler.stats().recomputed_tokens, scheduler.stats().preemptions) == (2, 1)
+
+
+def test_a_waiting_group_is_foreseen_and_enters_with_its_sequences_that_have_not_ended():
+    policy = msgspec.structs.replace(POLICIES["paged"], name="certain", watermark=0.0, known_outputs=0)
+    scheduler = Scheduler(BlockManager(5, 1, prefix_caching=False), policy=policy)
+    for name, num in (("first", 1), ("group", 2)):
+        scheduler.add(Request(id=name, prompt=[1], max_tokens=4, num_sequences=num))
+    step(scheduler)
+    scheduler.finish("group", 0)
+    assert "would need 9 tokens at their fullest moment" in scheduler.explain("group").reason
+    assert [batch.sequences.tolist() for batch in steps_of(scheduler) if batch.admitted] == [[1]]
