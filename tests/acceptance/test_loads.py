@@ -3,6 +3,7 @@
 import pytest
 
 from paged import PagedError
+from paged.errors import RequestInFlight
 
 
 @pytest.mark.parametrize(("arrived", "computed"), [(12, 6), (7, 11), (4, 14), (0, 18)])
@@ -53,7 +54,11 @@ def test_a_loading_row_whose_shared_block_is_withdrawn_still_loads_into_blocks_o
     assert (scheduler.status("b"), again.loads.tolist()) == ("loading", [[row, 1, scheduler.manager.table(row)[1]]])
     tokens = engine.forward(again)
     engine.load(again, "b")
+    with pytest.raises(RequestInFlight):
+        scheduler.loaded("b", 1)
     engine.update(again, tokens)
+    with pytest.raises(PagedError, match="1 were asked for"):
+        scheduler.loaded("b", 2)
     scheduler.loaded("b", 1)
     assert scheduler.check() == []
     engine.run()
