@@ -450,10 +450,10 @@ class Memory:
         return child, moves
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
-        """Void what outstanding batches compute of the row from token `num_tokens` on. It is launched no further."""
+        """Void what outstanding batches compute of the row from token `num_tokens` on, which it does not know. It is
+        launched no further."""
         self.flights.clip(row, num_tokens)
         self._fall_back(row, num_tokens)
-        self.growth.note_shared_tail(row)
 
     def slots(self, rows: Rows, positions: NDArray[np.int64], counts: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """Slots of `counts[i]` rising positions of `rows[i]` (None: one each), packed, int64 [n]."""

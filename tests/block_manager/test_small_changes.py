@@ -223,12 +223,3 @@ def test_a_fork_that_computes_several_tokens_writes_them_to_a_copy_of_the_shared
     manager.append(manager.fork(0), [3, 4, 5])
     moves = manager._memory.place_one(1, 3)
     assert (moves.device_to_device.tolist(), manager.table(1).tolist()) == ([[0, 1]], [1, 2])
-
-
-def test_a_row_that_gives_up_the_end_of_a_block_that_its_fork_has_too_writes_to_a_copy():
-    manager = BlockManager(8, 4)
-    manager.allocate([manager.add([1, 2, 3])], [4], unknown=[1])
-    manager.fork(0)
-    manager._memory.give_up_from(0, 3)
-    manager.append(0, [4])
-    assert manager._memory.place(np.array([0]), np.array([3]), np.array([4])).device_to_device.tolist() == [[0, 1]]
