@@ -184,6 +184,14 @@ def test_what_comes_next_may_be_found_while_the_row_that_computes_it_goes_on():
     assert not content.may_be_found(prompt, root_prefix(None))
 
 
+def test_of_what_a_window_holds_too_a_prompt_shares_all_that_is_computed():
+    manager = BlockManager(8, 2, groups=[LayerGroup("full"), LayerGroup("window", 3)])
+    manager.allocate([manager.add(range(7))], [4])
+    manager.confirm()
+    manager.allocate([0], [2])
+    assert manager._memory.content.held_prefix(np.arange(7, dtype=np.int32), root_prefix(None)) == 2
+
+
 def test_what_the_host_has_behind_a_block_that_is_still_computed_is_not_found():
     manager = BlockManager(6, 2, host_blocks=6, host_caching=True)
     manager.allocate([manager.add([1, 2, 9])], [2])

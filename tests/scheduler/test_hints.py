@@ -389,6 +389,8 @@ def test_what_is_demoted_of_layers_of_several_kinds_goes_before_what_is_older(de
     length, _ = found(desk, [*demoted, 7, 8, 9])
     assert desk.hint("retain", session="s", priority=2).status == "accepted"
     assert desk.hint("demote", session="s").status == "accepted"
+    end = desk.manager._memory.index.end_of(*desk.scheduler._state.hints.sessions.by_id["s"].way[0])
+    assert end is None or not end.retained
     # Fresh ones fill what is free, and then take of what was demoted alone.
     fresh = 200
     while sum(found(desk, [*demoted, 7, 8, 9])) == length and not desk.manager.stats().offloaded_blocks:
@@ -461,6 +463,14 @@ def test_what_a_tenant_left_over_its_quota_goes_first_its_oldest_first_and_no_mo
     assert [desk.on_device([token] * 3) for token in (1, 2, 3)] == [1, 3, 3]
     desk.serve([5] * 2, tenant="d")
     assert [desk.on_device([token] * 3) for token in (1, 2, 3)] == [1, 1, 3]
+
+
+def test_of_as_many_prompts_as_a_tenant_may_leave_blocks_the_oldest_goes_first(desk):
+    desk = desk(10, max_cached_per_tenant=4)
+    for token in range(5):
+        desk.serve([token], tenant="a")
+    desk.serve([9] * 6)
+    assert [desk.on_device([token]) for token in range(5)] == [0, 1, 1, 1, 1]
 
 
 def brought(desk, tokens, first=0):
