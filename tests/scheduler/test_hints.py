@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paged import Hint, LayerGroup
+from paged import Hint, LayerGroup, Retention
 from paged.errors import NeverFits, UnknownRequest
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
@@ -389,8 +389,6 @@ def test_what_is_demoted_of_layers_of_several_kinds_goes_before_what_is_older(de
     length, _ = found(desk, [*demoted, 7, 8, 9])
     assert desk.hint("retain", session="s", priority=2).status == "accepted"
     assert desk.hint("demote", session="s").status == "accepted"
-    end = desk.manager._memory.index.end_of(*desk.scheduler._state.hints.sessions.by_id["s"].way[0])
-    assert end is None or not end.retained
     # Fresh ones fill what is free, and then take of what was demoted alone.
     fresh = 200
     while sum(found(desk, [*demoted, 7, 8, 9])) == length and not desk.manager.stats().offloaded_blocks:
@@ -402,6 +400,15 @@ def test_what_is_demoted_of_layers_of_several_kinds_goes_before_what_is_older(de
         for token in range(300, 310):
             desk.serve([token] * 20)
         assert found(desk, [*demoted, 7, 8, 9]) == (0, length)
+
+
+def test_the_end_of_a_row_that_its_request_retained_is_not_retained_once_it_is_demoted(desk):
+    desk = desk(60, 4, groups=(FULL, STATE))
+    desk.serve(list(range(30)), retention=Retention(priority=2))
+    (end,) = desk.manager._memory.index.ends.values()
+    assert list(end.retained.values()) == [([(0, 0, 1), (1, 0, 1)], 2)]
+    desk.hint("demote", tokens=list(range(30)))
+    assert end.retained == {}
 
 
 def test_of_a_session_that_is_retained_the_states_of_earlier_turns_go_before_other_content(desk):
