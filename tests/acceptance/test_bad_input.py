@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paged import BlockManager, Request
-from paged.errors import InvalidTokens, NeverFits, NothingInFlight, RowInFlight, UnknownRow
+from paged.errors import InvalidTokens, NeverFits
 
 
 def test_a_batch_is_confirmed_when_its_tokens_are_known(make_manager, unchanged):
@@ -26,23 +26,6 @@ def test_calls_without_rows_begin_no_batch_and_change_nothing(make_manager, unch
             call(np.empty(0, np.int64), 1)
         for call in (manager.free, manager.swap_out, manager.swap_in):
             call([])
-        for call in (manager.confirm, manager.cancel):
-            with pytest.raises(NothingInFlight):
-                call()
-
-
-def test_one_bad_row_in_a_call_of_many_changes_nothing(make_manager, unchanged):
-    manager = make_manager(8, 4)
-    good, flying = manager.add(range(6)), manager.add(range(20, 27))
-    manager.allocate([flying], [6])
-    with unchanged(manager):
-        with pytest.raises(RowInFlight):
-            manager.allocate([good, flying], [6, 1])
-        with pytest.raises(UnknownRow):
-            manager.allocate([good, 77], [6, 1])
-        with pytest.raises(UnknownRow):
-            manager.free([good, 77])
-    manager.cancel()
 
 
 def test_int32_arrays_and_lists_are_the_same_prompt(make_scheduler, step):
@@ -52,11 +35,6 @@ def test_int32_arrays_and_lists_are_the_same_prompt(make_scheduler, step):
     scheduler.add(Request(id="list", prompt=[3, 1, 2]))
     prompt[:] = 9  # what the caller does to its own array later is not our business
     assert step(scheduler).batch.token_ids.tolist() == [3, 1, 2, 3, 1, 2]
-
-
-def test_fields_of_a_request_are_named():
-    with pytest.raises(TypeError):
-        Request("a", [1])
 
 
 def test_a_prompt_over_the_pool_says_what_would_do(make_scheduler, request_of):

@@ -1,6 +1,5 @@
 """What no other test noticed when it was changed a little (`make mutants`)."""
 
-from contextlib import nullcontext
 from inspect import Parameter, signature
 
 import msgspec
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 
 from paged import BlockManager, Drafts, Policy, Request, Retention, Scheduler
-from paged.errors import NeverFits, UnknownRequest, WrongDrafts
+from paged.errors import NeverFits, UnknownRequest
 from paged.scheduler import POLICIES
 from paged.scheduler.request import Counted
 from paged.study.simulator.stretch import steady_batch
@@ -132,17 +131,14 @@ def test_a_row_for_which_just_enough_is_free_is_not_told_that_it_lacks_blocks():
     assert scheduler.explain("a").reason == "it gets tokens in the next step, as the budget allows."
 
 
-@pytest.mark.parametrize(
-    ("rows", "is_known"), [([1, 0], True), ([], True), ([0, 0], False), ([2], False), ([-1], False)]
-)
-def test_drafts_are_of_rows_that_run_each_named_once(rows, is_known):
+@pytest.mark.parametrize("rows", [[1, 0], []])
+def test_drafts_are_of_rows_that_run_in_any_order(rows):
     scheduler = Scheduler(BlockManager(16, 2))
     for name in "ab":
         scheduler.add(Request(id=name, prompt=[1, 2]))
     step(scheduler)
     drafts = Drafts(np.array(rows, np.int64), np.ones(len(rows), np.int64), np.full(len(rows), 7, np.int32))
-    with nullcontext() if is_known else pytest.raises(WrongDrafts):
-        assert scheduler.schedule(drafts=drafts).num_drafts.sum() == len(rows)
+    assert scheduler.schedule(drafts=drafts).num_drafts.sum() == len(rows)
 
 
 def test_a_row_that_samples_nothing_takes_no_drafts():
