@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paged import LayerGroup
+from paged import LayerGroup, Policy
 
 HYBRID = (LayerGroup("full"), LayerGroup("state", pages=3))
 
@@ -36,6 +36,20 @@ def test_Q_a_cancelled_share_leaves_no_state_and_its_request_begins_anew(make_sc
     assert output.token_ids == [8]
     run(scheduler)
     assert scheduler.stats().recomputed_tokens == 6
+
+
+def test_Q_one_who_went_to_the_host_with_the_state_of_a_share_that_is_cancelled_begins_anew(make_scheduler, request_of):
+    policy = Policy(name="swaps", preemption="swap", take="whole", composition="in_order")
+    scheduler = make_scheduler(13, 4, groups=HYBRID, host_blocks=20, policy=policy)
+    for name, fields in (("first", {"writes_cache": False}), ("away", {})):
+        scheduler.add(request_of(name, 4 if name == "away" else 8, **fields))
+    scheduler.update(scheduler.schedule(), [7])
+    # The next share of "away" reads what the last one left, and writes another state, which goes to the host.
+    batches = [scheduler.schedule() for _ in range(2)]
+    assert batches[1].preempted == (("away", "swap"),)
+    for batch in reversed(batches):
+        scheduler.cancel(batch)
+    assert scheduler.status("away") == "waiting"
 
 
 def begun(scheduler, request):
