@@ -45,12 +45,14 @@ def test_the_highest_integer_of_64_bits_is_one_and_those_above_it_are_none(kind,
     assert found.tolist() == [number] if is_one else found is None
 
 
-def test_where_no_group_is_full_the_host_never_lacks_positions_for_rows():
-    manager = BlockManager(40, 4, host_blocks=40, groups=[LayerGroup("window", 6)], prefix_caching=False)
+def test_where_no_group_is_full_neither_tier_lacks_positions_for_rows(monkeypatch):
+    monkeypatch.setattr("paged.block_manager.layout._FREE_OF_COST_A_PAGE", 1)
+    manager = BlockManager(8, 4, host_blocks=8, groups=[LayerGroup("window", 6)], prefix_caching=False)
     rows = [manager.add(range(20)) for _ in range(2)]
-    for row in rows:
-        manager.allocate([row], [20])
+    for _ in range(5):
+        manager.allocate(rows, [4, 4])
         manager.confirm()
+    for row in rows:
         manager.swap_out([row])
     assert (manager.host.num_used, manager.check()) == (2 * 2, [])
 
