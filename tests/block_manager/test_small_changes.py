@@ -218,10 +218,9 @@ def test_a_row_that_begins_with_what_is_there_goes_on_with_what_came_meanwhile_a
         if count == 1:
             later = manager.add(range(30))
     used = manager.device.num_used
-    won = [manager.rows.num_computed.item(later), manager.extend_hit(later)]
-    assert (won, manager.device.num_used - used) == ([8, 8], 0 if group.kind == "state" else -1)
+    assert (manager.rows.num_computed[later], manager.extend_hit(later)) == (8, 8)
+    assert manager.device.num_used - used == (0 if group.kind == "state" else -1)
     manager.free([first])
-    # Where the first one ended within a block there is a state.
     assert manager.extend_hit(later) == (3 if group.kind == "state" else 0)
     assert (manager.take_moves().device_to_device.shape[0], manager.check()) == (group.kind == "state", [])
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from paged import Hint, LayerGroup, Retention
-from paged.errors import NeverFits, UnknownRequest
+from paged.errors import NeverFits
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
 
@@ -105,6 +105,16 @@ def test_what_the_host_has_behind_a_lost_block_is_nothing_of_a_session(desk):
     desk.serve([3] * 3)
     view = desk.scheduler.session("s")
     assert (view.blocks, view.device_blocks, view.host_blocks, desk.manager.host.num_cached) == (3, 1, 0, 1)
+
+
+def test_what_neither_tier_has_behind_what_the_host_has_is_nothing_of_a_session(desk):
+    desk = desk(4, host_blocks=1)
+    desk.serve([1, 1])
+    desk.serve([1, 1, 2], "s")
+    desk.hint("retain", session="s", lasts=1.0)
+    desk.serve([3] * 2, now=2.0)
+    desk.serve([4], now=3.0)
+    assert (desk.scheduler.session("s").device_blocks, desk.scheduler.session("s").host_blocks) == (1, 1)
 
 
 def test_what_is_pinned_is_never_evicted_and_counts_as_used_until_it_is_unpinned(desk):
@@ -453,12 +463,10 @@ def test_a_wrong_hint_is_refused_by_name_and_changes_nothing(desk, call, shown):
     assert served.scheduler.session("s") == before
 
 
-def test_hints_of_what_is_unknown_are_missing_and_of_an_unknown_request_an_error(desk):
+def test_hints_of_what_is_unknown_are_missing(desk):
     desk = desk(4)
     assert [desk.hint(action, session="s").status for action in ("retain", "pin", "unpin", "end")] == ["missing"] * 4
     assert desk.hint("pin", tokens=[1, 1]).status == "missing"
-    with pytest.raises(UnknownRequest):
-        desk.hint("retain", request="r")
 
 
 def test_what_a_tenant_left_over_its_quota_goes_first_its_oldest_first_and_no_more_of_it(desk):
