@@ -142,10 +142,10 @@ class Hints:
         num, parts = self._content.within(way, self._manager.num_blocks, was_left=was_left)
         if (is_lacking := self._content.lacks(parts)) and not self._manager.host_caching:
             return HintOutcome("rejected", "the host keeps no content (host_caching).")
-        if is_lacking and not self._manager.device.num_free:
+        if is_lacking and not self._room():
             return HintOutcome("rejected", "no block of the device is free; others are not evicted for it.")
         if is_lacking:
-            num, _ = self._content.within(way, self._manager.device.num_free, was_left=was_left)
+            num, _ = self._content.within(way, self._room(), was_left=was_left)
         if not num:
             return HintOutcome("missing", "no prompt can begin with the cached part that there is room for.")
         self.to_fetch += [(way, was_left)] if is_lacking and (way, was_left) not in self.to_fetch else []
@@ -210,17 +210,21 @@ class Hints:
             return HintOutcome("missing", "it is not pinned.")
         return HintOutcome("accepted", f"{counted(num, 'block')} no longer pinned.", num * self._size)
 
+    def _room(self) -> int:
+        # Nothing is promised when it is asked for.
+        return self._manager.device.num_free
+
     def fetch(self) -> None:
         """Plan the copies of all prefetches, as far as content is still on the host alone and blocks are free."""
         for way, was_left in self.to_fetch:
-            _, parts = self._content.within(way, self._manager.device.num_free, was_left=was_left)
+            _, parts = self._content.within(way, self._room(), was_left=was_left)
             if self._content.lacks(parts):
                 self._content.fetch(parts)
         self.to_fetch = []
 
     def bring(self, hint: Hint, first: int, write: Callable[[int, Blocks], None]) -> int:
         """Carry out `Scheduler.bring` for a checked hint, while nothing else writes to free blocks."""
-        manager, num = self._manager, min(len(hint.tokens) // self._size - first, self._manager.device.num_free)
+        manager, num = self._manager, min(len(hint.tokens) // self._size - first, self._room())
         if num <= 0 or not manager.prefix_caching:
             return 0
         # No block before these is copied from the host for it.
