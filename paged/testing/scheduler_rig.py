@@ -242,7 +242,11 @@ class SchedulerRig:
             id = self.scheduler.id_of(row)
             flight.loading.append(id)
             if id not in self.loads:
-                most = min(self.books[id].request.num_computed, len(self.known(id, 0)[1]) - 1)
+                most = self.books[id].request.num_computed
+                if self.world.elsewhere:
+                    most = first + self.world.exists_elsewhere(id, first)[0]
+                    self.events["load what was asked for"] += 1
+                most = min(most, len(self.known(id, 0)[1]) - 1)
                 self.loads[id] = Loading(self.asked.pop(id, most - first))
             self.loads[id].blocks.append((first, block))
             self.events["load"] += 1

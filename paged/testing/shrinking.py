@@ -188,6 +188,7 @@ _WITHOUT_LIMITS = {
     "event_stride": 0,
     "steps_ahead": 0,
     "resumes_known": False,
+    "elsewhere": 0,
     "drafts": 0,
     "least_load": 0,
     "lag": 0,

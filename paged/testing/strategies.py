@@ -197,7 +197,7 @@ def engine_wishes() -> st.SearchStrategy[Wish]:
 
 
 def _world(*, known_outputs: int | None, host_blocks: int, max_pinned: int, **sizes: Any) -> World:
-    """`resumes_known` and `max_lead` go with others that have nothing to do with them: draws of their own would be two more of many. A host of
+    """`resumes_known`, `max_lead` and `elsewhere` go with others that have nothing to do with them: draws of their own would be three more. A host of
     one block goes with all that lets content come and go there: what a batch reads of it is soon written over."""
     if host_blocks == 1:
         sizes |= {"host_caching": True, "prefix_caching": True, "max_sequences": 8}
@@ -205,7 +205,8 @@ def _world(*, known_outputs: int | None, host_blocks: int, max_pinned: int, **si
     sizes["max_pinned"] = min(max_pinned, sizes["num_blocks"] - 2)
     if sizes["policy"] == "paged-cached":
         sizes["max_lead"] = 4.0 * sizes["event_stride"]
-    return World(known_outputs=known_outputs, resumes_known=known_outputs == 2, host_blocks=host_blocks, **sizes)
+    sizes |= {"resumes_known": known_outputs == 2, "elsewhere": sizes["vocabulary"] - 2}
+    return World(known_outputs=known_outputs, host_blocks=host_blocks, **sizes)
 
 
 def scheduler_worlds() -> st.SearchStrategy[World]:

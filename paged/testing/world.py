@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -49,6 +50,9 @@ class World(MemoryWorld):
     """Blocks that hints may pin; requests cannot have them."""
     max_pinned_per_tenant: int | None = None
     max_cached_per_tenant: int | None = None
+    elsewhere: int = 0
+    """Drawn from it is what exists elsewhere of requests with `num_computed`, which the scheduler asks for as it admits them; 0: it does not
+    ask, and all of `num_computed` exists."""
     groups: tuple[LayerGroup, ...] = ()
     """Layers of several kinds, whose blocks take pages of the pool; none: all layers are full, and a block is a page."""
 
@@ -56,6 +60,10 @@ class World(MemoryWorld):
     def capacity(self) -> int:
         """Blocks that requests can have."""
         return self.num_blocks - self.max_pinned
+
+    def exists_elsewhere(self, id: str, have: int) -> tuple[int, bool]:
+        """How many tokens of a request exist elsewhere behind the `have` that are here, and that they come late."""
+        return (0, 0, 3, 4, 8, 16)[crc32(f"{self.elsewhere} {id} {have}".encode()) % 6], True
 
     @property
     def longest(self) -> int:
@@ -125,6 +133,8 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
     }
     caps = ("max_pinned", "max_pinned_per_tenant", "max_cached_per_tenant")
     limits |= {name: getattr(world, name) for name in caps if getattr(world, name) not in (0, None)}
+    if world.elsewhere:
+        limits["elsewhere"] = world.exists_elsewhere
     build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
     wishes = {name: getattr(world, name) for name in ("watermark", "preemption", "max_preemptions")}
     if world.policy in RESERVES:
