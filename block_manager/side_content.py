@@ -182,14 +182,17 @@ class SideContent:
         return parts if end is None else parts + [(at, [(end, 0, 1)], end.blocks_in(at, 0, 1)) for at in self._pages]
 
     def reached(self, spans: list[Span], tiers: int, *, with_end: bool) -> dict[Run, list[Reach]]:
-        """What a retention of confirmed nodes covers, by run, last run first: these nodes and all before them, what the
-        sides have at the last restart point, and (`with_end`) what all groups have of a row's end behind them."""
+        """What a retention of confirmed nodes covers, by run, last run first: these nodes and all before them, and what the
+        sides have at their last restart point. `with_end`: a row ended behind them; its end, and the point before it."""
         # By run, not by span: the device may have the first nodes of a run, and the host the rest.
         reaches: dict[Run, list[Reach]] = {run: [(0, 0, at + 1)] for run, at in upwards(spans[-1][0], spans[-1][2] - 1)}
         if not self._layout.sides:
             return reaches
-        # The next prompt may leave out this row's answer, and then begins at the last restart point before it.
-        found = [self.standing(spans, tiers, with_end=is_end) for is_end in (False, True)[: 1 + with_end]]
+        found = [self.standing(spans, tiers, with_end=with_end)]
+        if with_end:
+            # The next prompt may leave out this row's answer, and then begins where the prompt ended.
+            before = first_of(spans, num_nodes(spans) - (found[0].end is None))
+            found.append(self.standing(before, tiers, with_end=False))
         for place, nodes, blocks in [part for each in found for part in self.taken_by(each, 0, 0)]:
             for run, first, stop in spans_where(nodes, blocks > -2):
                 # The full group is covered above, but for the end of a row.

@@ -440,6 +440,19 @@ def test_of_a_session_that_is_retained_the_states_of_earlier_turns_go_before_oth
     assert desk.manager.stats().groups[1].cached <= 6
 
 
+@SEVERAL
+@pytest.mark.parametrize("outputs", [12, 13])
+def test_what_a_prompt_ended_with_is_retained_beside_what_its_answer_did(desk, groups, outputs):
+    # Of the first answers all are whole blocks: there no end of a row is kept.
+    desk = desk(200, 4, groups=groups)
+    prompt = list(range(41))
+    desk.serve(prompt, "s", max_tokens=outputs)
+    answered = desk.scheduler.session("s").blocks * 4
+    for token in range(100, 140):
+        desk.serve([token] * 41)
+    assert [found(desk, [*prompt, *more, 99])[0] // 4 * 4 for more in ([98], [0] * outputs)] == [40, answered]
+
+
 def test_what_a_live_turn_keeps_of_its_prompt_goes_no_sooner_than_what_other_sessions_left(desk):
     desk = desk(120, 4, groups=(FULL, STATE))
     for token in (100, 200):
