@@ -10,8 +10,11 @@ from hypothesis.stateful import initialize, rule
 
 from paged.testing.protocol import Capabilities
 from paged.testing.scheduler_machine import MAX_LIVE, SchedulerMachine
-from paged.testing.strategies import Wish, layer_worlds, picks, tails, where, wishes
+from paged.testing.strategies import Wish, layer_worlds, picks, retaining_worlds, tails, where, wishes
 from paged.testing.world import World
+
+KEEPS = st.lists(st.sampled_from([None, (1, None), (2, None), (3, 6.0)]), min_size=1, max_size=2)
+"""At which levels, and for how long, the turns of a conversation are retained, over and over."""
 
 
 class LayerMachine(SchedulerMachine):
@@ -20,19 +23,27 @@ class LayerMachine(SchedulerMachine):
     capabilities: ClassVar[Capabilities] = Capabilities(external_tokens=False)
 
     @initialize(
-        world=layer_worlds(),
+        world=layer_worlds() | retaining_worlds(),
         opening=st.lists(wishes(), min_size=1, max_size=4),
         is_alike=st.booleans(),
         num_turns=st.sampled_from([0, 2, 3, 4]),
+        keeps=KEEPS,
     )
-    def begin(self, world: World, opening: list[Wish], is_alike: bool, num_turns: int) -> None:  # type: ignore[override]
+    def begin(  # type: ignore[override]
+        self,
+        world: World,
+        opening: list[Wish],
+        is_alike: bool,
+        num_turns: int,
+        keeps: list[tuple[int, float | None] | None],
+    ) -> None:
         """Requests that are there from the start, together; their prompts may begin alike, or after a conversation. Where there is a host, their
         answers are long: they get in each other's way."""
         if world.host_blocks:
             opening = [replace(wish, output=1.0) for wish in opening]
         super().begin(world=world, opening=[] if num_turns else opening, is_alike=is_alike)
         if num_turns:
-            self.take_turns(prompt=[0, 0], more=[0], num_turns=num_turns, num_alike=2)
+            self.take_turns(prompt=[0, 0], more=[0], num_turns=num_turns, num_alike=2, keeps=keeps)
             for wish in opening:
                 self.add(wish, again=False)
 
@@ -54,20 +65,28 @@ class LayerMachine(SchedulerMachine):
         more=tails(longest=3),
         num_turns=st.integers(1, 4),
         num_alike=st.sampled_from([1, 1, 2]),
+        keeps=KEEPS,
     )
-    def take_turns(self, prompt: list[int], more: list[int], num_turns: int, num_alike: int) -> None:
-        """A conversation: it ends where it stands, and others begin with all that it knew."""
-        for _ in range(num_turns):
+    def take_turns(
+        self,
+        prompt: list[int],
+        more: list[int],
+        num_turns: int,
+        num_alike: int,
+        keeps: list[tuple[int, float | None] | None],
+    ) -> None:
+        """A conversation: it ends where it stands, and others begin with all that it knew, which may be retained."""
+        for turn in range(num_turns):
             id = f"r{self.rig.num_added}"
             for number in range(num_alike):
                 # Another one parts from it where it ended.
                 its = [*prompt[: -len(more) - 2], 1, 0, 1] if number else prompt
-                self.add(Wish(its, output=0.4, priority=-1), again=False)
+                self.add(Wish(its, output=0.4, priority=-1, keeps=keeps[turn % len(keeps)]), again=False)
             for _ in range(2):
                 if self.rig.has_work:
                     self.rig.step(ahead=0)
             if id not in self.rig.live or len(self.rig.live) > MAX_LIVE - 2:
                 break
             prompt = self.rig.known(id, 0)[1] + more
-            self.rig.abort(id)
+            self.rig.finish(id)
         self.go_on(2, ())

@@ -24,6 +24,7 @@ from paged.testing.figures import Figures
 from paged.testing.flight import Flight, Key, Mirror, Source
 from paged.testing.naive_hints import NaiveHints
 from paged.testing.naive_layers import has_states
+from paged.testing.naive_retentions import NaiveRetentions
 from paged.testing.shadow_groups import ShadowGroups, views_of
 from paged.testing.shadow_kv import ShadowKV
 from paged.testing.violation import Call, Program, Violation, sentence_of
@@ -76,6 +77,7 @@ class SchedulerRig:
         self.proposed: dict[Key, list[int]] = {}
         self.num_added = self.num_looks = 0
         self.hints = NaiveHints(self)
+        self.retentions = NaiveRetentions(self)
         # Groups of moves that are still to run, one a batch: of cancelled batches (None), or copies for forks, by what is written.
         self.carried: list[dict[int, int] | None] = []
         # The latest batch that was cancelled after its moves had run.
@@ -197,6 +199,7 @@ class SchedulerRig:
             self.was_saved.discard(request.id)
             self.num_added += 1
             self.hints.begin(request)
+            self.retentions.added(request.id)
         # It takes no memory: `look` or the next call looks at that.
         self._check(is_part=True)
 
@@ -216,6 +219,7 @@ class SchedulerRig:
         self.proposed = self._guesses() if self.world.drafts else {}
         drafts = {"drafts": self.proposed} if self.proposed else {}
         is_full = len(self.flights) >= self.world.max_outstanding
+        self.retentions.begin()
         try:
             with self._blaming(TooManyOutstanding):
                 batch = self.scheduler.schedule(now=self.now, **drafts)
@@ -237,7 +241,7 @@ class SchedulerRig:
             self._forget_progress(id)
         self.figures.scheduled(batch)
         flight = self._flight_of(batch)
-        self._fail_on(batch_oracles.violations(self, before, flight))
+        self._fail_on(batch_oracles.violations(self, before, flight) + self.retentions.scheduled(batch, flight))
         for row, first, block in batch.loads.tolist():
             id = self.scheduler.id_of(row)
             flight.loading.append(id)
@@ -363,6 +367,7 @@ class SchedulerRig:
             sampled = np.array(tokens, np.int32), np.array(given, np.int64) if counts or flight.has_drafts else None
             outputs = self.scheduler.update(flight.batch, *sampled, now=self.now)
         self.figures.computed(flight)
+        self.retentions.updated(flight)
         for index, key in enumerate(flight.keys):
             if not flight.stands(index) or not self.books[key[0]].is_live:
                 continue
@@ -390,6 +395,7 @@ class SchedulerRig:
         self._note("cancel", moved)
         flight = self.flights.pop()
         self.figures.cancelled(flight.batch)
+        self.retentions.disturbed |= {id for id, _ in flight.keys}
         if moved:
             self._move(flight)
             flight.apply_changes(self.mirror)
@@ -519,6 +525,7 @@ class SchedulerRig:
             self._fail_on([f"{hint.request} was submitted, and yet is unknown to hint"] if is_known else [])
         else:
             self._fail_on(self.hints.carried_out(hint, outcome, before))
+            self.retentions.hinted(hint, outcome, before[1])
         self._check()
 
     def fork(self, id: str, sequence: int = 0) -> None:
@@ -857,6 +864,7 @@ class SchedulerRig:
             self.shadow.poison((self.manager.device.states == 0).nonzero()[0].tolist())
 
     def _forget_progress(self, id: str, only: int | None = None) -> None:
+        self.retentions.disturbed.add(id)
         for sequence in range(len(self.books[id].sequences)) if only is None else [only]:
             self.computed.pop((id, sequence), None)
         for flight in self.flights:
@@ -897,6 +905,7 @@ class SchedulerRig:
             self._note_saving()
             is_part |= self._is_between
             self._fail_on(life_oracles.states(self, is_part=is_part))
+            self._fail_on(self.retentions.look(is_part=is_part))
             self._is_unseen = is_part
             if is_part:
                 return

@@ -94,11 +94,15 @@ class ShadowGroups:
 
     def spoil(self, batch: Any, views: Sequence[View], but: Collection[int] = ()) -> None:
         """The forward pass stopped half way: anything may stand where it writes, `but` for pages that were written after it."""
-        for place, end in enumerate(batch.seq_lens.tolist()):
-            share = Share(place, "", end - int(batch.num_tokens[place]), np.full(end, POISON))
-            for written, _ in self._writes(share, views):
-                if written[0] not in but:
-                    self.pages[written] = POISON
+        for place in self.written(batch, views):
+            if place[0] not in but:
+                self.pages[place] = POISON
+
+    def written(self, batch: Any, views: Sequence[View]) -> Iterator[Place]:
+        """Where the forward pass of a batch writes."""
+        for number, end in enumerate(batch.seq_lens.tolist()):
+            share = Share(number, "", end - int(batch.num_tokens[number]), np.full(end, POISON))
+            yield from (place for place, _ in self._writes(share, views))
 
     def lacking(self, namespace: object, tokens: Sequence[int]) -> list[str]:
         """What no page holds of what the groups read behind these tokens, wherever it may lie."""
@@ -181,12 +185,17 @@ class ShadowGroups:
         if held != wanted or page < 0:
             yield f"{who} (page {page}) should hold {self._told(wanted)} but holds {self._told(held)}"
 
+    def what(self, value: int) -> tuple[int, Place]:
+        """The content of a slot, and of which group and which part of a block it is."""
+        content, number = divmod(value, self._num_parts)
+        group = max(g for g, first in enumerate(self._first) if first <= number)
+        return (POISON, (POISON, POISON)) if value == POISON else (content, (group, number - self._first[group]))
+
     def _told(self, value: int) -> str:
         if value == POISON:
             return "poison"
-        content, number = divmod(value, self._num_parts)
-        group = max(g for g, first in enumerate(self._first) if first <= number)
-        return f"part {number - self._first[group]} of group {group} at {self.contents.describe(content)}"
+        content, (group, part) = self.what(value)
+        return f"part {part} of group {group} at {self.contents.describe(content)}"
 
 
 def _pages_at(table: Pages, column: int) -> list[int]:

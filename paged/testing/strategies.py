@@ -9,7 +9,7 @@ pressures                            an engine's world, and requests that have r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -259,16 +259,32 @@ ON_DEMAND = ("paged",) * 5 + tuple(name for name in DRAWN if name not in (*PREAL
 
 
 @st.composite
-def layer_groups(draw: st.DrawFn) -> tuple[LayerGroup, ...]:
+def layer_groups(draw: st.DrawFn, kinds: Sequence[tuple[Kind, ...]] = KINDS) -> tuple[LayerGroup, ...]:
     """Groups of a model: windows and chunks of a few tokens, blocks of one to three pages."""
     groups: dict[tuple[str, int, int], LayerGroup] = {}
-    for number, kind in enumerate(draw(st.sampled_from(KINDS))):
+    for number, kind in enumerate(draw(st.sampled_from(kinds))):
         reach = draw(st.integers(1, 9)) if kind in ("window", "chunk") else 0
         while (kind, reach, 0) in groups:
             reach += 1
         pages = draw(st.sampled_from([1, 1, 2, 3]))
         groups[kind, reach, number if kind == "state" else 0] = LayerGroup(kind, reach, pages)
     return tuple(groups.values())
+
+
+@st.composite
+def retaining_worlds(draw: st.DrawFn) -> World:
+    """Those of `layer_worlds` in which it is best seen what is retained of windows, chunks and states beside full layers."""
+    groups = draw(layer_groups([kinds for kinds in KINDS if kinds[0] == "full" and len(kinds) > 1]))
+    world = replace(draw(layer_worlds()), groups=groups, block_size=draw(st.integers(2, 4)), prefix_caching=True)
+    need = pages_for(groups, world.max_model_len or 0, world.block_size)
+    pinned = draw(st.sampled_from([0, need]))
+    return replace(
+        world,
+        num_blocks=need * draw(st.integers(5, 8)) // 4 + pinned,
+        max_pinned=pinned,
+        max_cached_per_tenant=None,
+        event_stride=0,
+    )
 
 
 @st.composite
