@@ -169,11 +169,10 @@ class Sharing:
         """Load nodes that only the host has, behind the row's: draw blocks, plan copies. Returns the tokens won."""
         tables, device, offload = self._tables, self._device, self._offload
         assert offload is not None, "content is on the host alone only where it is offloaded"
-        have, size = int(tables.num_blocks[row]), tables.block_size
-        num_blocks = min(num_nodes(spans), device.num_available)
-        if room is not None:
-            num_blocks = min(num_blocks, room)
-        if num_blocks <= 0 or not offload.is_worth_loading(have * size, (have + num_blocks) * size, num_blocks):
+        have, size, pages = int(tables.num_blocks[row]), tables.block_size, self._growth.layout.full_pages
+        room = device.num_available if room is None else min(room, device.num_available)
+        num_blocks = min(num_nodes(spans), room // pages)
+        if num_blocks <= 0 or not offload.is_worth_loading(have * size, (have + num_blocks) * size, num_blocks * pages):
             return 0
         tables.ensure_columns(have + num_blocks)
         spans = first_of(spans, num_blocks)
@@ -410,7 +409,7 @@ class Content:
         here, there = self.split(spans)
         num_here, sides = num_nodes(here), self._sides
         if not self._growth.layout.sides:
-            there = first_of(there, max(room, 0))
+            there = first_of(there, max(room, 0) // self._growth.layout.full_pages)
             blocks = np.append(self._index.blocks_of(DEVICE, here), np.full(num := num_nodes(there), -1))
             return num_here + num, [(DEVICE, here + there, blocks)]
         found = sides.standing(here, 1, with_end=with_end and not there)

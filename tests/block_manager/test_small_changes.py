@@ -232,3 +232,22 @@ def test_a_fork_that_computes_several_tokens_writes_them_to_a_copy_of_the_shared
     manager.append(manager.fork(0), [3, 4, 5])
     moves = manager._memory.place_one(1, 3)
     assert (moves.device_to_device.tolist(), manager.table(1).tolist()) == ([[0, 1]], [1, 2])
+
+
+def test_a_load_of_blocks_of_two_pages_takes_no_more_than_there_is_room_for():
+    manager = BlockManager(8, 4, host_blocks=64, host_caching=True, groups=[LayerGroup("full", pages=2)])
+
+    def computed(tokens):
+        row = manager.add(tokens)
+        manager.next_batch()
+        manager.allocate(row, len(tokens))
+        manager.confirm()
+        return row
+
+    for first in (0, 100):
+        manager.free(computed(range(first, first + 16)))
+    for token in (200, 300):
+        computed([token] * 4)
+    # Four pages are left: two of the four blocks that the host has come back.
+    row = manager.add([*range(16), 99])
+    assert (manager.rows.num_computed[row], manager.device.num_available, manager.check()) == (8, 0, [])
