@@ -11,6 +11,7 @@ and releases it with that.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from paged.errors import InvalidConfig, UnsupportedByLayers
 
 Counts = NDArray[np.int64]
 
+# Restart points at even distances take at most this part of the full blocks between them, and a prompt has so many.
+_PART, MOST_EVEN = 1 / 16, 6
 # Without full attention block ids cost no page. A sequence may have so many: for each page of the pool, and at most.
 _FREE_OF_COST_A_PAGE, _MOST_FREE_OF_COST = 1 << 10, 1 << 20
 
@@ -123,6 +126,9 @@ class Layout:
         self.spare_pages = self.state_pages if keeps else 0
         self.most_pages = max(group.pages for group in groups)
         self.is_plain = not self.sides and self.full_pages == 1
+        restart_pages = self.state_pages + sum((side.most - 2) * side.pages for side in self.bounded)
+        # In blocks; 0: there are none. Windows alone gain little by them, and lose what they take.
+        self._distance = math.ceil(restart_pages / self.full_pages / _PART) if full and self.states else 0
 
     def refuse(self, what: str) -> None:
         """Raise UnsupportedByLayers, which names `what`, unless all layers are full and a block takes one page."""
@@ -130,6 +136,14 @@ class Layout:
             kinds = " and ".join(sorted({side.kind for side in self.sides}))
             alone = f"full layers of {self.full_pages} pages a block"
             raise UnsupportedByLayers(what, f"{kinds} layers" if kinds else alone)
+
+    def even_restarts(self, num_blocks: int) -> list[int]:
+        """Return after which of so many blocks sides are kept though nothing is known to begin there. When a prompt's tail is
+        evicted, the rest is found up to the last of them. Equal for all prompts; a long one has every second, fourth, ..."""
+        if not 0 < self._distance <= num_blocks:
+            return []
+        distance = self._distance << (num_blocks // self._distance // (MOST_EVEN + 1)).bit_length()
+        return list(range(distance, num_blocks + 1, distance))
 
     def num_main_blocks(self, num_pages: int) -> int:
         """Number of block ids of the full group."""

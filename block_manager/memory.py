@@ -534,9 +534,7 @@ class Memory:
     def release(self, row: int) -> None:
         """End a row, in flight or not: keep its content, void its shares, release its blocks tail first."""
         tables = self.tables
-        if self.layout.sides:
-            self.sides.keep_all(row)
-            self.sides.ends.keep(row)
+        spans = self.sides.end(row) if self.layout.sides else []
         first, blocks, num_nodes, run = self.index.release_path(row)
         if self.flights.outstanding or self.flights.composed.is_used:
             self.flights.clip(row, LEFT)
@@ -554,6 +552,7 @@ class Memory:
             self.blocks.release(blocks, run, num_nodes)
         if first:
             self.blocks.release(tables.blocks[0, row, : min(first, tables.num_blocks.item(row))])
+        self.sides.renew(spans)
         tables.close(row)
 
     def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:

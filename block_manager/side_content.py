@@ -118,12 +118,14 @@ class SideContent:
 
     def begin(self, row: int, num_tokens: int, keep_at: Sequence[int]) -> None:
         """Note after how many blocks of a new row's prompt others may begin: its last full block that leaves a token to
-        compute, the lengths in `keep_at` (rounded down), and, while pages are free, its end if a block ends there."""
+        compute, the lengths in `keep_at` (rounded down), even restarts, and, while pages are free, its end if a block
+        ends there."""
         if not self._layout.keeps:
             return
         last, is_even = (num_tokens - 1) // self._size, num_tokens % self._size == 0
         asked = dict.fromkeys(length // self._size for length in keep_at if self._size <= length <= num_tokens)
-        self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT]])
+        even = self._layout.even_restarts(last)
+        self._tables.want(row, [(last + 1) * is_even, last, 0, *list(asked)[:MOST_KEPT_AT], *even])
 
     def longest(self, match: Match, have: int = 0, tiers: int = 1) -> Found:
         """Find the longest hit: the part of `match` after which every side can stand with content on the first `tiers`
@@ -188,17 +190,19 @@ class SideContent:
         reaches: dict[Run, list[Reach]] = {run: [(0, 0, at + 1)] for run, at in upwards(spans[-1][0], spans[-1][2] - 1)}
         if not self._layout.sides:
             return reaches
-        found = [self.standing(spans, tiers, with_end=with_end)]
+        furthest = self.standing(spans, tiers, with_end=with_end)
+        stands, found = np.logical_and.reduce(furthest.stands), [furthest]
         if with_end:
             # The next prompt may leave out this row's answer, and then begins where the prompt ended.
-            before = first_of(spans, num_nodes(spans) - (found[0].end is None))
+            before = first_of(spans, num_nodes(spans) - (furthest.end is None))
             found.append(self.standing(before, tiers, with_end=False))
+        found += [_cut(furthest, num) for num in self._layout.even_restarts(len(stands)) if stands[num - 1]]
         for place, nodes, blocks in [part for each in found for part in self.taken_by(each, 0, 0)]:
             for run, first, stop in spans_where(nodes, blocks > -2):
                 # The full group is covered above, but for the end of a row.
                 if place != DEVICE or run.is_end:
                     reaches.setdefault(run, []).append((place // NUM_PLACES, first, stop))
-        # A row's end was added last, but its run is the last one.
+        # A row's end was not added first, but its run is the last one.
         return dict(sorted(reaches.items(), key=lambda item: -item[0].id))
 
     def _stands(self, match: Match, have: int, tiers: int = 1) -> list[NDArray[np.bool_]]:
@@ -309,9 +313,28 @@ class SideContent:
             at += stop - first
         return found
 
+    def renew(self, spans: list[Span]) -> None:
+        """Let what sides keep at even restarts of these nodes, from the root on, be used now: it is evicted after them."""
+        for blocks in self.even_blocks(spans):
+            self._device.hold(blocks)
+            self._device.release(blocks)
+
+    def even_blocks(self, spans: list[Span], tier: int = DEVICE) -> list[Blocks]:
+        """By side, its cached blocks on a tier at even restarts of these nodes, from the root on; the last node's first."""
+        restarts, found = self._layout.even_restarts(num_nodes(spans)), list[Blocks]()
+        for side in self._layout.sides if restarts else ():
+            firsts = [num - 1 if side.is_state else int(side.first_column(num * self._size)) for num in restarts]
+            columns = np.unique(np.concatenate([np.arange(*each) for each in zip(firsts, restarts, strict=True)]))
+            blocks = self._residence(side, spans, tier)[columns[::-1]]
+            blocks = blocks[blocks >= 0]
+            found.append(blocks[self._index.pages(tier).state[blocks] < 0])
+        return found
+
     def take(self, row: int, have: int, match: Match, *, with_states: bool) -> None:
         """Let the row hold what every side has of a hit behind its `have` blocks; its tables have the columns."""
         tables, stop = self._tables, have + match.num_blocks
+        if not have:
+            self.renew(match.spans)
         for side in self._layout.sides:
             blocks = self._residence(side, match.spans)
             if side.is_state and not with_states:
@@ -339,6 +362,12 @@ class SideContent:
         """Where a share from token `start` on ends: the first length at which states are wanted, at most `end`."""
         wanted = self._tables.wanted[:, row] * self._size
         return int(min([end, *(length for length in wanted.tolist() if length > start)]))
+
+    def end(self, row: int) -> list[Span]:
+        """Keep what a row that ends has in its sides, and its end within a block. Return its confirmed nodes."""
+        self.keep_all(row)
+        self.ends.keep(row)
+        return self._index.paths[row].closed(self._index.confirmed_length).spans(0)
 
     def keep_all(self, row: int) -> None:
         """Keep what the row's sides hold of its confirmed nodes. The row ends, or goes to the host."""

@@ -22,13 +22,15 @@ from numpy.typing import NDArray
 from paged.base.arguments import MOST_KEPT_AT, Tokens, int64_array, is_integer
 from paged.errors import DuplicateRow, RowSwapped, UnknownRow
 
+from .layout import MOST_EVEN
+
 Rows = NDArray[np.int64]
 
 # Without it a stride could be a power of two in bytes: all rows would then share the same few cache sets.
 _STRIDE_PADDING = 16
 # Tokens that a row has room for at first.
 _FIRST_STRIDE = 4096
-NUM_WANTED = 3 + MOST_KEPT_AT
+NUM_WANTED = 3 + MOST_KEPT_AT + MOST_EVEN
 """How many lengths of its prompt a row notes at which others may begin."""
 
 

@@ -233,3 +233,20 @@ class NaiveLayers:
         state.is_swapped = state.on_host > 0
         state.blocks = min(state.blocks, blocks)
         state.gone = {number: min(gone, state.blocks + state.on_host) for number, gone in state.gone.items()}
+
+
+def even_restarts(groups: Groups, num_blocks: int, size: int) -> list[int]:
+    """After which of so many blocks windows and states are kept though nothing is known to begin there: models with full layers and
+    states, at the least distance at which that takes a sixteenth of the full blocks, or 2, 4, ... times that, so that there are six at most."""
+    full = sum(group.pages for group in groups if group.kind == "full")
+    takes = sum(
+        group.pages * (1 if group.kind == "state" else -(-(group.reach - (group.kind == "window")) // size))
+        for group in groups
+        if group.kind != "full"
+    )
+    if not full or all(group.kind != "state" for group in groups):
+        return []
+    distance = -(-16 * takes // full)
+    while num_blocks // distance > 6:
+        distance *= 2
+    return list(range(distance, num_blocks + 1, distance))

@@ -2,8 +2,8 @@
 
 A retention is of a *way*, the whole blocks that a row left, or of a prompt, until a time. It raises all of them in the full group, and of windows,
 chunks and states what a prompt behind the way begins with: at the end of as many of its blocks as all groups can stand behind. Of what a row left
-that is where the row ended, within a block if it did, and the place before it, where its prompt may have ended. What a live row keeps of these has the
-level that its retention will have. All else is at level 0.
+that is where the row ended, within a block if it did, and the place before it, where its prompt may have ended. Even restarts are raised, too. What a
+live row keeps of windows, chunks and states has the level that its retention will have. All else is at level 0.
 
 The rig's shadow says what lies on a page. Where it cannot be seen what exactly was retained, either level is right: each retention has what it
 raises for sure, and what it may raise.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from paged.testing import batch_oracles
 from paged.testing.content import POISON
 from paged.testing.flight import Flight, Key, Path
-from paged.testing.naive_layers import front
+from paged.testing.naive_layers import even_restarts, front
 
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
@@ -295,6 +295,10 @@ class NaiveRetentions:
                 maybe |= self._read(path, number)
             if is_sure and least == most and not (fewer and ends):
                 surely |= self._read(path, most)
+        for number in even_restarts(self._groups, way.most, size):
+            read = self._read(path, number)
+            maybe |= read if read <= seen or not is_still else set()
+            surely |= read if is_sure and read <= certain else set()
         if way.was_left and ends:
             ends |= self._read(path, way.most, states=False)
             maybe |= ends

@@ -100,3 +100,12 @@ def test_a_row_that_computes_a_block_at_a_time_never_holds_more_than_is_counted(
 def test_a_refusal_names_the_kinds_once_and_in_order(groups, named):
     with pytest.raises(UnsupportedByLayers, match=f"^a leap is not possible with {named}.$"):
         Layout(groups, 4).refuse("a leap")
+
+
+def test_even_restarts_take_a_sixteenth_of_the_full_blocks_and_there_are_six_at_most():
+    layout = Layout([LayerGroup("full", pages=4), LayerGroup("state", pages=101)], 64)
+    lengths = 403, 404, 2424, 2827, 2828, 5656
+    assert [len(layout.even_restarts(num)) for num in lengths] == [0, 1, 6, 6, 3, 3]
+    assert layout.even_restarts(2828) == [808, 1616, 2424]
+    for groups in ([FULL], [FULL, WINDOW], [STATE]):
+        assert Layout(groups, 64).even_restarts(10**6) == []

@@ -453,6 +453,21 @@ def test_what_a_prompt_ended_with_is_retained_beside_what_its_answer_did(desk, g
     assert [found(desk, [*prompt, *more, 99])[0] // 4 * 4 for more in ([98], [0] * outputs)] == [40, answered]
 
 
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_prompt_of_which_only_a_part_is_left_is_found_up_to_the_last_even_restart_in_it(desk, session):
+    # A state takes as much as a block, so one is kept after every 16 of them.
+    desk, prompt, left = desk(64, 1, groups=(FULL, LayerGroup("state"))), list(range(40)), []
+    desk.serve(prompt, session)
+    # What a prompt takes again counts as used, all of its even restarts with it.
+    desk.serve([99] * 9, session and "other")
+    desk.serve([*prompt, 41], session)
+    for token in range(100, 105):
+        desk.serve([token] * 9, session and str(token))
+        left.append((desk.on_device([*prompt, 41]), found(desk, [*prompt, 41, 42])[0]))
+    assert [hit for _, hit in left] == [max(end for end in (0, 16, 32, 41) if end <= num) for num, _ in left]
+    assert {hit for _, hit in left} == {0, 16, 32, 41}
+
+
 def test_what_a_live_turn_keeps_of_its_prompt_goes_no_sooner_than_what_other_sessions_left(desk):
     desk = desk(120, 4, groups=(FULL, STATE))
     for token in (100, 200):
