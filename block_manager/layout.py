@@ -138,8 +138,8 @@ class Layout:
             raise UnsupportedByLayers(what, f"{kinds} layers" if kinds else alone)
 
     def even_restarts(self, num_blocks: int) -> list[int]:
-        """Return after which of so many blocks sides are kept though nothing is known to begin there. When a prompt's tail is
-        evicted, the rest is found up to the last of them. Equal for all prompts; a long one has every second, fourth, ..."""
+        """Return after which of so many blocks sides are kept though no prompt is known to begin there: when the tail of a
+        prompt is evicted, the rest is found up to the last of them. Long prompts have every second, fourth, ... one."""
         if not 0 < self._distance <= num_blocks:
             return []
         distance = self._distance << (num_blocks // self._distance // (MOST_EVEN + 1)).bit_length()

@@ -7,7 +7,7 @@
 
 A node resides in each group separately, in that group's place. When a row ends, what it holds is kept. What it
 passes before is kept if a prompt is likely to begin there: after its own prompt's last full block, at a junction,
-or at a length in `keep_at`. Other content that it passes is kept only while pages are free, and is evicted first.
+at a length in `keep_at`, or at an even restart. The rest is kept only while pages are free, and is evicted first.
 """
 
 from __future__ import annotations
