@@ -28,6 +28,8 @@ Counts = NDArray[np.int64]
 
 # Restart points at even distances take at most this part of the full blocks between them, and a prompt has so many.
 _PART, MOST_EVEN = 1 / 16, 6
+# In tokens: each ends a chunk, and costs a short prompt a step.
+LEAST_DISTANCE = 4096
 # Without full attention block ids cost no page. A sequence may have so many: for each page of the pool, and at most.
 _FREE_OF_COST_A_PAGE, _MOST_FREE_OF_COST = 1 << 10, 1 << 20
 
@@ -128,7 +130,10 @@ class Layout:
         self.is_plain = not self.sides and self.full_pages == 1
         restart_pages = self.state_pages + sum((side.most - 2) * side.pages for side in self.bounded)
         # In blocks; 0: there are none. Windows alone gain little by them, and lose what they take.
-        self._distance = math.ceil(restart_pages / self.full_pages / _PART) if full and self.states else 0
+        self._distance = 0
+        if full and self.states:
+            distance = math.ceil(restart_pages / self.full_pages / _PART)
+            self._distance = max(distance, -(-LEAST_DISTANCE // block_size))
 
     def refuse(self, what: str) -> None:
         """Raise UnsupportedByLayers, which names `what`, unless all layers are full and a block takes one page."""

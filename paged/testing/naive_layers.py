@@ -235,9 +235,14 @@ class NaiveLayers:
         state.gone = {number: min(gone, state.blocks + state.on_host) for number, gone in state.gone.items()}
 
 
+LEAST_DISTANCE = 4096
+"""Tokens between even restarts, at least."""
+
+
 def even_restarts(groups: Groups, num_blocks: int, size: int) -> list[int]:
     """After which of so many blocks windows and states are kept though nothing is known to begin there: models with full layers and
-    states, at the least distance at which that takes a sixteenth of the full blocks, or 2, 4, ... times that, so that there are six at most."""
+    states, at the least distance of LEAST_DISTANCE tokens or more at which that takes a sixteenth of the full blocks, or 2, 4, ... times that, so that
+    there are six at most."""
     full = sum(group.pages for group in groups if group.kind == "full")
     takes = sum(
         group.pages * (1 if group.kind == "state" else -(-(group.reach - (group.kind == "window")) // size))
@@ -246,7 +251,7 @@ def even_restarts(groups: Groups, num_blocks: int, size: int) -> list[int]:
     )
     if not full or all(group.kind != "state" for group in groups):
         return []
-    distance = -(-16 * takes // full)
+    distance = max(-(-16 * takes // full), -(-LEAST_DISTANCE // size))
     while num_blocks // distance > 6:
         distance *= 2
     return list(range(distance, num_blocks + 1, distance))

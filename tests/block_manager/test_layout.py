@@ -107,5 +107,7 @@ def test_even_restarts_take_a_sixteenth_of_the_full_blocks_and_there_are_six_at_
     lengths = 403, 404, 2424, 2827, 2828, 5656
     assert [len(layout.even_restarts(num)) for num in lengths] == [0, 1, 6, 6, 3, 3]
     assert layout.even_restarts(2828) == [808, 1616, 2424]
+    # At no less than 4,096 tokens.
+    assert Layout([FULL, LayerGroup("state")], 16).even_restarts(600) == [256, 512]
     for groups in ([FULL], [FULL, WINDOW], [STATE]):
         assert Layout(groups, 64).even_restarts(10**6) == []

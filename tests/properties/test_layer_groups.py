@@ -25,7 +25,11 @@ SHARES = {
 @pytest.fixture(scope="module")
 def reached(reached_by):
     reached = reached_by(LayerMachine)
-    run_machine(reached.machine, few=170, steps=15)
+    with pytest.MonkeyPatch.context() as patch:
+        # Prompts of a few blocks have even restarts then.
+        for module in ("paged.block_manager.layout", "paged.testing.naive_layers"):
+            patch.setattr(f"{module}.LEAST_DISTANCE", 1)
+        run_machine(reached.machine, few=170, steps=15)
     return reached
 
 

@@ -33,7 +33,7 @@ SCHEDULER_SHARES = {
     0.01: "preempted by swap, swapped in, shared in flight, follow",
     0.005: "preempted in flight, delivered elsewhere, a cancel without moves refused",
 }
-MACHINES = {"manager": (ManagerMachine, 180, MANAGER_SHARES), "scheduler": (SchedulerMachine, 180, SCHEDULER_SHARES)}
+MACHINES = {"manager": (ManagerMachine, 180, MANAGER_SHARES), "scheduler": (SchedulerMachine, 300, SCHEDULER_SHARES)}
 
 
 @pytest.fixture(scope="module", params=MACHINES)

@@ -454,8 +454,9 @@ def test_what_a_prompt_ended_with_is_retained_beside_what_its_answer_did(desk, g
 
 
 @pytest.mark.parametrize("session", [None, "s"])
-def test_a_prompt_of_which_only_a_part_is_left_is_found_up_to_the_last_even_restart_in_it(desk, session):
+def test_a_prompt_of_which_only_a_part_is_left_is_found_up_to_the_last_even_restart_in_it(desk, session, monkeypatch):
     # A state takes as much as a block, so one is kept after every 16 of them.
+    monkeypatch.setattr("paged.block_manager.layout.LEAST_DISTANCE", 1)
     desk, prompt, left = desk(64, 1, groups=(FULL, LayerGroup("state"))), list(range(40)), []
     desk.serve(prompt, session)
     # What a prompt takes again counts as used, all of its even restarts with it.

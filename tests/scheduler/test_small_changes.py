@@ -216,5 +216,5 @@ def test_a_waiting_group_is_foreseen_and_enters_with_its_sequences_that_have_not
         scheduler.add(Request(id=name, prompt=[1], max_tokens=4, num_sequences=num))
     step(scheduler)
     scheduler.finish("group", 0)
-    assert "would need 9 tokens at their fullest moment" in scheduler.explain("group").reason
+    assert "would need 9 tokens at their peak" in scheduler.explain("group").reason
     assert [batch.sequences.tolist() for batch in steps_of(scheduler) if batch.admitted] == [[1]]
