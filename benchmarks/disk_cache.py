@@ -183,8 +183,9 @@ def main() -> None:
             pairs = []
             for nth in range(asked.rounds):
                 # In turns, and each first as often as the other.
-                both = [None, Path(where) / f"busy-{share}-{nth}"][:: 1 - 2 * (nth % 2)]
-                pairs.append([busy(each, share) for each in both][:: 1 - 2 * (nth % 2)])
+                both = [None, Path(where) / f"busy-{share}-{nth}"]
+                found_of = {each: busy(each, share) for each in (reversed(both) if nth % 2 else both)}
+                pairs.append([found_of[each] for each in both])
             p50, p99 = np.moveaxis(np.array(pairs), 2, 0)
             shown = [
                 f"{its[:, 0].min() * 1e6:.0f}, {its[:, 1].min() * 1e6:.0f} ({np.median(ratios := its[:, 1] / its[:, 0]):.2f} ×, "

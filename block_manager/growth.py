@@ -124,7 +124,7 @@ class Growth:
         for i in moves.nonzero()[0].tolist():
             blocks = [tables.blocks.item(side.table, rows[i], 0) for side in self.layout.states]
             if not any(device.refs(block) > 1 or device.has_content(block) for block in blocks):
-                # Nobody else holds them any more: clear the mark.
+                # No other row holds them now: clear the mark.
                 tables.let_move(rows[i], False)
                 moves[i] = False
         return moves

@@ -94,6 +94,10 @@ class Side:
             computed = computed // self._size * self._size
         return self.group.front(computed) // self._size
 
+    def reads_from(self, num_blocks: int) -> int:
+        """Return the first column that a row reads which begins after so many blocks; a state stands with the last one."""
+        return num_blocks - 1 if self.is_state else int(self.first_column(num_blocks * self._size))
+
 
 class Layout:
     """The groups of a model, and counts of pages. `sides`: all groups but the full one. `keeps`: their content is kept.
@@ -130,10 +134,8 @@ class Layout:
         self.is_plain = not self.sides and self.full_pages == 1
         restart_pages = self.state_pages + sum((side.most - 2) * side.pages for side in self.bounded)
         # In blocks; 0: there are none. Windows alone gain little by them, and lose what they take.
-        self._distance = 0
-        if full and self.states:
-            distance = math.ceil(restart_pages / self.full_pages / _PART)
-            self._distance = max(distance, -(-LEAST_DISTANCE // block_size))
+        distance = math.ceil(restart_pages / max(self.full_pages, 1) / _PART)
+        self._distance = max(distance, -(-LEAST_DISTANCE // block_size)) if full and self.states else 0
 
     def refuse(self, what: str) -> None:
         """Raise UnsupportedByLayers, which names `what`, unless all layers are full and a block takes one page."""

@@ -450,8 +450,7 @@ class Memory:
         return child, moves
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
-        """Void what outstanding batches compute of the row from token `num_tokens` on, which it does not know. It is
-        launched no further."""
+        """Void what batches compute of the row from the unknown token `num_tokens` on; it is launched no further."""
         self.flights.clip(row, num_tokens)
         self._fall_back(row, num_tokens)
 
@@ -552,7 +551,8 @@ class Memory:
             self.blocks.release(blocks, run, num_nodes)
         if first:
             self.blocks.release(tables.blocks[0, row, : min(first, tables.num_blocks.item(row))])
-        self.sides.renew(spans)
+        if spans:
+            self.sides.renew(spans)
         tables.close(row)
 
     def reserve_rows(self, rows: Rows, num_blocks: NDArray[np.int64]) -> None:

@@ -486,9 +486,9 @@ class Content:
         """The blocks of a loose end, and of what is evicted with it, that are at this raised level, not at a lower."""
         levels, spans = self._index.pages(place).level, self._index.loose_end(place, way)
         of_level = [blocks[levels[blocks] == level] for blocks in self._index.cached_blocks(place, spans)]
-        # Those of even restarts last: a prompt of which a part is left begins there.
-        last = np.concatenate([NO_BLOCKS, *self._sides.even_blocks(self.spans_of(way), place)])
-        if len(last):
+        if self._growth.layout.even_restarts(sum(at + 1 for _, at in way)):
+            # Those of even restarts last: a prompt of which a part is left begins there.
+            last = np.concatenate([NO_BLOCKS, *self._sides.even_blocks(self.spans_of(way), place)])
             of_level = [part[np.isin(part, last) == is_last] for is_last in (False, True) for part in of_level]
         return [blocks for blocks in of_level if len(blocks)]
 

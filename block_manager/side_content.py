@@ -176,7 +176,7 @@ class SideContent:
         num, spans, end, parts = found.hit.num_blocks, found.hit.spans, found.end, list[Part]()
         for side in self._layout.sides:
             blocks = self._residence(side, spans)
-            blocks[: num - 1 if side.is_state else max(0, side.first_column((have + num) * self._size) - have)] = -2
+            blocks[: max(0, side.reads_from(have + num) - have)] = -2
             parts += [(side.place, spans, blocks)] * (end is None or not side.is_state)
         full = np.full(num, -1)
         full[:num_here] = self._index.blocks_of(DEVICE, first_of(spans, num_here))
@@ -237,8 +237,8 @@ class SideContent:
         side, least = self._layout.sides[limit], min(alone)
         if taken < found:
             # The first column that the side needs to stand one block further on.
-            first = least if side.is_state else int(side.first_column((least + 1) * size))
-            is_evicted = self._was_evicted(side, first_of(match.spans, most - have), first - have)
+            first = side.reads_from(least + 1) - have
+            is_evicted = self._was_evicted(side, first_of(match.spans, most - have), first)
             why = "pending" if least == most else "evicted" if is_evicted else "not kept"
             if (have + _last(np.logical_and.reduce(stands))) * size > taken:
                 why = "not loaded"
@@ -323,8 +323,7 @@ class SideContent:
         """By side, its cached blocks on a tier at even restarts of these nodes, from the root on; the last node's first."""
         restarts, found = self._layout.even_restarts(num_nodes(spans)), list[Blocks]()
         for side in self._layout.sides if restarts else ():
-            firsts = [num - 1 if side.is_state else int(side.first_column(num * self._size)) for num in restarts]
-            columns = np.unique(np.concatenate([np.arange(*each) for each in zip(firsts, restarts, strict=True)]))
+            columns = np.unique(np.concatenate([np.arange(side.reads_from(num), num) for num in restarts]))
             blocks = self._residence(side, spans, tier)[columns[::-1]]
             blocks = blocks[blocks >= 0]
             found.append(blocks[self._index.pages(tier).state[blocks] < 0])
@@ -364,10 +363,11 @@ class SideContent:
         return int(min([end, *(length for length in wanted.tolist() if length > start)]))
 
     def end(self, row: int) -> list[Span]:
-        """Keep what a row that ends has in its sides, and its end within a block. Return its confirmed nodes."""
+        """Keep what a row that ends has in its sides, and its end. Return its nodes, if they have even restarts."""
         self.keep_all(row)
         self.ends.keep(row)
-        return self._index.paths[row].closed(self._index.confirmed_length).spans(0)
+        has_even = self._layout.even_restarts(self._tables.full_blocks(row))
+        return self._index.paths[row].closed(self._index.confirmed_length).spans(0) if has_even else []
 
     def keep_all(self, row: int) -> None:
         """Keep what the row's sides hold of its confirmed nodes. The row ends, or goes to the host."""

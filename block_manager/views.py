@@ -174,7 +174,7 @@ class GroupStats:
     """A layer group at one moment, in pages.
 
     used         held by rows and batches
-    cached       with content, and held by nobody
+    cached       with content, and not held
     passed       released so far because rows' windows or chunks passed them, counted for each row's table
     lost_tokens  tokens that the full group had behind hits which this group ended: it allowed the shortest
     wasted       of those used: parts of blocks without a computed token that the group has to keep

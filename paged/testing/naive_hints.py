@@ -14,13 +14,13 @@ import msgspec
 from paged.scheduler import Hint
 from paged.testing import batch_oracles
 from paged.testing.flight import Path
+from paged.testing.life_oracles import ALIVE
 from paged.testing.naive_layers import full_pages
 
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
 
 STATUSES = ("accepted", "clipped", "deferred", "rejected", "missing")
-ALIVE = ("waiting", "loading", "running", "paused", "swapped")
 
 
 @dataclass

@@ -24,6 +24,12 @@ def front(group: Any, num_tokens: int) -> int:
     return max(0, num_tokens - group.reach + 1) if group.kind == "window" else num_tokens - num_tokens % group.reach
 
 
+def _reached(group: Any, block_size: int) -> int:
+    """Whole blocks that a window or chunk reaches back over from the end of a block."""
+    span: int = group.reach - (group.kind == "window")
+    return -(-span // block_size)
+
+
 def pages_for(groups: Groups, num_tokens: int, block_size: int) -> int:
     """Pages that a sequence of so many tokens needs at most while its tokens come a block at a time."""
     blocks, pages = -(-num_tokens // block_size), 0
@@ -33,8 +39,7 @@ def pages_for(groups: Groups, num_tokens: int, block_size: int) -> int:
             most = min(blocks, 1)
         elif group.kind != "full":
             # A window reaches over so many blocks, one more that it begins in, and the one that is being filled.
-            span = group.reach - (group.kind == "window")
-            most = min(blocks, -(-span // block_size) + 2)
+            most = min(blocks, _reached(group, block_size) + 2)
         pages += most * group.pages
     return pages
 
@@ -243,14 +248,10 @@ def even_restarts(groups: Groups, num_blocks: int, size: int) -> list[int]:
     """After which of so many blocks windows and states are kept though nothing is known to begin there: models with full layers and
     states, at the least distance of LEAST_DISTANCE tokens or more at which that takes a sixteenth of the full blocks, or 2, 4, ... times that, so that
     there are six at most."""
-    full = sum(group.pages for group in groups if group.kind == "full")
-    takes = sum(
-        group.pages * (1 if group.kind == "state" else -(-(group.reach - (group.kind == "window")) // size))
-        for group in groups
-        if group.kind != "full"
-    )
-    if not full or all(group.kind != "state" for group in groups):
+    full, others = full_pages(groups), [group for group in groups if group.kind != "full"]
+    if not full or not has_states(groups):
         return []
+    takes = sum(group.pages * (1 if group.kind == "state" else _reached(group, size)) for group in others)
     distance = max(-(-16 * takes // full), -(-LEAST_DISTANCE // size))
     while num_blocks // distance > 6:
         distance *= 2

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from paged.testing import batch_oracles
 from paged.testing.content import POISON
 from paged.testing.flight import Flight, Key, Path
+from paged.testing.life_oracles import ALIVE
 from paged.testing.naive_layers import even_restarts, front
 
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
 
-ALIVE = ("waiting", "loading", "running", "paused", "swapped")
 END = -1
 Item = tuple[int, int]
 """What a block holds: the group, or END of all groups where a row ended within a block; and the content of its last slot."""
@@ -68,7 +68,7 @@ class NaiveRetentions:
     def __init__(self, rig: SchedulerRig) -> None:
         self._rig, self._groups, self._size = rig, rig.world.groups, rig.world.block_size
         kinds = [group.kind for group in self._groups]
-        # Without full layers nobody says which content there is, and a tenant's quota lets go what it likes.
+        # Without full layers the manager does not show its content; a tenant's quota lets go what is not foreseen here.
         self.is_known = "full" in kinds and rig.world.prefix_caching and rig.world.max_cached_per_tenant is None
         self._full, self._has_ends = kinds.index("full") if self.is_known else END, "state" in kinds
         self._tiers = ("device", "host")[: 1 + rig.world.keeps_content_on_host]
