@@ -9,6 +9,7 @@ import torch
 
 from paged.attention import StepTokens
 from paged.block_manager import Moves
+from paged.errors import InvalidConfig
 from paged.model.capacity import plan_of, trial_step, trial_tables
 from paged.model.runner import Runner
 from paged.scheduler import Costs
@@ -18,9 +19,10 @@ _BLOCKS = 64
 
 
 def measured_costs(runner: Runner, clock: Callable[[], float]) -> Costs:
-    """Seconds to copy a block from the host, and to compute a token of a prompt of up to 256. Without a host the usual price of a copy.
+    """Return the seconds to copy a block from the host, and to compute a token of a prompt of up to 256. Without host blocks a copy has its default price.
 
-    Writes to blocks of both tiers. What attention adds in long contexts is not timed: the usual `attention_knee`.
+    Writes to blocks of both tiers. What attention adds in long contexts is not timed: `attention_knee` is the default. Raises InvalidConfig for a
+    pool that does not hold one token.
     """
     pool, step = runner.pool, _prompt_step(runner)
     num_tokens = step.num_tokens
@@ -38,21 +40,25 @@ def measured_costs(runner: Runner, clock: Callable[[], float]) -> Costs:
 
 
 def _prompt_step(runner: Runner) -> StepTokens:
-    """The first tokens of one sequence, as many as memory holds."""
+    """Return a step of the first tokens of one sequence: 256, or fewer where the pool does not hold as many."""
     pool, size, num_tokens = runner.pool, runner.pool.block_size, _TOKENS
     if pool.is_side_by_side:
         rising = np.arange(min(num_tokens, pool.num_blocks * size))
         ends, tables = np.array([len(rising)]), np.arange(-(-len(rising) // size), dtype=np.int32)[None]
         return StepTokens(rising, rising, np.append(0, ends), ends, tables, size)
     plan = plan_of(runner.model, block_size=size, kv_dtype=pool.kv_dtype)
-    while (found := trial_tables(plan, 1, num_tokens))[0] > pool.num_blocks and num_tokens > 1:
+    while (found := trial_tables(plan, 1, num_tokens))[0] > pool.num_blocks:
+        if num_tokens == 1:
+            raise InvalidConfig(
+                f'costs="measured" computes a token, which takes {found[0]} blocks; there are {pool.num_blocks}. Raise num_blocks to {found[0]}.'
+            )
         num_tokens //= 2
     ends = np.array([num_tokens])
     return trial_step(pool, np.arange(num_tokens), np.append(0, ends), ends, found[1])
 
 
 def _second_time(runner: Runner, clock: Callable[[], float], work: Callable[[], object]) -> float:
-    """Seconds of the second call: the first one pays for what is made once."""
+    """Return the seconds of the second call: the first one pays for what is made once."""
     began = 0.0
     for _ in range(2):
         began = clock()

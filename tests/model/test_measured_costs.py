@@ -3,6 +3,7 @@
 import pytest
 
 from paged import Costs, Engine, Retention, SamplingParams
+from paged.errors import InvalidConfig
 from paged.testing.tiny_model import tiny_model
 
 from ..driving import tokens_of  # noqa: TID252
@@ -41,6 +42,12 @@ def test_the_real_clock_gives_costs_above_zero_of_blocks_and_of_pages_of_states(
     costs, prompt = engine.scheduler.costs, list(b"It is said that ")
     assert costs.seconds_per_token > 0 and costs.seconds_per_swapped_block > 0
     assert answered(engine, prompt) == answered(Engine(name, num_blocks=30), prompt)
+
+
+def test_memory_that_holds_no_token_is_refused_before_anything_is_written():
+    with pytest.raises(InvalidConfig, match='costs="measured" computes a token, which takes 3 blocks; there are 2'):
+        Engine("hybrid", num_blocks=2, costs="measured")
+    assert Engine("hybrid", num_blocks=3, costs="measured").scheduler.costs.seconds_per_token > 0
 
 
 def test_costs_that_are_named_are_the_schedulers():
