@@ -100,7 +100,7 @@ def reader_of(config: Any, folder: Path) -> QuantisedCheckpoint | None:
     """
     settings = settings_of(config)
     if settings is None:
-        _check_floats(TensorFiles(folder))
+        check_floats(TensorFiles(folder))
         return None
     return QuantisedCheckpoint(folder, format_of(settings, folder))
 
@@ -123,7 +123,7 @@ def format_of(settings: dict[str, Any], folder: Path) -> Format:
     return found
 
 
-def _check_floats(files: TensorFiles) -> None:
+def check_floats(files: TensorFiles) -> None:
     """Raise BrokenCheckpoint for a matrix of codes, which transformers would take for numbers."""
     for name, header in files.headers.items():
         if name.endswith(".weight") and len(header.shape) > 1 and header.dtype not in (*FLOATS, "F64"):
