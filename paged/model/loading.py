@@ -203,7 +203,7 @@ def as_loaded(
         has_sinks=trial.has_sinks,
         vocabulary_size=int(text.vocab_size),
         max_length=getattr(text, "max_position_embeddings", None),
-        eos_token_ids=_eos(module, text),
+        eos_token_ids=_eos(module, text, name),
         dtype=dtype,
         device=where,
         rotary_limit=rotary_limit,
@@ -342,7 +342,7 @@ def _module(folder: Path, config: Any, dtype: Any, options: dict[str, Any]) -> A
     return module
 
 
-def _eos(module: Any, config: Any) -> tuple[int, ...]:
+def _eos(module: Any, config: Any, folder: Path) -> tuple[int, ...]:
     generation = getattr(module, "generation_config", None)
     found = getattr(generation, "eos_token_id", None)
     if found is None:
@@ -350,6 +350,10 @@ def _eos(module: Any, config: Any) -> tuple[int, ...]:
     if found is None:
         return ()
     ids = found if isinstance(found, list) else [found]
+    if not all(type(each) is int for each in ids):
+        raise BrokenCheckpoint(
+            f"{folder}: eos_token_id of its generation configuration is {found!r}; it has to be a token id, or a list of them."
+        )
     return tuple(each for each in ids if 0 <= each < config.vocab_size)
 
 
