@@ -38,7 +38,7 @@ def chat_prompt(
 
     Raises InvalidChat, or InvalidRequest for a lone surrogate.
     """
-    checked_messages(messages)
+    messages = _checked_messages(messages)
     if tokenizer is None:
         raise InvalidChat("the model has no tokenizer, so messages cannot become a prompt.")
     if is_shipped:
@@ -91,8 +91,8 @@ def _as_said(message: Message) -> str:
     return f" {content}" if message["role"] == "assistant" and not content[:1].isspace() else content
 
 
-def checked_messages(messages: Any) -> None:
-    """Raise InvalidChat unless these are messages that an answer can follow."""
+def _checked_messages(messages: Any) -> list[Message]:
+    """Return the messages, of which an iterator gives them once. Raise InvalidChat unless an answer can follow them."""
     if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
         raise InvalidChat(f"messages have to be a list of mappings with role and content; got {shown(messages)}.")
     several = list(messages)
@@ -110,3 +110,4 @@ def checked_messages(messages: Any) -> None:
         checked_text(message["content"])
     if several[-1]["role"] == "assistant":
         raise InvalidChat("the last message is the assistant's; an answer follows one of the user.")
+    return several

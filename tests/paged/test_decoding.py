@@ -148,6 +148,7 @@ def test_a_conversation_goes_on_from_what_is_known(model):
     talk = [{"role": "system", "content": "Say what Python does."}, {"role": "user", "content": "What is a list?"}]
     (first,) = llm.chat(talk, SamplingParams(max_tokens=12))
     assert first.text
+    assert llm.chat(iter(talk), SamplingParams(max_tokens=12))[0].prompt_token_ids == first.prompt_token_ids
     talk += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And a tuple?"}]
     (second,) = llm.chat(talk, SamplingParams(max_tokens=12))
     # All that was computed, but for what the tokenizer writes otherwise once more text follows.
