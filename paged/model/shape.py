@@ -25,7 +25,7 @@ def shape_of(model: LoadedModel) -> ModelShape | None:
     config = model.module.config.get_text_config()
     hidden, longest = int(config.hidden_size), model.max_length or 1
     widths = (getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner"))
-    width = next((int(each) for each in widths if each), 4 * hidden)
+    width = next((each for each in widths if isinstance(each, int)), 4 * hidden)
     shapes = [
         ModelShape(
             name=model.path.name or "model",

@@ -8,7 +8,7 @@ import torch
 
 from paged import LLM, SamplingParams
 from paged.model.random_weights import random_model
-from paged.model.shape import num_parameters
+from paged.model.shape import num_parameters, shape_of
 from paged.study.hardware import ModelShape, model_named
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
@@ -28,6 +28,10 @@ def test_the_model_has_the_shape_and_as_many_parameters(tied, quantization):
     assert random_model(SHAPE, dtype="bfloat16").dtype is torch.bfloat16
     [answer] = LLM(model, num_blocks=16).generate([[5, 6, 7]], SamplingParams(max_tokens=4))
     assert len(answer.token_ids) == 4
+
+
+def test_a_model_whose_layers_have_a_width_each_has_no_shape(loaded):
+    assert shape_of(loaded("gemma3n_text")) is None
 
 
 def test_a_seed_gives_the_same_weights_and_leaves_torchs_own_alone():
