@@ -98,7 +98,7 @@ def _check(step: StepInput) -> None:
     if not ((step.num_drafts >= 0) & (step.num_drafts < step.num_tokens) & (step.num_tokens <= step.seq_lens)).all():
         raise InvalidStep(f"a row of step {step.number} has more drafts than tokens, or more tokens than it is long.")
     sources = step.sources
-    if sources.shape[1:] != (3,) or (len(sources) and not 0 <= sources[:, 0].min() <= sources[:, 0].max() < num_tokens):
+    if sources.shape[1:] != (3,) or sources.min(initial=0) < 0 or sources[:, 0].max(initial=-1) >= num_tokens:
         raise InvalidStep(
             f"sources of step {step.number} have shape {sources.shape}, or name a token that it does not have."
         )
@@ -107,7 +107,7 @@ def _check(step: StepInput) -> None:
     if step.written_from is not None and step.written_from.shape != (shape := (len(step.tables), num_rows)):
         raise InvalidStep(f"written_from of step {step.number} has shape {step.written_from.shape}, not {shape}.")
     for each in step.tables:
-        if not (each.rows.ndim == each.columns.ndim == 1 and len(each.rows) == len(each.columns) == len(each.pages)):
+        if not (each.rows.ndim == 1 and each.rows.shape == each.columns.shape == each.pages.shape[:1]):
             raise InvalidStep(
                 f"tables of step {step.number} have {each.rows.shape}, {each.columns.shape} and {each.pages.shape} entries."
             )

@@ -67,8 +67,12 @@ class Worker:
                     raise InvalidStep(
                         f"step {step.number} goes on from step {number}, of which no tokens are kept here."
                     )
-                places, _, theirs = step.sources[step.sources[:, 1] == number].T
-                token_ids[places] = self._sampled[number][theirs]
+                (places, _, theirs), sampled = step.sources[step.sources[:, 1] == number].T, self._sampled[number]
+                if theirs.max() >= len(sampled):
+                    raise InvalidStep(
+                        f"step {step.number} takes token {theirs.max()} of step {number}, which sampled {len(sampled)}."
+                    )
+                token_ids[places] = sampled[theirs]
         return ReadyStep(step, self._tokens_of(step), token_ids)
 
     def logits(self, step: ReadyStep, lengths: NDArray[np.int64] | None = None) -> Tensor:

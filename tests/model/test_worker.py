@@ -113,6 +113,8 @@ def test_a_step_goes_on_from_those_that_are_out_alone():
         worker.ready(step_of())
     worker.keep(step_of(number=6, oldest=6), np.array([5, 0], np.int32))
     assert worker.ready(step_of()).token_ids.tolist() == [3, 4, 5]
+    with pytest.raises(InvalidStep, match="step 7 takes token 2 of step 6, which sampled 2"):
+        worker.ready(step_of(sources=np.array([[2, 6, 2]])))
     worker.keep(step_of(oldest=7), np.zeros(2, np.int32))
     with pytest.raises(InvalidStep):
         worker.ready(step_of())
