@@ -121,6 +121,16 @@ def test_a_full_disk_is_told_by_the_folder_and_leaves_nothing_behind(draft, tmp_
     assert {each.name for each in tmp_path.iterdir()} == {"draft"}
 
 
+@pytest.mark.parametrize("call", ["chmod", "rename"])
+def test_a_file_system_that_refuses_a_mode_or_a_name_is_told_by_the_folder(draft, tmp_path, monkeypatch, call):
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, call, refused)
+    with pytest.raises(UnwritablePath, match=rf"^{tmp_path / 'out'}: cannot be written, .*Operation not permitted"):
+        write_quantised(draft, tmp_path / "out", weights="int4")
+
+
 def test_files_have_the_mode_that_the_process_gives(draft, tmp_path):
     before = os.umask(0o027)
     try:

@@ -91,11 +91,11 @@ class _Shards:
         names = [
             "model.safetensors" if count == 1 else f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)
         ]
-        for i, name in enumerate(names):
-            self._part(i).rename(self.folder / name)
-        if count > 1:
-            placed = {tensor: name for name, tensors in zip(names, self._placed, strict=True) for tensor in tensors}
-            with _writing(self.out):
+        placed = {tensor: name for name, tensors in zip(names, self._placed, strict=True) for tensor in tensors}
+        with _writing(self.out):
+            for i, name in enumerate(names):
+                self._part(i).rename(self.folder / name)
+            if count > 1:
                 _write(self.folder / INDEX, {"metadata": {"total_size": self.num_bytes}, "weight_map": placed})
 
     def _flush(self) -> None:
@@ -293,9 +293,9 @@ def _made_whole(out: Path) -> Iterator[Path]:
     try:
         yield made
         # safetensors makes files that only their owner reads; the folder has the mode that this process gives.
-        for file in made.iterdir():
-            file.chmod(made.stat().st_mode & 0o666)
         with _writing(out):
+            for file in made.iterdir():
+                file.chmod(made.stat().st_mode & 0o666)
             made.rename(out)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
