@@ -3,12 +3,14 @@
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from threading import Event
 
 import pytest
 import torch
 
 from paged.model import threads
+from paged.model.native import packed
 from paged.model.threads import THREADS, FreeCores, Reading, Threads, read_usage, usable_cores
 
 
@@ -105,6 +107,14 @@ def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
         first.result()
     with ThreadPoolExecutor() as fresh:
         assert fresh.submit(torch.get_num_threads).result() == 3
+
+
+def test_a_trial_of_c_code_that_outlasts_another_caller_leaves_the_number_of_threads_as_it_was(monkeypatch):
+    with ExitStack() as other:
+        other.enter_context(THREADS.at_most(1))
+        monkeypatch.setattr(packed, "_check_invariance", lambda *_: other.close())
+        packed.model_library.__wrapped__()
+    assert torch.get_num_threads() == 3
 
 
 def test_the_command_line_lets_threads_wait_asleep_and_leaves_what_was_set(run_python):

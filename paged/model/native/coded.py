@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from paged.attention.native.backend import ELEMENTS
 from paged.errors import BuildFailed
 from paged.model.native.large_pages import aligned, on_large_pages
-from paged.model.native.packed import NativeLinear, Product, model_library, on_one_thread
+from paged.model.native.packed import NativeLinear, Product, model_library
 from paged.model.quantised.names import BITS
 from paged.model.quantised.weights import QuantisedWeight, quantise
+from paged.model.threads import THREADS
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # Inputs of a group are filled up to a multiple of this.
@@ -49,7 +50,7 @@ def coded_library() -> Any:
     found.paged_codes_room.restype = _int64
     found.paged_mixed_products.argtypes = [*found.paged_products.argtypes, _pointer]
     found.paged_code_row.argtypes = [ctypes.POINTER(CCodes), _pointer, _int64, _int64, _pointer]
-    with on_one_thread():
+    with THREADS.at_most(1):
         for bits in BITS.values():
             _check(found, bits)
     return found

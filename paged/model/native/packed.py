@@ -20,6 +20,7 @@ from paged.attention.native.backend import ELEMENTS, HEADERS
 from paged.attention.native.build import library
 from paged.errors import BuildFailed
 from paged.model.native.large_pages import on_large_pages
+from paged.model.threads import THREADS
 
 _HERE = Path(__file__).parent
 # As `library` takes it: its name, sources and headers.
@@ -78,7 +79,8 @@ def model_library() -> Any:
     found.paged_products.argtypes = [_pointer, _int64, _int64, _int64, _int32, ctypes.POINTER(Product), _int64]
     found.paged_columns.restype = _int64
     found.paged_decoder_room.restype = found.paged_experts_room.restype = _int64
-    with on_one_thread():
+    # Beside busy cores hundreds of small products would each wait for a second thread.
+    with THREADS.at_most(1):
         for dtype in ELEMENTS:
             _check_invariance(found, dtype)
     return found
@@ -91,17 +93,6 @@ def is_compiled() -> bool:
     except BuildFailed:
         return False
     return True
-
-
-@contextmanager
-def on_one_thread() -> Iterator[None]:
-    """Within it C has one thread: beside busy cores, hundreds of small products would wait for a second one each time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def pack(weight: Tensor, columns: int) -> Tensor:
