@@ -1,11 +1,9 @@
-"""Linear layers, and whole decoders of Llama's family, in C on the processor that runs them.
+"""Linear layers, experts, recurrences, and whole decoders of Llama's family, in C for the processor that runs them.
 
-products.c     rows times packed weights, each number summed in one order
-experts.c      rows through the experts that they chose
-decoder.c      token ids to logits in one call
-codes.c        rows times weights in codes of 8 or 4 bits, the same way
-packed.py      a transformers module's linear layers, packed once
-experts.py     a transformers module's experts, packed once
-coded.py       linear layers whose weights are codes, put in the place of a module's
-fused.py       a transformers module of Llama's family as one call
+products.c, packed.py            rows times packed weights, each number summed in one order; a module's linear layers, packed once
+codes.c, coded.py                the same with weights in codes of 8 or 4 bits
+experts.c, experts.py            rows through the experts that they chose; a module's experts, packed once
+recurrences.c, recurrences.py    recurrences of state layers, on states that lie on pages
+decoder.c, fused.py              token ids to logits in one call
+large_pages.py                   memory for packed weights
 """

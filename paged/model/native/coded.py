@@ -1,6 +1,6 @@
 """Linear layers whose weights are codes of 8 or 4 bits, packed once and held nowhere else.
 
-What enters is rounded to 8 bits in pieces of 128 inputs, always, so a row's numbers do not depend on how many others there are (codes.c).
+Inputs are rounded to 8 bits in pieces of 128, so a row's results do not depend on the number of rows (codes.c).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from paged.model.quantised.weights import QuantisedWeight, quantise
 from paged.model.threads import THREADS
 
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-# Inputs of a group are filled up to a multiple of this.
+# The inputs of a group are padded to a multiple of this.
 _FILL = 8
 _TRIAL_ROWS = 19
-# A piece, and half a one.
+# One and a half pieces.
 _TRIAL_GROUP = 192
 
 
 class CCodes(ctypes.Structure):
-    """As codes.h's paged_codes."""
+    """paged_codes of codes.h."""
 
     _fields_ = (
         ("scales", _pointer),
@@ -44,7 +44,7 @@ class CCodes(ctypes.Structure):
 
 @cache
 def coded_library() -> Any:
-    """The C functions. Raises BuildFailed, also where a compiler made products that depend on how many rows there are, or give something else."""
+    """Return the C functions. Raises BuildFailed, also if products are wrong as compiled, or depend on the number of rows."""
     found = model_library()
     found.paged_codes_room.argtypes = [ctypes.POINTER(CCodes), _int64, _int64]
     found.paged_codes_room.restype = _int64
@@ -57,7 +57,7 @@ def coded_library() -> Any:
 
 
 class PackedCodes(nn.Module):
-    """A weight [outs, depth] in codes as codes.h has it, and what C needs to know of it."""
+    """A weight [outs, depth] in codes, packed as in codes.h; `c` describes it for C."""
 
     def __init__(self, weight: QuantisedWeight, columns: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class PackedCodes(nn.Module):
 
     @property
     def weight(self) -> QuantisedWeight:
-        """What was packed: a copy each time."""
+        """The weight that was packed, a new copy each time."""
         groups = self.depth // self.group_size
         words = self.codes.permute(0, 2, 1, 3)
         if self.bits == 4:
@@ -100,7 +100,7 @@ class PackedCodes(nn.Module):
         )
 
     def multiply(self, x: Tensor, bias: Tensor | None, *, functions: Any = None, rows: int | None = None) -> Tensor:
-        """float32 [n, outs]: x [n, depth] times the weight, plus a bias, float32 [outs]; of the first `rows` rows alone if that is given, the others zeros."""
+        """Return x [n, depth] times the weight, plus a bias, float32 [outs]: float32 [n, outs]. With `rows` only the first rows are computed; others are 0."""
         functions = functions or coded_library()
         x = (x if x.dtype in ELEMENTS else x.float()).contiguous()
         rows = len(x) if rows is None else rows
@@ -129,7 +129,7 @@ class QuantisedLinear(NativeLinear):
 
     @property
     def weight(self) -> Tensor:
-        """float32 [out_features, in_features], for callers that multiply by it themselves: a copy each time."""
+        """The weight, float32 [out_features, in_features], for callers that multiply by it themselves; a new copy each time."""
         return self.packed.weight.dequantised()
 
     def _multiplied(self, x: Tensor, rows: int | None) -> Tensor:
@@ -137,14 +137,14 @@ class QuantisedLinear(NativeLinear):
 
 
 class QuantisedEmbedding(nn.Module):
-    """What nn.Embedding gives, in this dtype, from the codes of the linear layer that it shares them with."""
+    """nn.Embedding, in this dtype, from the codes of the linear layer that it is tied to."""
 
     def __init__(self, packed: PackedCodes, dtype: torch.dtype) -> None:
         super().__init__()
         self.packed, self._dtype = packed, dtype
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] → [..., width]."""
+        """Look up ids: [...] → [..., width]."""
         flat, depth = ids.reshape(-1).tolist(), self.packed.depth
         found = torch.empty(len(flat), depth)
         for row, result in enumerate(flat):
@@ -155,13 +155,15 @@ class QuantisedEmbedding(nn.Module):
 
 
 def replace_linears(module: nn.Module, make: Callable[[str, nn.Linear], QuantisedWeight | None]) -> None:
-    """Put a QuantisedLinear in the place of each linear layer that `make` gives a weight for by its name in the module, one after the other, so
-    that few weights are held twice at any time. None leaves a layer as it is. An embedding that shares a layer's weights shares its
-    codes. Raises BuildFailed, and what `make` raises."""
+    """Replace linear layers by QuantisedLinear, one after the other, so that few weights are in memory twice.
+
+    `make` gets a layer's name and the layer; it returns the weight, or None to leave the layer as it is. An embedding that is tied to a layer gets its
+    codes. Raises BuildFailed, and what `make` raises.
+    """
     coded_library()
     shared = {id(each.weight): (path, each) for path, each in module.named_modules() if type(each) is nn.Embedding}
     for name in [path for path, each in module.named_modules() if type(each) is nn.Linear]:
-        # By its name, so that nothing else holds its floats.
+        # Found by name, since a list of layers would hold their floats.
         linear: Any = module.get_submodule(name)
         weight = make(name, linear)
         if weight is None:
@@ -182,7 +184,7 @@ def _filled(group_size: int) -> int:
 
 
 def _packed_codes(weight: QuantisedWeight, columns: int) -> Tensor:
-    """uint8 [panels, words, columns, 4]."""
+    """Return codes in panels, uint8 [panels, words, columns, 4]."""
     outs, groups, size = weight.outs, weight.depth // weight.group_size, weight.group_size
     filled, panels = _filled(size), -(-outs // columns)
     codes = nn.functional.pad(
@@ -197,7 +199,7 @@ def _packed_codes(weight: QuantisedWeight, columns: int) -> Tensor:
 
 
 def _panels(of_groups: Tensor, columns: int) -> Tensor:
-    """[outs, groups] as [panels, groups, columns], filled up by 0."""
+    """Return [outs, groups] as panels, [panels, groups, columns], padded by 0."""
     outs, groups = of_groups.shape
     panels = -(-outs // columns)
     filled = nn.functional.pad(of_groups, (0, 0, 0, panels * columns - outs))
@@ -213,7 +215,7 @@ def _check(functions: Any, bits: int) -> None:
     packed = PackedCodes(weight, functions.paged_columns())
     alone = torch.cat([packed.multiply(x[i : i + 1], None, functions=functions) for i in range(len(x))])
     expected = x @ weight.dequantised().T
-    # An input is off by half of its code's step at most.
+    # Rounding changes an input by half a step of its code at most.
     bound = x.abs().amax() / 254 * weight.dequantised().abs().sum(1) + 1e-3
     if not ((alone - expected).abs() <= bound).all():
         raise BuildFailed(f"products with codes of {bits} bits as this compiler made them are wrong.")

@@ -1,8 +1,8 @@
-"""Mixtures of experts whose weights are packed once and held nowhere else, as one call into C for all rows and experts (experts.c).
+"""Mixtures of experts as one call into C for all rows and experts; weights are packed once and held nowhere else (experts.c).
 
-transformers marks such a module (`use_experts_implementation`): its fields say how weights lie, and whether there are gates and biases. What it
-does between its products is found by trying. A module is packed if a trial of two of its experts agrees with it. One that does not stays: it groups
-rows by expert in its own products, so that a row's numbers depend on the others, and `runner.py` then runs row by row.
+transformers marks a module of experts (`use_experts_implementation`): its fields say how weights lie, and whether there are gates and biases. Its
+activation is found by trials. A module is packed if a trial with two of its experts agrees. Any other stays in torch, where products group rows by
+expert: a row's numbers depend on the others, and in batch-invariant mode `runner.py` runs token by token.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from paged.model.native.large_pages import aligned
 from paged.model.native.packed import Product, is_compiled, model_library, num_computed, pack
 from paged.model.quantised.weights import QuantisedWeight
 
-# What transformers' decorator says of a module.
+# Fields that transformers' decorator sets on a module.
 _MARKS = ("has_gate", "has_bias", "is_transposed", "is_concatenated", "has_post_expert_norm")
-# Rows and experts of a trial, and by how much of the largest result it may differ.
+# Rows and experts of a trial, and the largest difference, as a share of the largest result.
 _TRIAL_ROWS, _TRIAL_EXPERTS = 5, 2
 _BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
-# How far gates and ups of a trial lie from 0: beyond most limits.
+# Standard deviation of gates and ups in a trial: beyond most limits.
 _SCALE = 8.0
 Quantise = Callable[[Tensor], QuantisedWeight]
 _pointer, _int32, _int64, _float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 
 class Activation(NamedTuple):
-    """What lies between an expert's two products: experts.h's paged_activation, with these defaults `silu`."""
+    """An expert's activation between its two products: paged_activation of experts.h. The defaults are SiLU."""
 
     slope: float = 1.0
     cubic: float = 0.0
@@ -45,7 +45,7 @@ class Activation(NamedTuple):
     is_square: bool = False
 
     def of(self, gate: Tensor, up: Tensor | None) -> Tensor:
-        """The same in torch, of gates and ups of one shape; None: there are no ups."""
+        """Compute it in torch, from gates and ups of one shape; None: there are no ups."""
         if self.is_square:
             first = gate.clamp(min=0).square()
         else:
@@ -56,7 +56,7 @@ class Activation(NamedTuple):
 
 _KNOWN = (
     Activation(),
-    # GELU by its tanh, which is a sigmoid of twice the argument.
+    # GELU by tanh, which is a sigmoid of twice the argument.
     Activation(slope=2 * math.sqrt(2 / math.pi), cubic=0.044715),
     # GELU by a sigmoid.
     Activation(slope=1.702),
@@ -72,7 +72,7 @@ class _Activation(ctypes.Structure):
 
 
 class _Call(ctypes.Structure):
-    """As experts.h's paged_experts_call."""
+    """paged_experts_call of experts.h."""
 
     _fields_ = (
         *(
@@ -88,7 +88,7 @@ class _Call(ctypes.Structure):
 
 
 class _CodedWeights(nn.Module):
-    """A weight of each expert in codes, and each as a product."""
+    """A weight of each expert in codes; `products` describes them for C."""
 
     def __init__(self, weights: Iterable[QuantisedWeight], biases: Tensor | None) -> None:
         super().__init__()
@@ -103,10 +103,10 @@ class _CodedWeights(nn.Module):
 
 
 class PackedExperts(nn.Module):
-    """What a transformers module of experts computes, from packed weights: for inference alone.
+    """A transformers module of experts with packed weights, for inference.
 
-    Takes the weights out of that module, matrix after matrix; `quantise` makes each of them codes. Each number is summed in one order, whatever other
-    rows there are. Where rows are the places of a pass, padding is not computed and gives zeros.
+    Takes the weights out of that module, matrix after matrix; `quantise`, if given, makes each one codes. Each number is summed in one order, whatever
+    other rows there are. If rows are the places of a pass, padding is not computed, and gives zeros.
     """
 
     def __init__(self, experts: Any, activation: Activation, quantise: Quantise | None = None) -> None:
@@ -131,13 +131,13 @@ class PackedExperts(nn.Module):
         else:
             self.up = _CodedWeights(map(quantise, _matrices(experts, up, is_mixed)), self.up_bias)
             self.down = _CodedWeights(map(quantise, _matrices(experts, "down_proj", False)), self.down_bias)
-        # What a row is as it enters a product, where that is one dtype.
+        # Dtype of rows in products; None: codes take any of ELEMENTS.
         self._dtype = self.up.dtype if isinstance(self.up, Tensor) else None
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """[..., hidden] of rows, with the experts that each chose, int64 [rows, k], and their shares [rows, k] → [..., hidden], of the rows' dtype.
+        """Run rows [..., hidden] through the experts that each chose, int64 [rows, k], with their shares [rows, k]. Return [..., hidden], of the rows' dtype.
 
-        A number that is no expert's adds nothing. Raises UnsupportedModel for shares of another shape than the choices.
+        A choice that is the number of no expert adds nothing. Raises UnsupportedModel for shares of another shape than the choices.
         """
         rows = hidden_states.reshape(-1, self.hidden_size)
         rows = rows.to(self._dtype or (rows.dtype if rows.dtype in ELEMENTS else torch.float32)).contiguous()
@@ -171,7 +171,7 @@ class PackedExperts(nn.Module):
         return out.to(hidden_states.dtype).view(hidden_states.shape)
 
     def _weights(self) -> dict[str, Any]:
-        """What a call says of weights and biases."""
+        """Return a call's fields for weights and biases."""
         if isinstance(self.up, _CodedWeights) and isinstance(self.down, _CodedWeights):
             return {
                 "coded_up": ctypes.addressof(self.up.products),
@@ -182,8 +182,8 @@ class PackedExperts(nn.Module):
 
 
 def pack_experts(module: nn.Module) -> None:
-    """Pack the experts of a decoder on a CPU in place, layer by layer. Those that differ in a trial, or are of other dtypes, stay; so do all
-    where C cannot be compiled."""
+    """Pack the experts of a decoder on a CPU in place, layer by layer. Experts stay if they differ in a trial or have other dtypes, or if C cannot be
+    compiled."""
     for path, each in list(module.named_modules()):
         if _can_be_packed(each):
             activation = _activation_of(each)
@@ -192,8 +192,8 @@ def pack_experts(module: nn.Module) -> None:
 
 
 def code_experts(experts: Any, path: str, quantise: Quantise) -> PackedExperts:
-    """A module of experts that `can_be_coded`, each weight [outs, depth] made codes by `quantise`. Raises UnsupportedModel where a trial of two of them, in
-    floats, differs."""
+    """Return a module of experts that `can_be_coded` with each weight [outs, depth] as codes, by `quantise`. Raises UnsupportedModel if a trial with two of
+    them, in floats, differs."""
     activation = _activation_of(experts)
     if activation is None or not _agrees(experts, activation, torch.float32):
         raise UnsupportedModel(
@@ -203,18 +203,18 @@ def code_experts(experts: Any, path: str, quantise: Quantise) -> PackedExperts:
 
 
 def can_be_coded(experts: Any) -> bool:
-    """Whether C computes what a module of experts says of itself, which may lie on the meta device. Their trial needs weights."""
+    """Whether C computes such experts, by the module's fields and activation. Works on the meta device; a trial, which needs weights, may still differ."""
     return _is_known(experts) and _activation_of(experts) is not None
 
 
 def _is_known(experts: Any) -> bool:
-    """Whether transformers marks it as what we know."""
+    """Whether transformers marks it as experts of a form that C computes."""
     is_marked = all(hasattr(experts, mark) for mark in _MARKS) and not experts.has_post_expert_norm
     return is_marked and len(_weights_of(experts)) == 2
 
 
 def _can_be_packed(experts: Any) -> bool:
-    # bfloat16 goes in pairs.
+    # bfloat16 is packed in pairs.
     return (
         is_compiled()
         and _is_known(experts)
@@ -233,7 +233,7 @@ def _weights_of(experts: Any) -> list[Tensor]:
 
 @torch.no_grad()
 def _activation_of(experts: Any) -> Activation | None:
-    """What the module does between its products; None: nothing that is known here."""
+    """Return the module's activation; None: it is not known here."""
     drawn = torch.Generator().manual_seed(0)
     gate, up = (
         torch.randn(64, experts.down_proj.shape[1 if experts.is_transposed else 2], generator=drawn) * _SCALE
@@ -252,19 +252,19 @@ def _activation_of(experts: Any) -> Activation | None:
     limited = [] if limit is None else [each._replace(most_gate=limit, most_up=limit) for each in _KNOWN]
     if limit is not None and slope is not None:
         limited.insert(0, Activation(slope=slope, most_gate=limit, most_up=limit, plus=1.0))
-    # With limits first: those that are too large for the trial hold, too.
+    # With limits first: a limit that is too large for the trial to reach has to be kept.
     return next((each for each in (*limited, *_KNOWN) if torch.allclose(found, each.of(gate, up), 1e-3, 1e-5)), None)
 
 
 @torch.no_grad()
 def _agrees(experts: Any, activation: Activation, dtype: torch.dtype) -> bool:
-    """Whether two of its experts give what they give packed in this dtype."""
+    """Whether two of the experts, packed in this dtype, agree with the module."""
     few = copy.copy(experts)
     few._parameters = {
         name: nn.Parameter(each[:_TRIAL_EXPERTS].to(dtype, copy=True)) for name, each in experts.named_parameters()
     }
     few.num_experts = count = len(few.down_proj)
-    # Written out: transformers' grouped products refuse some widths.
+    # "eager", since transformers' grouped products refuse some widths.
     few.config = copy.copy(experts.config)
     few.config._experts_implementation = "eager"
     drawn = torch.Generator().manual_seed(0)
@@ -278,12 +278,12 @@ def _agrees(experts: Any, activation: Activation, dtype: torch.dtype) -> bool:
 
 
 def _gates_first(weight: Tensor, is_mixed: bool) -> Tensor:
-    """The weight, or a bias, with all gates before all ups."""
+    """Return a weight, or a bias, with all gates before all ups."""
     return torch.cat([weight[::2], weight[1::2]]) if is_mixed else weight
 
 
 def _matrices(experts: Any, name: str, is_mixed: bool) -> Iterator[Tensor]:
-    """The weights of that name, each [outs, depth]; the module does not have them any more then."""
+    """Take the weights of this name out of the module, and yield each expert's, [outs, depth]."""
     weights = getattr(experts, name).detach()
     delattr(experts, name)
     for weight in weights:

@@ -1,7 +1,7 @@
-"""A transformers decoder of Llama's family as one call into C: Llama, Mistral, Qwen 2, Qwen 3 and SmolLM; LFM2, whose short convolutions are in it.
+"""A transformers decoder of Llama's family as one call into C: Llama, Mistral, Qwen 2, Qwen 3, SmolLM, and LFM2 with its short convolutions.
 
-Takes over the module's own packed weights, so that they are held once, and its rotary embedding's numbers. What a
-token gets does not depend on the rest of its step, so batch-invariance needs no tiles.
+It uses the module's packed weights, so they are held once, and its rotary embedding. A token's results do not depend on the rest of its step, so
+batch-invariant mode needs no tiles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paged.model.parallel.sums import Sums
 
 
 class _Names(NamedTuple):
-    """What a family calls the parts of a layer: its norms, and of its attention and its gated products those of _WEIGHTS."""
+    """A family's names of the parts of a layer: its norms, its attention's output, its gated products."""
 
     norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
@@ -49,9 +49,9 @@ _FAMILIES = {
     **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), _Names()),
     "Lfm2ForCausalLM": _LFM2,
 }
-# Rotary embeddings whose numbers depend on nothing but the position.
+# Rotary embeddings that depend on the position alone.
 _ROTARY = ("default", "linear", "llama3", "yarn")
-# Positions whose cosines are computed at a time.
+# Cosines and sines are computed for this many positions at a time.
 _POSITIONS = 1024
 _pointer, _int32, _int64, _float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _SUM = ctypes.CFUNCTYPE(_int32, _pointer, _pointer, _int64)
@@ -114,7 +114,7 @@ class _Step(ctypes.Structure):
 
 
 class _SumOverRanks:
-    """What C calls for a sum over ranks, whose parts and results are numbers in its memory."""
+    """The function that C calls to add numbers in its memory over ranks."""
 
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
@@ -123,7 +123,7 @@ class _SumOverRanks:
         self.address = ctypes.cast(self._called, _pointer)
 
     def raise_failure(self) -> None:
-        """Raise what a sum raised since the last time; C has ended the pass for it."""
+        """Raise what a sum raised in the last pass, which C ended early."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -133,7 +133,7 @@ class _SumOverRanks:
             kind = _float * count
             self._sums.add_to(_numbers(kind, to), _numbers(kind, part))
         except BaseException as error:
-            # It would be lost in C.
+            # An exception cannot pass through C.
             self._failure = error
             return 1
         return 0
@@ -145,7 +145,7 @@ def _numbers(kind: Any, address: int) -> Tensor:
 
 
 class FusedDecoder:
-    """One forward pass of such a module on paged memory, or of a rank's part of it. Not for two threads at a time."""
+    """The forward pass of such a module, or of a rank's part of it, on paged memory. Not for two threads at a time."""
 
     def __init__(self, module: Any) -> None:
         config, body, head = module.config, module.model, inner_of(module.lm_head)
@@ -155,10 +155,10 @@ class FusedDecoder:
         self._rotary_of = body.rotary_emb
         self._rotary = torch.empty(0, attention.head_dim)
         self._work = torch.empty(0, dtype=torch.uint8)
-        # Everything that C reads by address.
+        # Tensors and codes that C reads by address.
         self._held: list[Tensor] = []
         self._coded: list[PackedCodes] = []
-        # The pool that came last, the group of its attention layers, what K and V are stored in, and where each layer's memory lies.
+        # The last pool, and its `_placed_in`.
         self._placed: tuple[LayeredPool | None, int, int, Any] = (None, 0, 0, None)
         self._layers = (_Layer * len(body.layers))(*(self._layer(each, config) for each in body.layers))
         embedding, last_norm = inner_of(body.embed_tokens), getattr(body, names.last_norm).weight
@@ -191,8 +191,8 @@ class FusedDecoder:
     def forward(
         self, step: StepTokens, pool: LayeredPool, token_ids: NDArray[np.int32], wanted: NDArray[np.int64]
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states behind the last norm, float32 [k, hidden], and logits, float32 [k, vocabulary], of the k wanted tokens of the step, which rise. What the
-        layers keep of all its tokens is in the pool then, which `fits`. Of a rank's part: logits of the whole vocabulary on rank 0 alone."""
+        """Run the step. Return, for the k tokens `wanted`, in rising order, hidden states after the last norm, float32 [k, hidden], and logits, float32
+        [k, vocabulary]. What layers keep of its tokens is in the pool, which has to `fit`. On ranks from 1 on, logits are of the rank's part."""
         decoder, (group, stored, places) = self._decoder, self._placed_in(pool)
         step = step.of_group(group)
         self._reach(int(step.positions.max(initial=0)))
@@ -228,7 +228,7 @@ class FusedDecoder:
         return states, self._split.sums.joined_at_first(logits, self._split.sizes)
 
     def fits(self, pool: LayeredPool) -> bool:
-        """Whether a pool has the layers' memory as C reads it: attention layers in one group, stored alike, each with K and V of its own, and of the weights' dtype."""
+        """Whether C can read the layers' memory in a pool: attention layers in one group, stored alike, each with K and V of its own, in the weights' dtype."""
         attention = [number for number, each in enumerate(self._layers) if not each.mix.packed]
         kinds = {(pool.layer(number).group, stored_as(pool, pool.layer(number).keys)) for number in attention}
         has_own = not any(pool.layer(number).is_shared for number in attention)
@@ -237,7 +237,7 @@ class FusedDecoder:
         return len(kinds) == 1 and has_own and is_there and ELEMENTS.get(pool.dtype) == self._decoder.element
 
     def _placed_in(self, pool: LayeredPool) -> tuple[int, int, Any]:
-        """The group of its attention layers, what K and V are stored in, and where each layer's memory lies."""
+        """Return the group of its attention layers, how K and V are stored, and the place of each layer's memory."""
         if self._placed[0] is not pool:
             places, group, stored, states = (_Place * len(self._layers))(), 0, 0, iter(pool.states)
             for number, (layer, place) in enumerate(zip(self._layers, places, strict=True)):
@@ -302,13 +302,13 @@ class FusedDecoder:
     def _room(self, rows: int) -> int:
         needed = self._functions.paged_decoder_room(ctypes.byref(self._decoder), _int64(rows))
         if len(self._work) < needed:
-            # Of use outside inference mode, too.
+            # Not an inference tensor, so that it can be used outside inference mode, too.
             with torch.inference_mode(False):
                 self._work = empty(needed + needed // 4)
         return self._work.data_ptr()
 
     def _reach(self, position: int) -> None:
-        """Cosines and sines up to this position, computed in parts of one shape."""
+        """Compute cosines and sines up to this position, in parts of one shape, so that bits are the same."""
         known, size = self._rotary.shape
         if position < known:
             return
@@ -321,7 +321,7 @@ class FusedDecoder:
 
 
 def fused_decoder(module: Any) -> FusedDecoder | None:
-    """The module as one call; None where it is not of the family, or not all of its linear layers are packed or in codes."""
+    """Return the module as one call; None if it is not of the family, or has linear layers that are neither packed nor codes."""
     if type(module).__name__ not in _FAMILIES or getattr(module.config, "hidden_act", "silu") != "silu":
         return None
     body = module.model
@@ -340,7 +340,7 @@ def fused_decoder(module: Any) -> FusedDecoder | None:
 
 
 def _attention_of(body: Any) -> Any:
-    """Its first attention layer, which all others are like; None where there is none."""
+    """Return the first attention layer, which stands for all; None if there is none."""
     return next((layer.self_attn for layer in body.layers if hasattr(layer, "self_attn")), None)
 
 

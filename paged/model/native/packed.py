@@ -1,6 +1,6 @@
 """Linear layers whose weights are packed once, in the order in which the processor reads them, and held nowhere else.
 
-A product's numbers do not depend on what else is computed in the same call (products.c): where places of a pass are padding, it is not computed.
+A row's results do not depend on the other rows of the call (products.c). So padding of a pass is not computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paged.model.native.large_pages import on_large_pages
 from paged.model.threads import THREADS
 
 _HERE = Path(__file__).parent
-# As `library` takes it: its name, sources and headers.
+# Arguments of `library`: name, sources and headers.
 MODEL_LIBRARY = (
     "model",
     tuple(_HERE / f"{each}.c" for each in ("products", "codes", "decoder", "experts", "recurrences")),
@@ -36,15 +36,15 @@ MODEL_LIBRARY = (
     ),
 )
 _pointer, _int32, _int64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-# Rows that the trial of a product has, alone and together: more than two tiles have, of 6 or 16 rows.
+# Rows of the trial of a product: more than two tiles of 6 or 16 rows.
 _TRIAL_ROWS = 35
-# Places of the pass under way, and how many of them, from the first one on, are no padding.
+# Places of the pass under way, and its number of tokens; places after these are padding.
 _PLACES: ContextVar[tuple[int, int]] = ContextVar("places", default=(0, 0))
 
 
 @contextmanager
 def padded(places: int, num_tokens: int) -> Iterator[None]:
-    """Within it packed layers give zeros for the places [1, places] behind the first `num_tokens`, and compute none of them."""
+    """Make packed layers inside give zeros for the places [1, places] after the first `num_tokens`, without computing them."""
     token = _PLACES.set((places, num_tokens))
     try:
         yield
@@ -53,13 +53,13 @@ def padded(places: int, num_tokens: int) -> Iterator[None]:
 
 
 def num_computed(rows: int) -> int:
-    """How many of so many rows are computed: where they are the places of the pass under way, those that are no padding, else all."""
+    """Return how many of `rows` rows to compute: the tokens of the pass under way if the rows are its places, else all."""
     places, num_tokens = _PLACES.get()
     return num_tokens if rows == places else rows
 
 
 class Product(ctypes.Structure):
-    """As products.h's paged_product."""
+    """paged_product of products.h."""
 
     _fields_ = (
         ("packed", _pointer),
@@ -74,7 +74,7 @@ class Product(ctypes.Structure):
 
 @cache
 def model_library() -> Any:
-    """The C functions. Raises BuildFailed, also where a compiler made products that depend on how many rows there are."""
+    """Return the C functions. Raises BuildFailed, also if products as compiled depend on the number of rows."""
     found = library(*MODEL_LIBRARY)
     found.paged_products.argtypes = [_pointer, _int64, _int64, _int64, _int32, ctypes.POINTER(Product), _int64]
     found.paged_columns.restype = _int64
@@ -87,7 +87,7 @@ def model_library() -> Any:
 
 
 def is_compiled() -> bool:
-    """Whether the C functions are there."""
+    """Whether the C functions can be used; compiles them at the first call."""
     try:
         model_library()
     except BuildFailed:
@@ -96,12 +96,12 @@ def is_compiled() -> bool:
 
 
 def pack(weight: Tensor, columns: int) -> Tensor:
-    """Weights [outs, depth] in panels of `columns` results: float32 [panels, depth, columns], bfloat16 [panels, depth / 2, columns, 2]."""
+    """Return weights [outs, depth] in panels of `columns` results: float32 [panels, depth, columns], bfloat16 [panels, depth / 2, columns, 2]."""
     return _in_panels(weight, columns).contiguous()
 
 
 def _in_panels(weight: Tensor, columns: int) -> Tensor:
-    """The same, a view where panels are whole: a head is copied once."""
+    """Return the same, as a view if panels are whole, so that the caller's copy of a large head is the only one."""
     outs, depth = weight.shape
     panels = -(-outs // columns)
     padded = weight if outs % columns == 0 else torch.nn.functional.pad(weight, (0, 0, 0, panels * columns - outs))
@@ -113,8 +113,8 @@ def _in_panels(weight: Tensor, columns: int) -> Tensor:
 def multiply(
     x: Tensor, packed: Tensor, bias: Tensor | None, outs: int, *, functions: Any = None, rows: int | None = None
 ) -> Tensor:
-    """float32 [n, outs]: x [n, depth], of the weights' dtype, times packed weights, plus a bias, float32 [outs]; of the first `rows` rows alone if that is
-    given, the others zeros."""
+    """Return x [n, depth], of the weights' dtype, times packed weights, plus a bias, float32 [outs]: float32 [n, outs]. With `rows` only the first rows are
+    computed; others are 0."""
     x = x.contiguous()
     rows = len(x) if rows is None else rows
     to = torch.empty(len(x), outs)
@@ -134,7 +134,7 @@ def multiply(
 
 
 class NativeLinear(nn.Module):
-    """What nn.Linear computes, in C, from weights that a subclass holds as it likes: for inference alone."""
+    """nn.Linear in C, for inference; a subclass holds the weights."""
 
     def __init__(self, in_features: int, out_features: int, bias: Tensor | None) -> None:
         super().__init__()
@@ -142,19 +142,19 @@ class NativeLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().float(), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] → [..., out_features], of the dtype of x."""
+        """Multiply: [..., in_features] → [..., out_features], of the dtype of x."""
         places, num_tokens = _PLACES.get()
         wanted = num_tokens if x.shape[:-1] == (1, places) else None
         out = self._multiplied(x.reshape(-1, self.in_features), wanted)
         return out.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def _multiplied(self, x: Tensor, rows: int | None) -> Tensor:
-        """float32 [n, out_features] of x [n, in_features], as `multiply`."""
+        """Multiply x [n, in_features], as `multiply` does: float32 [n, out_features]."""
         raise NotImplementedError
 
 
 class PackedLinear(NativeLinear):
-    """One whose weights are numbers."""
+    """A NativeLinear whose weights are floats in panels."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias)
@@ -163,7 +163,7 @@ class PackedLinear(NativeLinear):
 
     @property
     def weight(self) -> Tensor:
-        """[out_features, in_features], unpacked for callers that multiply by it themselves, as routers of experts do: a copy each time."""
+        """The weight, [out_features, in_features], for callers that multiply by it themselves, as routers of experts do; a new copy each time."""
         packed = self.packed if self.packed.dim() == 4 else self.packed.unsqueeze(-1)
         return packed.permute(0, 2, 1, 3).reshape(-1, self.in_features)[: self.out_features]
 
@@ -172,25 +172,25 @@ class PackedLinear(NativeLinear):
 
 
 class PackedEmbedding(nn.Module):
-    """What nn.Embedding gives, from the packed weights of the linear layer that it shares them with."""
+    """nn.Embedding from the packed weights of the linear layer that it is tied to."""
 
     def __init__(self, linear: PackedLinear) -> None:
         super().__init__()
         self.packed, self.width = linear.packed, linear.in_features
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] → [..., width]."""
+        """Look up ids: [...] → [..., width]."""
         columns = self.packed.shape[2]
         found = self.packed[ids // columns, :, ids % columns]
         return found.reshape(*ids.shape, self.width)
 
 
 def pack_linears(module: nn.Module) -> bool:
-    """Pack the linear layers of a decoder on a CPU in place, one by one, so that few weights are held twice at any time; False, and
-    nothing is changed, where that cannot be compiled here. Layers of other dtypes stay."""
+    """Pack the linear layers of a decoder on a CPU in place, one after the other, so that few weights are in memory twice. Layers of other dtypes stay.
+    Return False, and change nothing, if C cannot be compiled here."""
     if not is_compiled():
         return False
-    # Tied weights: whose rows an embedding looks up.
+    # Tied weights, by whose rows an embedding is replaced, too.
     shared = {id(each.weight): path for path, each in module.named_modules() if type(each) is nn.Embedding}
     for path in [path for path, each in module.named_modules() if type(each) is nn.Linear]:
         linear: Any = module.get_submodule(path)
@@ -206,7 +206,7 @@ def pack_linears(module: nn.Module) -> bool:
 
 def _can_be_packed(linear: nn.Linear) -> bool:
     weight = linear.weight
-    # bfloat16 goes in pairs.
+    # bfloat16 is packed in pairs.
     is_even = weight.dtype == torch.float32 or linear.in_features % 2 == 0
     return weight.device.type == "cpu" and weight.dtype in ELEMENTS and is_even
 

@@ -1,4 +1,4 @@
-"""Recurrences in C over states that lie on pages: see recurrences.c. On a CPU."""
+"""Recurrences in C over states that lie on pages, on a CPU (recurrences.c)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from paged.attention.pages import Pages
 from paged.errors import UnsupportedModel
 from paged.model.native.packed import model_library
 
-# As in recurrences.h.
+# Limits of recurrences.h.
 MOST_KEY_SIZE, MOST_TAPS = 512, 16
 _pointer, _int64, _int32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 
 class RowPages(NamedTuple):
-    """Where one piece of the states of n rows lies.
+    """The pages of one piece of the states of n rows.
 
-    state        the piece, on a pool's pages
-    read, write  int32 [n, k]: pages of each row's state before its tokens, and behind them; a row of -1: it has none yet, and nowhere
+    state  the piece, on a pool's pages
+    read   int32 [n, k]: pages of each row's state before its tokens; -1: the row has no state yet
+    write  int32 [n, k]: pages for the state after its tokens; -1: it is not written
     """
 
     state: State
@@ -35,7 +36,7 @@ class RowPages(NamedTuple):
 
 
 class Rows(ctypes.Structure):
-    """As recurrences.h's paged_rows. `held`: arrays that it reads by address."""
+    """paged_rows of recurrences.h. `held`: arrays that it refers to by address."""
 
     held: tuple[NDArray[Any], ...]
     _fields_ = (
@@ -79,12 +80,15 @@ class _SelectiveScan(ctypes.Structure):
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, starts: NDArray[np.int64], rows: RowPages, *, has_silu: bool
 ) -> Tensor:
-    """Return a short convolution over time, of x's dtype [T, channels], silu behind it if wanted; the rows' states are the last tokens of x then.
+    """Convolve over time, with SiLU after it if `has_silu`. Return [T, channels], of x's dtype. The rows' states become the last tokens of x.
 
-    x       [T, channels], float32 or bfloat16, as the states, [channels, taps - 1], are
+    x       [T, channels], float32 or bfloat16
+    states  [channels, taps - 1], of x's dtype
     weight  float32 [taps, channels]
     bias    float32 [channels]
-    starts  int64 [n + 1]: row i has places starts[i] to starts[i + 1] - 1; those behind the last are padding, and come out as zeros
+    starts  int64 [n + 1]: row i has places starts[i] to starts[i + 1] - 1; places after the last row are padding, and give zeros
+
+    This and the other recurrences raise UnsupportedModel for shapes and dtypes that C does not take.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     _check(rows, (x.shape[1], len(weight) - 1), x.dtype)
@@ -121,11 +125,11 @@ def advance_delta_rule(
     *,
     is_normed: bool,
 ) -> Tensor:
-    """Return what the gated delta rule reads of the rows' states, float32 [T, heads, value size], which are those behind the tokens then.
+    """Advance the rows' states by the gated delta rule. Return what queries read of them, float32 [T, heads, value size].
 
-    queries, keys  [T, key heads, key size]; each serves heads / key heads in a row; `is_normed`: brought to length 1 first
+    queries, keys  [T, key heads, key size]; each serves heads / key heads consecutive heads; `is_normed`: scaled to length 1 first
     values         [T, heads, value size]
-    decay          [T, heads], or [T, heads, key size] with one for each number of a key: its logarithm
+    decay          logarithms, [T, heads], or [T, heads, key size] with one for each number of a key
     beta           [T, heads]: the share of the correction
     states         float32 [heads, key size, value size], a unit a head
     starts         as of `convolve`
@@ -162,7 +166,7 @@ def advance_delta_rule(
 
 
 class _ScanInputs(NamedTuple):
-    """What both scans read, as float32 without gaps; it has to live as long as the call."""
+    """Inputs of both scans, contiguous and float32. It has to live as long as the call."""
 
     x: Tensor
     step: Tensor
@@ -182,7 +186,7 @@ class _ScanInputs(NamedTuple):
         *,
         decays: Sequence[int],
     ) -> _ScanInputs:
-        """See `advance_scan` and `advance_selective_scan`. `decays`: the shape of `decay`. Raises UnsupportedModel for another shape."""
+        """Convert inputs of `advance_scan` or `advance_selective_scan`. `decays`: the shape of `decay`. Raises UnsupportedModel for other shapes."""
         tokens, step, decay, into, reading = (each.float().contiguous() for each in (x, step, decay, *given))
         found = cls(tokens, step, decay, into, reading, None if skip is None else skip.float().contiguous())
         given_each = (x.shape[0], *found.reading.shape[1:])
@@ -205,12 +209,12 @@ def advance_scan(
     starts: NDArray[np.int64],
     rows: RowPages,
 ) -> Tensor:
-    """Return what Mamba 2's scan reads of the rows' states, float32 [T, heads, head size], which are those behind the tokens then.
+    """Advance the rows' states by Mamba 2's scan. Return its outputs, float32 [T, heads, head size].
 
     x       [T, heads, head size]
-    step    [T, heads]: how long a token lasts
+    step    [T, heads]: the time step of a token
     decay   [heads]: A, below 0
-    given   B and C, [T, groups, state size]; each group serves heads / groups in a row
+    given   B and C, [T, groups, state size]; each group serves heads / groups consecutive heads
     skip    [heads]: D
     states  float32 [heads, head size, state size], a unit a head
     starts  as of `convolve`
@@ -242,10 +246,10 @@ def advance_selective_scan(
     starts: NDArray[np.int64],
     rows: RowPages,
 ) -> Tensor:
-    """Return what Mamba 1's scan reads of the rows' states, float32 [T, channels], which are those behind the tokens then.
+    """Advance the rows' states by Mamba 1's scan. Return its outputs, float32 [T, channels].
 
     x       [T, channels]
-    step    [T, channels]: how long a token lasts
+    step    [T, channels]: the time step of a token
     decay   [channels, state size]: A, below 0
     given   B and C, [T, state size]
     skip    [channels]: D
@@ -270,20 +274,20 @@ def _check(rows: RowPages, shape: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 def _check_shapes(**each: tuple[Tensor, tuple[int, ...]]) -> None:
-    """Raise UnsupportedModel unless each tensor has its shape: C reads as much."""
+    """Raise UnsupportedModel unless each tensor has its shape, which C relies on."""
     for name, (tensor, shape) in each.items():
         if tuple(tensor.shape) != shape:
             raise UnsupportedModel(f"{name} of {tuple(tensor.shape)}; this recurrence in C takes {shape}.")
 
 
 def _check_share(name: str, count: int, heads: int) -> None:
-    """Raise UnsupportedModel unless each of so many serves as many heads."""
+    """Raise UnsupportedModel unless `count` groups can share `heads` heads evenly."""
     if count < 1 or heads % count:
         raise UnsupportedModel(f"{count} {name} for {heads} heads; each has to serve as many.")
 
 
 def _results(shape: Sequence[int], dtype: torch.dtype, starts: NDArray[np.int64]) -> Tensor:
-    """Memory for results, those of padding zero."""
+    """Allocate memory for results, with zeros at padding. Raises UnsupportedModel if rows end after the last token."""
     if starts[-1] > shape[0]:
         raise UnsupportedModel(f"rows end behind {starts[-1]} tokens; there are {shape[0]}.")
     out = torch.empty(tuple(shape), dtype=dtype)
@@ -292,7 +296,7 @@ def _results(shape: Sequence[int], dtype: torch.dtype, starts: NDArray[np.int64]
 
 
 def rows_of(pages: Pages, read: NDArray[np.int32], write: NDArray[np.int32], starts: NDArray[np.int64]) -> Rows:
-    """Return rows as C reads them, but for the units of a piece."""
+    """Return rows as C reads them, without the units of a piece."""
     read, write = (np.ascontiguousarray(each, np.int32) for each in (read, write))
     found = Rows(
         pages=pages.on_device.data_ptr(),
