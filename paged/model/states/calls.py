@@ -1,4 +1,4 @@
-"""One call of a state layer for all places of a pass, made of calls of its module for some of them."""
+"""A call of a state layer for all places of a pass, as calls of its module for some places each."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paged.model.states.seams import Seam
 
 
 class Cut(NamedTuple):
-    """Places of a pass for which a layer's module is called at once: of each of these rows as many. `is_first`: by what it does without a state."""
+    """The places of one call of a layer's module: for each of these rows, as many places. `is_first`: the module gets no state."""
 
     rows: list[int]
     places: list[list[int]]
     is_first: bool
 
     def view(self, count: int) -> Callable[[Tensor], Tensor] | None:
-        """What takes these places, [rows, tokens, ...], of all, [1, count, ...], where they are views: of one row one after the other, or of all rows the
-        only one. None: their numbers have to be taken to the device."""
+        """Return a function from values of all places, [1, count, ...], to a view of these, [rows, tokens, ...]. None: there is no such view, since the
+        places are neither consecutive places of one row nor the only place of every row."""
         first, stop = self.places[0][0], self.places[-1][-1] + 1
         if self.places == [[place] for place in range(count)]:
             return lambda values: values.transpose(0, 1)
@@ -31,7 +31,7 @@ class Cut(NamedTuple):
 
 
 class Call:
-    """A call of a state layer for the T places of a pass; the rows' states, `held`, become those behind their tokens."""
+    """A call of a state layer for the T places of a pass. It replaces the rows' states in `held` by those after their tokens."""
 
     def __init__(self, seam: Seam, arguments: dict[str, Any], held: list[Tensor]) -> None:
         self._seam = seam
@@ -41,8 +41,8 @@ class Call:
         self._found: list[Tensor] = []
 
     def run(self, cuts: list[Cut], projections: Projections | None) -> tuple[Tensor, ...]:
-        """What the layer returns of all places."""
-        # Without a state a module may take another way through its projections.
+        """Call the module for each cut. Return the layer's outputs for all places."""
+        # Without a state a module may call its projections in another way.
         if projections is None or len(cuts) == 1 or any(cut.is_first for cut in cuts):
             for cut in cuts:
                 self._run(cut, None)
@@ -57,11 +57,11 @@ class Call:
         view, places = cut.view(count), torch.empty(0)
         if view is None or now is not None:
             places = torch.tensor(cut.places, device=device)
-        # A module may write over what it gets.
+        # Cloned, since a module may overwrite its arguments.
         arguments = of_places(self._arguments, places if view is None else lambda its: view(its).clone(), count)
         if now is not None:
             now.places, now.hidden = places, next(iter(arguments.values()))
-        # None: all of them in their order, and nothing is copied.
+        # None: all rows in their order, so that nothing is copied.
         rows: Any = None
         if len(cut.rows) == 1 < len(self._held[0]):
             rows = slice(cut.rows[0], cut.rows[0] + 1)
@@ -84,7 +84,7 @@ class Call:
 
 
 def of_places(value: Any, places: Tensor | Callable[[Tensor], Tensor], count: int) -> Any:
-    """A call's arguments for these places, int64 [rows, tokens], or what takes them, of its `count`: whatever has a place a token, [1, count, ...], is cut."""
+    """Return a call's arguments for some of its `count` places: tensors [1, count, ...] are cut. `places`: int64 [rows, tokens], or a function that cuts."""
     if isinstance(value, Tensor):
         if value.shape[:2] != (1, count):
             return value

@@ -1,15 +1,15 @@
 """A layer with a state, called for the tokens of many rows in one forward pass.
 
-A pass has the tokens of its rows one after the other, [1, T], as attention wants them; a state layer takes the tokens of one row, or one token of
-each of several rows. So the layer's module is called a few times in its place:
+A pass has the tokens of its rows one after the other, [1, T], as attention takes them; a state layer takes the tokens of one row, or one token of
+each of several rows. So the layer's module is called several times in its place:
 
     tokens     a0 a1 a2 | b0 | c0 c1 |      rounds    (a0 b0 c0) (a1 c1) (a2)
                                             chunks    (a0 a1 a2) (c0 c1) (b0)
 
-A layer whose recurrence is there in C (`recurrences.py`) is called once, and each row's states go from page to page within the call. Of any other, in
-rounds each row's recurrence is computed token by token, by what the module does for a single token, so that its bits do not depend on how
-the row was cut into passes. A chunk is faster, and rounds otherwise. In batch-invariant mode a layer is called in chunks only if trials gave the bits of
-rounds for every length that a pass may have; LFM2's convolutions and MiniMax's lightning attention are such.
+A layer with a recurrence in C (`recurrences.py`) is called once, and each row's states go from page to page within the call. With any other, rounds
+compute a row token by token, so its bits do not depend on how the row was cut into passes. Chunks are faster, and round otherwise. In
+batch-invariant mode a layer is called in chunks only if trials found the bits of rounds for every length that a pass may have, as for LFM2's
+convolutions and MiniMax's lightning attention.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from paged.model.states.trial import CLOSE, LONGEST_CHUNK, Trial, Ways
 class RowStates(Protocol):
     """The states of the rows of one forward pass.
 
-    starts        n + 1 numbers: row i has places starts[i] to starts[i + 1] - 1 of the pass; those behind the last are padding
+    starts        n + 1 numbers: row i has places starts[i] to starts[i + 1] - 1 of the pass; places after the last row are padding
     is_new        bool [n]: rows that compute their first token, and have no state
-    is_invariant  whether bits must not depend on the other rows, nor on how rows are cut
+    is_invariant  bits must not depend on other rows, nor on how rows are cut
     """
 
     @property
@@ -49,24 +49,24 @@ class RowStates(Protocol):
     def is_invariant(self) -> bool: ...
 
     def read(self, unit: int, piece: int) -> Tensor:
-        """[n, ...]: a copy of a piece of the rows' states before their tokens; anything for rows that are new."""
+        """Return a copy of a piece of the rows' states before their tokens, [n, ...]; new rows have any values."""
         ...
 
     def write(self, unit: int, piece: int, states: Tensor) -> None:
-        """Take a piece of the rows' states behind their tokens, [n, ...]."""
+        """Store a piece of the rows' states after their tokens, [n, ...]."""
         ...
 
     def pages_of(self, unit: int) -> Sequence[RowPages] | None:
-        """Where each piece of the rows' states lies; None where they are not on pages."""
+        """Return the pages of each piece of the rows' states; None: they are not on pages."""
         ...
 
     def of_row(self, row: int, count: int, *, has_begun: bool) -> RowStates:
-        """The states of one row for `count` of its tokens; `has_begun`: behind others of this pass, whose states are written already."""
+        """Return the states of one row for `count` of its tokens. `has_begun`: earlier tokens of this pass have written its state."""
         ...
 
 
 class KeepsState(Protocol):
-    """A module that keeps a state: `unit` counts a model's; `layer` is the layer of the model that it is in; `pieces` are known once it was called."""
+    """A module that keeps a state. `unit`: its number among these modules; `layer`: the number of its layer; `pieces` are known once it was called."""
 
     path: str
     unit: int
@@ -77,8 +77,8 @@ class KeepsState(Protocol):
 
 
 class StateLayer:
-    """One module with a state, as KeepsState. It takes the place of the module's forward function, which it calls with states that the forward pass under
-    way has. `is_in_c` is known once it was called.
+    """One module with a state, as KeepsState. Replaces the module's forward function, and calls it with the states of the forward pass under way.
+    `is_in_c` is known once it was called.
     """
 
     def __init__(self, unit: int, path: str, module: nn.Module, seam: Seam, ways: dict[Any, Ways]) -> None:
@@ -100,7 +100,7 @@ class StateLayer:
 
     @property
     def is_in_c(self) -> bool:
-        """Whether its recurrence is C, and it is called once for all tokens of a pass on pages."""
+        """Whether it has a recurrence in C: then it is called once for all tokens of a pass."""
         return self._recurrence is not None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,7 +148,7 @@ class StateLayer:
         return cuts
 
     def _learned(self, trial: Trial) -> Ways:
-        """Try its ways, unless another layer of its kind did."""
+        """Try how the layer may be called, unless a layer of its kind was tried. Sets its projections."""
         self._projections = trial.projections(self._module)
         key = (type(self._module), self.pieces)
         if key not in self._all_ways:
@@ -164,31 +164,31 @@ def _goes_whole(ways: Ways, states: RowStates, row: int, count: int) -> bool:
 
 
 class FirstToken:
-    """The states of one row that computes its first token, and is forgotten then."""
+    """The states of one row that computes its first token; the state after it is dropped."""
 
     def __init__(self, layers: Sequence[KeepsState], device: torch.device) -> None:
         self.starts, self.is_new, self.is_invariant = (0, 1), (True,), False
         self._layers, self._device = layers, device
 
     def read(self, unit: int, piece: int) -> Tensor:
-        """[1, ...]: zeros."""
+        """Return zeros, [1, ...]."""
         its = self._layers[unit].pieces[piece]
         return torch.zeros(1, *its.shape, dtype=its.dtype, device=self._device)
 
     def write(self, unit: int, piece: int, states: Tensor) -> None:
-        """Forget them."""
+        """Drop them."""
 
     def pages_of(self, unit: int) -> None:
-        """They are not on pages."""
+        """Return None: they are not on pages."""
 
     def of_row(self, row: int, count: int, *, has_begun: bool) -> FirstToken:
-        """It is the only row."""
+        """Return itself: it has one row."""
         return self
 
 
 class PassStates:
-    """The states of one forward pass's rows, as RowStates: a step, or a part of one, says from which of the pool's pages each row's is
-    read, and onto which it is written. `on_device`: the same numbers, int64 [n, k] both, where they are there already."""
+    """The states of a forward pass's rows, as RowStates. The step, or part of one, has the pages that each row's state is read from, and written to;
+    `on_device`: the same ids, two int64 [n, k], if they are on the device already."""
 
     def __init__(
         self,
@@ -205,13 +205,13 @@ class PassStates:
         self.is_invariant = is_invariant
         self._states = pool.states
         self._is_whole = bool((self._write[:, 0] >= 0).all())
-        # Once for all pieces of all layers, each of which would take them to the device.
+        # Copied to the device once for all pieces of all layers.
         self._sources, self._targets = on_device or (
             torch.from_numpy(each).to(pool.device, torch.int64) for each in step.states
         )
 
     def read(self, unit: int, piece: int) -> Tensor:
-        """As RowStates; zeros for rows that are new."""
+        """As in RowStates; zeros for new rows."""
         return self._states[unit][piece].read(self._sources)
 
     def write(self, unit: int, piece: int, states: Tensor) -> None:
@@ -233,7 +233,7 @@ class PassStates:
 
 
 def follow_states(module: nn.Module) -> tuple[StateLayer, ...]:
-    """Make a decoder's state layers go by the states of the forward pass under way, and return them in the order of its modules."""
+    """Make a decoder's state layers use the states of the forward pass under way. Return them in the order of its modules."""
     _rescale(module)
     ways: dict[Any, Ways] = {}
     found: list[StateLayer] = []
@@ -246,7 +246,7 @@ def follow_states(module: nn.Module) -> tuple[StateLayer, ...]:
 
 
 def _rescale(module: nn.Module) -> None:
-    """RWKV divides weights of late layers when it is first called."""
+    """Divide RWKV's weights of late layers now, which it does at its first call otherwise."""
     for each in module.modules():
         rescale: Any = getattr(each, "_rescale_layers", None)
         if rescale is not None and not each.training and not each.layers_are_rescaled:

@@ -1,7 +1,7 @@
-"""What state layers keep, as a plan of pages has it: by the pieces that they were seen to keep.
+"""What state layers keep, for a plan of pages: the pieces that a trial run found.
 
-A piece of several heads has a unit a head; one row a channel goes in 64 units where they are even, the tail of a convolution in four, and anything else in
-one. So says `kept_layers`, from a configuration alone; here it is held against the modules.
+A piece of several heads has a unit for each head. A piece with a row for each channel has 64 units if these divide it, the tail of a convolution has
+four, and any other piece one. `kept_layers` computes the same from a configuration alone; `check_plan` compares the two.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from paged.model.places import Pieces
 from paged.model.states.layer import KeepsState
 from paged.model.states.seams import Piece
 
-# Offsets of units are multiples of it.
+# Offsets of units are multiples of this, in bytes.
 _ALIGNED = 16
 _ROWS = 64
 
 
 def num_units(piece: Piece) -> int:
-    """Return into how many units a piece is cut, along its first dimension."""
+    """Return the number of units of a piece, along its first dimension."""
     if piece.name.startswith("conv"):
         return CONV_PIECES
     if len(piece.shape) == 2:
@@ -35,12 +35,12 @@ def num_units(piece: Piece) -> int:
 
 
 def unit_elements(piece: Piece) -> int:
-    """Return the elements of one unit of it."""
+    """Return the elements of one unit of a piece."""
     return -(-piece.shape[0] // num_units(piece)) * math.prod(piece.shape[1:])
 
 
 def layers_of(layer: KeepsState) -> Layers:
-    """Return what a state layer keeps; a part a piece, in their order."""
+    """Return what a state layer keeps: a part for each piece, in their order."""
     parts = []
     for piece in layer.pieces:
         size = unit_elements(piece) * piece.dtype.itemsize
@@ -49,7 +49,7 @@ def layers_of(layer: KeepsState) -> Layers:
 
 
 def state_places(layer: KeepsState, places: Pieces) -> list[StatePlace]:
-    """Return where each piece of a state layer lies, given the places of its units as they were planned by `layers_of`."""
+    """Return the place of each piece of a state layer, given the places of the units that `layers_of` has."""
     return [
         StatePlace(of_piece, part.unit_bytes, piece.shape, piece.dtype)
         for piece, of_piece, part in zip(layer.pieces, places, layers_of(layer).parts, strict=True)
@@ -57,10 +57,7 @@ def state_places(layer: KeepsState, places: Pieces) -> list[StatePlace]:
 
 
 def check_plan(layers: Sequence[KeepsState], config: Any, name: Path) -> None:
-    """Raise UnsupportedModel unless the layers keep as many elements, in as many units, as their configuration says.
-
-    Raises as `kept_layers` does.
-    """
+    """Raise UnsupportedModel unless the layers keep as many elements, in as many units, as their configuration says; else as `kept_layers` does."""
     planned = Counter[int]()
     for each in kept_layers(config, Sizes(element=1, state=1, token_id=1)):
         for part in each.parts:

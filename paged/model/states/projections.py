@@ -1,8 +1,8 @@
 """Projections of a state layer that are computed once for all tokens of a pass, though the layer is called token by token.
 
-Most of a layer's time goes to reading the weights of its first and last linear layers. What the first ones make of the hidden states, and what the last one
-makes of its input, depends on one token alone; and packed weights give each token the same bits, however many there are. So while a layer is called
-token by token the first ones look their results up, and the last one returns what it gets, to be multiplied when all tokens are there.
+Most of a layer's time goes to reading the weights of its first and last linear layers. Their results for a token depend on that token alone, and with
+packed weights the bits do not depend on how many tokens there are. So the first linear layers run once, before the calls, which look the results up;
+the last one returns its input in each call, and runs once after them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from paged.model.native.packed import NativeLinear
 
 
 class Projections:
-    """Those of one layer. `run` is a call of it with these hidden states, which returns its outputs: what it does shows which they are."""
+    """The shared projections of one layer. `run` calls it with these hidden states, and returns its outputs; the calls of linear layers within show
+    which can be shared."""
 
     def __init__(self, module: nn.Module, hidden: Tensor, run: Callable[[], tuple[Tensor, ...]]) -> None:
         calls: list[tuple[nn.Module, Tensor, Tensor]] = []
@@ -37,12 +38,12 @@ class Projections:
         self._last = _Shared(last[0]) if last and last[0] not in [each.linear for each in self._first] else None
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether any projection is shared."""
         return bool(self._first or self._last)
 
     @contextmanager
     def shared(self, hidden: Tensor) -> Iterator[Now]:
-        """Within it the layer is called for places of these hidden states, [1, T, width], that are said before each call."""
+        """Share projections of these hidden states, [1, T, width], inside. The caller sets the places of each call in the yielded `Now`."""
         shared = [*self._first, *([self._last] if self._last else [])]
         now = Now()
         for each in self._first:
@@ -56,19 +57,19 @@ class Projections:
                 each.end()
 
     def finished(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What the layer returns of all tokens, given what it returned within `shared`."""
+        """Return the layer's outputs for all tokens, given its outputs within `shared`."""
         return (self._last.forward(outputs[0]),) if self._last else outputs
 
 
 class Now:
-    """What a layer is called for next: places, int64 [rows, tokens], and the hidden states there, [rows, tokens, width]."""
+    """The next call of a layer: its places, int64 [rows, tokens], and the hidden states there, [rows, tokens, width]."""
 
     places: Tensor
     hidden: Tensor
 
 
 class _Shared:
-    """A linear layer that looks up what it made of the hidden states of all tokens; the last one returns what it gets."""
+    """A linear layer with a shared projection. Between `begin` and `end` it looks up its results; the last one, without results, returns its input."""
 
     def __init__(self, linear: Any) -> None:
         self.linear = linear

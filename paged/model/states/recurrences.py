@@ -1,17 +1,18 @@
-"""Recurrences in C in a state layer of transformers, for all tokens of a pass in one call of its module (`native/recurrences.py`).
+"""Recurrences in C within a state layer of transformers: one call of its module for all tokens of a pass (`native/recurrences.py`).
 
-A module finds its recurrence by name among the functions of its file. Here its forward function runs with other functions under these names, and
-with a cache object that says of no state that it is there, so that it goes the way of a prompt:
+A module calls its recurrence by name, as a function of its file. Here its forward function runs with our functions under these names, and with a
+cache object that has no states, so that the module does what it does for a prompt:
 
-    causal_conv1d_fn                a short convolution: LFM2's layers, and what comes before the others
+    causal_conv1d_fn                a short convolution: LFM2's layers, and before the recurrence of all others
     torch_chunk_gated_delta_rule    Qwen3-Next, Qwen3.5, OLMo Hybrid
     chunk_kimi_delta_attention      Kimi Linear, GLM 5 Next, Bailing Hybrid
     mamba2_chunk_scan               Mamba 2, Bamba, Granite 4, Nemotron-H, Falcon-H1, Zamba 2
     mamba_selective_scan            Mamba, Falcon-Mamba, Jamba
 
-These take each row's state from its pages and leave it there, token after token in one order of additions: bits depend neither on how rows are cut nor on
-other rows. A trial holds a layer against its module, token by token. One that differs, or has its recurrence under another name, or a state in another
-dtype than float32 (a convolution's: its own, float32 or bfloat16), or is not on a CPU, is called as `layer.py` says. Tried with transformers 5.23.
+Our functions read each row's state from its pages and write it there, token after token, and add in one order: bits depend neither on how rows are
+cut nor on other rows. A trial compares a layer with its module, token by token. A layer is called as `layer.py` describes if it differs, if its
+recurrence has another name, if its state is not float32 (for a convolution: float32 or bfloat16), or if it is not on a CPU. Tried with
+transformers 5.23.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from paged.model.states.seams import CacheSeam, Seam
 
 
 class _Call:
-    """A call under way, which the layer takes for its model's cache. It says of no state that it is there.
+    """A call under way, which stands in for the model's cache. It has no states.
 
-    starts  int64 [n + 1]: where the rows' tokens are
-    rows    where the pieces of their states lie, by name
+    starts  int64 [n + 1]: the first place of each row's tokens, and the end of the last
+    rows    the pages of the pieces of their states, by name
     """
 
     def __init__(self, starts: NDArray[np.int64], rows: dict[str, RowPages]) -> None:
         self.starts, self.rows = starts, rows
-        # The tail of the convolution that comes next.
+        # Name of the tail of the next convolution.
         self.tail = ""
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None: ...
@@ -68,13 +69,13 @@ class _Call:
         return False
 
 
-# In place of a state that is on pages.
+# Returned in place of a state, which is on pages.
 _ELSEWHERE = torch.empty(0)
 _UNDER_WAY: ContextVar[_Call] = ContextVar("call of a layer")
 
 
 class Recurrence:
-    """One state layer, called for all tokens of a pass. Raises UnsupportedModel where its module has no recurrence that is known, and BuildFailed."""
+    """One state layer, called for all tokens of a pass. Raises UnsupportedModel if its module has no known recurrence, and BuildFailed."""
 
     def __init__(self, module: nn.Module, seam: Seam) -> None:
         functions = {
@@ -86,7 +87,7 @@ class Recurrence:
         }
         forward: Any = inspect.unwrap(type(module).forward)
         known = functions.keys() & set(forward.__code__.co_names)
-        # A convolution, and a function for each other piece.
+        # A function for the convolution, and one for each other piece.
         wanted = 1 + sum(not piece.tail for piece in seam.pieces)
         if not isinstance(seam, CacheSeam) or len(known) != wanted or "causal_conv1d_fn" not in known:
             raise UnsupportedModel(f"{type(module).__name__} has no recurrence that is known by name.")
@@ -100,7 +101,7 @@ class Recurrence:
         self._forward = own.__get__(module)
 
     def run(self, arguments: dict[str, Any], starts: NDArray[np.int64], rows: Sequence[RowPages]) -> tuple[Tensor, ...]:
-        """Return what the layer returns of all places; the rows' states, by piece, are those behind their tokens then."""
+        """Call the layer. Return its outputs for all places. Advances the rows' states, one RowPages a piece, to those after their tokens."""
         name = next(each for each in self._cache_names if each in arguments)
         call = _Call(starts, dict(zip(self._names, rows, strict=True)))
         token = _UNDER_WAY.set(call)
@@ -118,7 +119,7 @@ class Recurrence:
         activation: str | None = None,
         **others: Any,
     ) -> Tensor:
-        """In place of causal_conv1d_fn, [1, channels, T]."""
+        """Replace causal_conv1d_fn; hidden states are [1, channels, T]."""
         _refuse(others, "seq_idx", "initial_states")
         if activation not in (None, "silu", "swish"):
             raise UnsupportedModel(f"{activation} behind a convolution; in C it has silu or nothing.")
@@ -140,7 +141,7 @@ def _advance_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """In place of torch_chunk_gated_delta_rule and chunk_kimi_delta_attention, [1, T, heads, size]."""
+    """Replace torch_chunk_gated_delta_rule and chunk_kimi_delta_attention; queries, keys and values are [1, T, heads, size]."""
     _refuse(others, "cu_seqlens", "initial_state")
     call = _UNDER_WAY.get()
     out = advance_delta_rule(
@@ -167,7 +168,7 @@ def _advance_scan(
     dt_limit: tuple[float, float] = (0.0, float("inf")),
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """In place of mamba2_chunk_scan, [1, T, heads, size]; A, B and C come by place."""
+    """Replace mamba2_chunk_scan; hidden states are [1, T, heads, size]. A, B and C are positional arguments."""
     _refuse(others, "z", "seq_idx", "initial_states")
     call = _UNDER_WAY.get()
     if dt_bias is not None:
@@ -197,7 +198,7 @@ def _advance_selective_scan(
     delta_softplus: bool = False,
     **others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """In place of mamba_selective_scan, [1, channels, T]; A, B and C come by place."""
+    """Replace mamba_selective_scan; hidden states are [1, channels, T]. A, B and C are positional arguments."""
     call = _UNDER_WAY.get()
     step = dt[0].t()
     if delta_bias is not None:
@@ -217,7 +218,7 @@ def _advance_selective_scan(
 
 
 def _refuse(others: dict[str, Any], *names: str) -> None:
-    """Raise UnsupportedModel if any of these is given."""
+    """Raise UnsupportedModel if any of these arguments is given."""
     for name in names:
         if others.get(name) is not None:
             raise UnsupportedModel(f"{name} for a recurrence in C.")

@@ -1,7 +1,7 @@
-"""How a layer of transformers takes the state before its tokens, and gives the one behind them.
+"""Seams: how a layer of transformers takes the state before its tokens, and returns the state after them.
 
-Most layers ask the model's cache object for it and hand it back by the same object: `get_conv_state`, `update_recurrent_state` and so on. A few
-have a way of their own, each a class here. A layer's state is a few tensors, its *pieces*; their first dimension is the row.
+Most layers take it from the model's cache object, and give it back to it: `get_conv_state`, `update_recurrent_state` and so on. For the others there
+is a class each. A layer's state is a few tensors, its *pieces*, whose first dimension is the row.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Forward = Callable[..., Any]
 class Piece(NamedTuple):
     """One tensor of a layer's state.
 
-    name   what it is called in messages
-    shape  of one row's
-    dtype  that the layer computes it in
-    start  what a row has before its first token, in every element
-    tail   whether the layer wants one column more, which nothing reads: of a convolution over k tokens k - 1 are kept, and it is handed k
+    name   name in messages, and in the cache
+    shape  shape for one row
+    dtype  dtype in which the layer computes it
+    start  value of every element before a row's first token
+    tail   the layer wants one more column, which nothing reads: for a convolution over k tokens k - 1 columns are kept, and it gets k
     """
 
     name: str
@@ -36,12 +36,12 @@ class Piece(NamedTuple):
 
     @staticmethod
     def of(name: str, states: Tensor, start: float = 0.0) -> Piece:
-        """That of which these are states, one a row."""
+        """Return the piece that has these states, one a row."""
         return Piece(name, tuple(states.shape[1:]), states.dtype, start)
 
 
 class Seam:
-    """A layer with a state. `run` calls it for tokens of rows that have a state each, or none at all."""
+    """A layer with a state. `pieces` are known once it was called."""
 
     cache_names = ("cache_params", "past_key_values")
 
@@ -52,7 +52,7 @@ class Seam:
         self.pieces: tuple[Piece, ...] = ()
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """A call's arguments by name; the first is the hidden states."""
+        """Return a call's arguments by name; the first is the hidden states."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         named = dict(bound.arguments)
@@ -60,19 +60,19 @@ class Seam:
         return named | (named.pop(variable) if variable else {})
 
     def run(self, arguments: dict[str, Any], states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """What the layer returns of its tokens, each [rows, tokens, ...], and the states behind them.
+        """Call the layer. Return its outputs, each [rows, tokens, ...], and the states after the tokens.
 
-        `states`, one [rows, ...] a piece, may be written over; None: the rows have none yet.
+        `states`, one [rows, ...] a piece, may be overwritten; None: no row has a state yet.
         """
         raise NotImplementedError
 
     def returned(self, outputs: tuple[Tensor, ...]) -> Any:
-        """These outputs in the form in which the layer returns them: most of those with a way of their own beside a second value."""
+        """Return these outputs in the form of the layer's result; here, a pair with None."""
         return outputs[0], None
 
 
 class CacheSeam(Seam):
-    """A layer that asks the cache object."""
+    """A layer that keeps its state in the cache object."""
 
     def run(self, arguments: dict[str, Any], states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         name = next(each for each in self.cache_names if each in arguments)
@@ -97,7 +97,7 @@ class CacheSeam(Seam):
 
 
 class _OneLayer:
-    """What a layer sees as its model's cache: its own states, by name. It may write into what it gets."""
+    """Stands in for the model's cache in a call of one layer, with its states by name. The layer may write into them."""
 
     def __init__(self, held: dict[str, Tensor]) -> None:
         self.held = held
@@ -129,7 +129,7 @@ class _OneLayer:
         conv_kernel_size: int | None = None,
         **others: Any,
     ) -> Tensor:
-        """Of [rows, channels, tokens] keep the last; return those before them and all of these."""
+        """Keep the last columns of [rows, channels, tokens]. Return these tokens behind the columns kept before."""
         key = f"conv {state_idx}"
         if conv_kernel_size is not None:
             self._tails.add(key)
@@ -156,7 +156,7 @@ class _OneLayer:
 
 
 class LinearCacheSeam(Seam):
-    """MiniMax's lightning attention, whose cache has names of its own."""
+    """MiniMax's lightning attention, whose cache has other methods."""
 
     def run(self, arguments: dict[str, Any], states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         cache = _LinearCache(None if states is None else states[0])
@@ -191,7 +191,7 @@ class AttributeSeam(Seam):
 
 
 class ReturnedSeam(Seam):
-    """xLSTM's layer, which is given a state and returns the next one beside its output."""
+    """xLSTM's layer, which takes a state and returns the next one with its output."""
 
     def run(self, arguments: dict[str, Any], states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         output, found = self._forward(**arguments | {"state": None if states is None else tuple(states)})
@@ -200,9 +200,9 @@ class ReturnedSeam(Seam):
 
 
 class RwkvSeam(Seam):
-    """RWKV's two blocks of a layer, each with its part of the list that all layers share: [rows, width, layers] each.
+    """A block of an RWKV layer, which keeps its part of a list that all layers share, of tensors [rows, width, layers].
 
-    Time mixing has the token before (1), a sum, its weight and their scale (2 to 4); channel mixing the token before (0).
+    Time mixing has the previous token (1), a sum, its weight and their scale (2 to 4); channel mixing has the previous token (0).
     """
 
     _NAMES = ("token before", "token before", "sum", "weight", "scale")
@@ -244,7 +244,7 @@ _CALLS: dict[str, type[Seam]] = {
 
 
 def seam_of(module: nn.Module) -> Seam | None:
-    """The seam of a layer that keeps a state; None for any other module. What it calls in its forward function tells."""
+    """Return the seam of a layer that keeps a state, by what its forward function calls; None for any other module."""
     forward = module.forward
     own = _OWN_WAYS.get(type(module).__name__)
     if own is not None:
@@ -256,6 +256,6 @@ def seam_of(module: nn.Module) -> Seam | None:
 
 
 def keeps_tails(module: nn.Module) -> bool:
-    """Whether a function of the module beside its forward function keeps columns of a convolution."""
+    """Whether a method of the module other than `forward` keeps columns of a convolution."""
     functions = [each for name, each in vars(type(module)).items() if inspect.isfunction(each) and name != "forward"]
     return any("update_conv_state" in each.__code__.co_names for each in functions)

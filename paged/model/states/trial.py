@@ -1,4 +1,4 @@
-"""Trials of a state layer with random hidden states: what it keeps, and how it may be called without changing bits."""
+"""Trials of a state layer with random hidden states: what it keeps, and how it may be called."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from paged.model.states.projections import Projections
 from paged.model.states.recurrences import Recurrence
 from paged.model.states.seams import Seam
 
-# What rounding may make of a number, of the largest; in bfloat16, too.
+# Largest difference by rounding, as a share of the largest number; in bfloat16, too.
 CLOSE = 0.05
-# The same of a recurrence in C, and how many tokens it is tried with.
+# The same for a recurrence in C, and the tokens that it is tried with.
 _NEAR = {torch.float32: 1e-3, torch.bfloat16: CLOSE}
 _TOKENS = 5
-# Rows of a round and tokens of a chunk that are tried: those of a tile.
+# Most rows of a round and tokens of a chunk that are tried: those of a tile.
 MOST_ROWS = LONGEST_CHUNK = 32
 
 
 class Ways(NamedTuple):
-    """How a layer may be called; what trials found.
+    """How a layer may be called, as trials found it.
 
     takes_rows    a round may have many rows
-    keeps_bits    a round of many rows gives each the bits that it has alone
+    keeps_bits    a round of many rows gives each row the bits that it has alone
     goes_on       a chunk may begin with a state
     is_in_order   a chunk gives the bits of rounds
     """
@@ -41,7 +41,7 @@ class Ways(NamedTuple):
 
 
 class Trial:
-    """Calls of one layer, the first of them for two tokens without a state, by which its pieces are known. `arguments`: of a call of it."""
+    """Calls of one layer. The first, for two tokens without a state, finds its pieces. `arguments`: those of any call of the layer."""
 
     def __init__(self, seam: Seam, arguments: dict[str, Any]) -> None:
         self._seam = seam
@@ -51,7 +51,7 @@ class Trial:
         self._call(self._tokens(1, 2), None)
 
     def recurrence(self, module: nn.Module) -> Recurrence | None:
-        """Its recurrence in C; None where it has none, or one that finds another answer than the module, token by token."""
+        """Return the layer's recurrence in C; None if it has none, or if its results differ from the module's, token by token."""
         dtype = self._hidden.dtype
         if self._hidden.device.type != "cpu" or dtype not in _NEAR:
             return None
@@ -63,7 +63,7 @@ class Trial:
         except MemoryError:
             raise
         except Exception:
-            # Refused, not compiled here, or called as another version of transformers calls its functions.
+            # It is refused or not compiled here, or another version of transformers calls these functions in another way.
             return None
         singles = []
         for token in range(_TOKENS):
@@ -76,7 +76,7 @@ class Trial:
         return found if is_near else None
 
     def _on_pages(self, states: list[Tensor]) -> list[RowPages]:
-        """Where these states of one row lie, on page 0 each, and those behind its tokens go, on page 1; a unit each head."""
+        """Write these states of one row to page 0 of a pool. Return the pages of each piece: read from page 0, written to page 1, with a unit for each head."""
         places, end = [], 0
         for piece in self._seam.pieces:
             units = 1 if piece.tail else piece.shape[0]
@@ -90,7 +90,7 @@ class Trial:
         return found
 
     def projections(self, module: nn.Module) -> Projections | None:
-        """Those of its linear layers that are computed once for all tokens; None where there are none, or that gives other bits."""
+        """Return the layer's shared projections; None if there are none, or if they give other bits."""
         tokens, states = self._tokens(1, 3), self._states(1)
         first = tokens[:, :1]
         found = Projections(module, first, lambda: self._call(first, states)[0])
@@ -104,7 +104,7 @@ class Trial:
         return found if all(map(torch.equal, alone, shared)) else None
 
     def rows_apart(self) -> float:
-        """By how much rows of one call differ from what each gives alone, of the largest number; infinity where they have another shape."""
+        """Return the largest difference between rows of one call and the same rows alone, as a share of the largest number; infinity for another shape."""
         worst = 0.0
         tokens, states = self._tokens(MOST_ROWS, 1), self._states(MOST_ROWS)
         alone = [
@@ -121,7 +121,7 @@ class Trial:
         return worst
 
     def goes_on(self) -> bool:
-        """Whether every piece of the state before a chunk makes a difference to it."""
+        """Whether every piece of the state before a chunk changes its outputs."""
         tokens, states = self._tokens(1, 2), self._states(1)
         outputs, _ = self._call(tokens, states)
         for k in range(len(states)):
@@ -131,7 +131,7 @@ class Trial:
         return True
 
     def is_in_order(self) -> bool:
-        """Whether chunks have the bits of single tokens, whatever their length."""
+        """Whether chunks of every length have the bits of single tokens."""
         tokens, first = self._tokens(1, LONGEST_CHUNK), self._states(1)
         states, singles = first, []
         for count in range(1, LONGEST_CHUNK + 1):
@@ -144,12 +144,12 @@ class Trial:
         return True
 
     def _call(self, tokens: Tensor, states: list[Tensor] | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """Outputs, and the states behind these tokens."""
+        """Return the outputs, and the states after these tokens."""
         handed = None if states is None else [each.clone() for each in states]
         return self._seam.run(self._arguments_of(tokens), handed)
 
     def _arguments_of(self, tokens: Tensor) -> dict[str, Any]:
-        """A call's arguments with these hidden states."""
+        """Return a call's arguments with these hidden states."""
         places = torch.zeros(tokens.shape[:2], dtype=torch.int64, device=tokens.device)
         arguments = of_places(self._arguments, places, self._hidden.shape[1])
         return arguments | {next(iter(arguments)): tokens}

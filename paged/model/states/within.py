@@ -1,17 +1,17 @@
-"""States within modules that take one sequence at a time, which ask their cache for what no seam has.
+"""States within modules that take one sequence at a time, by methods of the cache that no seam has.
 
     Compressor   tokens without a compressed entry: DeepSeek-V4's attention (DeepSeek-AI, 2026)
-    Tails        the last columns of convolutions, and of token ids: Qwen4-exp's embeddings of n-grams
+    Tails        the last columns of convolutions, and the last token ids: Qwen4-exp's embeddings of n-grams
 
 DeepSeek-V4 keeps an entry of several tokens beside a window of K:
 
     tokens            0   1   2   3 | 4   5   6   7 | 8   9          4 tokens an entry
     entries           |      e0     |      e1       |               on pages of a full group
-    state                                           | 8   9 |       projections of tokens that have no entry yet
-                                    | 4   5   6   7 |               where entries overlap, those of the last entry's tokens
+    state                                           | 8   9 |       projections of tokens without an entry
+                                    | 4   5   6   7 |               with overlap, those of the last entry's tokens
 
-Entries lie on pages by their number, so that a row that shares a prefix shares them; the rest is a state. A block is a whole number of entries, so a
-row that begins behind one has no token without an entry.
+Entries lie on pages by their number, so rows that share a prefix share its entries; the rest is a state. A block is a whole number of entries, so a
+row that begins after a block has no token without an entry.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from paged.model.hook import names_in, now_under_way
 from paged.model.states.layer import RowStates
 from paged.model.states.seams import Piece, keeps_tails
 
-# An attribute of ours of modules with such a state.
+# The attribute that we set on modules with such a state.
 WITHIN = "paged_within"
 
 
 class Compressor:
-    """What one layer keeps of tokens without an entry, a state as any (KeepsState). `stride`: tokens of an entry; `gates`: the dtype of what overlaps of
-    the second projection, to which a bias is added; None: nothing overlaps."""
+    """What one layer keeps of tokens without an entry, as KeepsState. `stride`: tokens of an entry. `gates`: dtype of the bias that is added to the
+    overlap of the second projection; None: entries do not overlap."""
 
     def __init__(self, unit: int, path: str, layer: int, stride: int, gates: torch.dtype | None) -> None:
         self.unit, self.path, self.layer, self.stride = unit, path, layer, stride
         self.pieces: tuple[Piece, ...] = ()
         self._gates = gates
-        # By name of the entries, the number of their first piece.
+        # By name of the entries, the number of the first piece.
         self._first: dict[str, int] = {}
 
     def take(self, name: str, given: tuple[Tensor, Tensor], offset: int) -> tuple[Tensor, Tensor]:
-        """Take projections of tokens from number `offset` on, [1, tokens, size] each. Returns those of the tokens that make whole entries; the others, and
-        those of the last entry before them, are the state behind them."""
+        """Take projections of tokens from position `offset` on, [1, tokens, size] each. Return those of the tokens that make whole entries; the others are
+        the new state."""
         if name not in self._first:
             self._note(name, given[0])
         states, first, found = _states(), self._first[name], list[Tensor]()
@@ -55,13 +55,13 @@ class Compressor:
             states.write(self.unit, piece, held)
             found.append(every[:, :whole])
         if self._gates is not None and not found[0].shape[1]:
-            # There is no `last` then, and they may be written elsewhere than they are read.
+            # `last` is not called then, and the state may be written to other pages than it is read from.
             for piece in (first + 2, first + 3):
                 states.write(self.unit, piece, states.read(self.unit, piece))
         return found[0], found[1]
 
     def last(self, name: str, given: tuple[Tensor, Tensor], offset: int) -> tuple[Tensor | None, Tensor | None]:
-        """Take what overlaps of the last entry's tokens, [1, stride, size] each. Returns that of the entry before these; None: there is none."""
+        """Take the overlap of the last entry's tokens, [1, stride, size] each. Return that of the entry before these; None: there is none."""
         states, found = _states(), list[Tensor]()
         for piece, new in enumerate(given, self._first[name] + 2):
             found.append(states.read(self.unit, piece)[:, :, 0])
@@ -78,7 +78,7 @@ class Compressor:
 
 
 class Tails:
-    """The last columns of what a module is given, a state as any (KeepsState), by the number that it has for each."""
+    """The last columns of a module's convolutions, and its last token ids, as KeepsState; by the number that the module gives each."""
 
     def __init__(self, unit: int, path: str, layer: int) -> None:
         self.unit, self.path, self.layer = unit, path, layer
@@ -86,12 +86,12 @@ class Tails:
         self._numbers: dict[int, int] = {}
 
     def held(self, number: int, offset: int) -> Tensor | None:
-        """[1, ..., columns] before token number `offset`; None before the first."""
+        """Return the columns before position `offset`, [1, ..., columns]; None at position 0."""
         return _states().read(self.unit, self._numbers[number]) if offset else None
 
     def take(self, number: int, new: Tensor, columns: int, offset: int) -> Tensor:
-        """Take the columns of tokens from number `offset` on, [1, ..., tokens], of which so many are kept. Returns them behind those before; at the first
-        token behind zeros where they are fewer."""
+        """Take columns of tokens from position `offset` on, [1, ..., tokens], and keep the last `columns`. Return them behind the kept ones; at position 0,
+        if they are fewer than `columns`, behind zeros."""
         if number not in self._numbers:
             self._numbers[number] = len(self.pieces)
             name = "conv" if new.ndim > 2 else "ids"
@@ -112,9 +112,9 @@ def _states() -> RowStates:
 
 
 def states_within(module: nn.Module, first_unit: int) -> tuple[Compressor | Tails, ...]:
-    """Return the state of each module that has one within, which is an attribute of it; their units count from the first one.
+    """Set the state of each module that has one within, as its attribute WITHIN, and return them; units count from `first_unit`.
 
-    Raises UnsupportedModel for compressed entries of single tokens.
+    Raises UnsupportedModel for compressed entries of single tokens, and of several lengths in one module.
     """
     found: list[Compressor | Tails] = []
     for path, each in module.named_modules():
@@ -132,7 +132,7 @@ def states_within(module: nn.Module, first_unit: int) -> tuple[Compressor | Tail
 
 
 def _compressor(unit: int, path: str, layer: int, parts: list[nn.Module]) -> Compressor:
-    """That of an attention module with these parts, which compress."""
+    """Return the state of an attention module whose `parts` compress."""
     strides = sorted({int(getattr(part, "compress_rate", 0)) for part in parts})
     if len(strides) > 1 or strides[0] < 2:
         raise UnsupportedModel(
