@@ -1,15 +1,15 @@
-"""Weights of linear layers in 8 and 4 bits.
+"""Weights of linear layers in codes of 8 and 4 bits.
 
-names.py       how weights can be quantised at load, without torch
-at_load.py     which layers are quantised at load, and what is refused
-weights.py     what such a weight is; making one from floats, and floats from one
+names.py         kinds of quantisation, and the bytes of codes, without torch
+weights.py       a weight in codes; making one of floats, and floats of one
+at_load.py       quantisation of floats when a model is loaded
+placing.py       putting codes into the layers that transformers builds
 
-checkpoints.py a folder whose layers are stored as codes: its format, its layers, each layer's codes
+checkpoints.py   a folder whose layers are stored as codes: its format, its layers, each layer's codes
 gptq.py, awq.py, compressed.py
-               the tensors of a layer in each format
-stored.py      what tensors of a layer have to be; codes that share a word
-files.py       safetensors of a folder, one tensor at a time
-reading.py     the same, by names and shapes in the module that transformers builds
-placing.py     codes to the layers that transformers builds
-writing.py     a checkpoint of floats written again in codes
+                 the tensors of a layer in each format
+stored.py        checks of a layer's tensors; codes that share a word
+files.py         safetensors of a folder, one tensor at a time
+reading.py       the same, by the names in transformers' module
+writing.py       writing a checkpoint of floats again in codes
 """

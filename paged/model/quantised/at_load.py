@@ -1,10 +1,10 @@
-"""Weights that are quantised when a model is loaded: which layers are, and what is refused before a weight is read.
+"""Quantisation of weights when a model is loaded: which layers become codes, and what is refused before a weight is read.
 
-int8   a scale a result
-int4   a scale a result and group of 32 inputs
+    int8   a scale for each result
+    int4   a scale for each result and group of 32 inputs
 
-Linear layers are, and experts, and the output projection if `quantize_head` is set; embeddings, norms, routers and states stay floats.
-Layers are read one after the other, and each is codes before the next one is read.
+Linear layers and experts become codes, and the output projection as int8 if `quantize_head` is set; embeddings, norms, routers and states stay floats.
+Layers are read one after the other, and each becomes codes before the next one is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paged.model.quantised.weights import QuantisedWeight, quantise
 
 
 def check_quantization(quantization: str | None, where: torch.device, *, with_head: bool = False) -> None:
-    """Raise InvalidConfig for one that is not known, UnsupportedModel for one that this device or machine does not do."""
+    """Raise InvalidConfig for a quantization that is not known, UnsupportedModel for a device or machine that does not compute with codes."""
     check_asked(quantization, with_head=with_head)
     if quantization is None:
         return
@@ -42,8 +42,8 @@ def check_quantization(quantization: str | None, where: torch.device, *, with_he
 
 
 def check_layers(module: nn.Module, quantization: str, name: Path) -> None:
-    """Raise UnsupportedModel where a module's linear layers and experts, of the meta device or another, cannot be quantised so: groups that do not divide
-    inputs; no linear layers at all, as in GPT-2; or experts that C does not compute."""
+    """Raise UnsupportedModel unless a module's linear layers and experts can be quantised so: groups have to divide inputs, C has to compute its experts, and
+    there has to be a linear layer, which GPT-2 has not. The module may lie on the meta device."""
     group, linears, experts = GROUPS[quantization], _linears(module), _experts(module)
     for path, each in experts.items():
         if not can_be_coded(each):
@@ -67,7 +67,7 @@ def check_layers(module: nn.Module, quantization: str, name: Path) -> None:
 
 
 class AtLoad(CodesSource):
-    """Layers that become codes at load. Without `files` their floats are in the module already."""
+    """Layers that become codes at load. `files` None: their floats are in the module."""
 
     def __init__(self, quantization: str, *, with_head: bool = False, files: TensorFiles | None = None) -> None:
         super().__init__(quantization, with_head=with_head)
@@ -75,8 +75,8 @@ class AtLoad(CodesSource):
         self._read: ModuleFiles | None = None
 
     def take_weights_away(self, module: Any) -> None:
-        """Leave those layers of a module on the meta device without parameters, so that transformers does not read them. What it joins or changes in a way
-        that is not known here stays, and is read in whole."""
+        """Take away the weights that become codes from a module on the meta device, so that transformers does not read them. Weights that it joins or
+        changes in a way that is not known here stay, and transformers reads them."""
         if self._files is None or any(hasattr(each, "_rescale_layers") for each in module.modules()):
             return
         self._read = ModuleFiles(module, self._files)
@@ -94,8 +94,8 @@ class AtLoad(CodesSource):
                     self._take(module, path, name)
 
     def replace(self, module: Any) -> None:
-        """Put codes in the place of a module's linear layers and experts, layer after layer. Raises InvalidConfig, which names the layer, for weights that
-        are no finite numbers, BrokenCheckpoint, and UnsupportedModel for experts that C computes otherwise than their module."""
+        """Replace a module's linear layers and experts by codes, layer after layer. Raises InvalidConfig, with the layer's name, for weights that are not
+        finite, BrokenCheckpoint, and UnsupportedModel for experts that C computes differently."""
         found, head = _linears(module), module.get_output_embeddings() if self.with_head else None
 
         def make(path: str, linear: nn.Linear) -> QuantisedWeight | None:
@@ -113,7 +113,7 @@ class AtLoad(CodesSource):
             module.set_submodule(path, code_experts(experts, path, quantised))
 
     def _weight(self, key: str, there: Tensor) -> Tensor:
-        """What the files have, in their own dtype, or else what was loaded."""
+        """Return the weight from the files, in their dtype, if it was taken away; else the one that was loaded."""
         return self._read.read(key) if self._read is not None and there.is_meta else there
 
 
@@ -130,7 +130,7 @@ def _linears(module: Any) -> dict[str, nn.Linear]:
 
 
 def _experts(module: nn.Module) -> dict[str, Any]:
-    """Modules of experts; those that are made of linear layers are none."""
+    """Return the modules of experts by path, without those that are made of linear layers."""
     named = {path: each for path, each in module.named_modules() if type(each).__name__.endswith("Experts")}
     return {path: each for path, each in named.items() if not _is_of_linears(each)}
 

@@ -1,7 +1,7 @@
 """AWQ's tensors, as AutoAWQ writes them for its GEMM kernels.
 
 qweight  int32 [depth, outs / 8]     codes of 8 results in a word, result i at place ORDER[i]
-qzeros   int32 [groups, outs / 8]    likewise the code that means 0
+qzeros   int32 [groups, outs / 8]    the code that means 0, packed alike
 scales   float [groups, outs]
 """
 
@@ -20,7 +20,7 @@ BITS = 4
 
 
 class AWQ:
-    """The format, from a configuration's dict."""
+    """AWQ with the settings of a configuration."""
 
     marks = ("qweight", "qzeros")
 

@@ -1,10 +1,10 @@
-"""A checkpoint whose linear layers are stored as codes: which format it has, which layers it has, and each layer's codes.
+"""A checkpoint whose linear layers are stored as codes: its format, these layers, and each layer's codes.
 
     reader_of(config, folder)      None for a checkpoint of floats
         .layers                    {name in the files: (outs, depth)}
-        .weight_of(name)           QuantisedWeight, read when it is asked for
+        .weight_of(name)           QuantisedWeight, read at the call
 
-All that headers and scales say is checked at once, before a weight is read. Codes of one layer at a time are in memory beside what the caller keeps.
+Headers and scales of all layers are checked before a weight is read. Besides what the caller keeps, the codes of one layer are in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paged.model.quantised.stored import FLOATS, Stored
 from paged.model.quantised.weights import QuantisedWeight
 
 FORMATS = {"gptq": GPTQ, "awq": AWQ, "compressed-tensors": CompressedTensors}
-"""By what a configuration calls its `quant_method`."""
+"""By `quant_method` of a configuration."""
 READABLE = (
     "GPTQ and AWQ with 4 bits (GPTQ with 8, too), and compressed-tensors' pack-quantized (4 and 8 bits) and int-quantized (8 bits) are read; "
     "so is any checkpoint of floats, which `paged quantise` makes smaller"
@@ -30,36 +30,36 @@ READABLE = (
 
 
 class Format(Protocol):
-    """One way of storing layers. Its constructor takes the configuration's dict, and raises UnsupportedModel for what cannot be read."""
+    """A format of stored codes. Its constructor takes the configuration's settings, and raises UnsupportedModel for those that cannot be read."""
 
     title: str
-    """What a reader calls it, with bits and groups: "GPTQ, 4 bits, groups of 128"."""
+    """The format's name, with bits and groups: "GPTQ, 4 bits, groups of 128"."""
     bits: set[int]
-    """Of its codes."""
+    """Bits of its codes."""
     codes: StoredCodes
-    """What its layers take, where that is the same for all."""
+    """Sizes of its layers, if they are the same for all."""
     marks: tuple[str, ...]
-    """A layer that has a tensor of one of these names is stored in codes, or has a part that only such a layer has."""
+    """Names of tensors that only layers stored as codes have."""
 
     def names_floats(self, name: str) -> bool:
         """Whether the configuration says that this layer is stored as floats."""
         ...
 
     def shape_of(self, layer: Stored) -> tuple[int, int]:
-        """(outs, depth), once all of its headers are as they should be. Raises BrokenCheckpoint."""
+        """Check all headers of a layer. Return (outs, depth). Raises BrokenCheckpoint."""
         ...
 
     def check(self, layer: Stored) -> None:
-        """Raise BrokenCheckpoint for scales and orders that cannot be."""
+        """Raise BrokenCheckpoint for invalid scales, or an invalid order of inputs."""
         ...
 
     def read(self, layer: Stored) -> QuantisedWeight:
-        """Its codes. Headers and scales are right."""
+        """Read a layer's codes; its headers and scales were checked."""
         ...
 
 
 class QuantisedCheckpoint:
-    """Layers of one folder. `format` says how they are stored; `files` has all tensors by name, those of layers in floats, too."""
+    """The layers of one folder that are stored as codes, in `format`; `files` has all tensors of the folder. Raises BrokenCheckpoint."""
 
     def __init__(self, folder: Path, found: Format) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class QuantisedCheckpoint:
             found.check(self._stored(name))
 
     def weight_of(self, name: str) -> QuantisedWeight | None:
-        """The codes of the layer of this name in the files, None where it is stored as floats. Raises BrokenCheckpoint."""
+        """Read the codes of the layer of this name in the files; None if it is stored as floats. Raises BrokenCheckpoint."""
         return self.format.read(self._stored(name)) if name in self.layers else None
 
     def _stored(self, name: str) -> Stored:
@@ -83,7 +83,7 @@ class QuantisedCheckpoint:
 
 
 def settings_of(config: Any) -> dict[str, Any] | None:
-    """What a transformers configuration says of quantisation, None where its weights are floats."""
+    """Return the settings of quantisation in a transformers configuration; None if weights are floats."""
     for each in (config, config.get_text_config()):
         found = getattr(each, "quantization_config", None)
         if found is not None:
@@ -92,11 +92,11 @@ def settings_of(config: Any) -> dict[str, Any] | None:
 
 
 def reader_of(config: Any, folder: Path) -> QuantisedCheckpoint | None:
-    """The layers of a folder that are stored as codes, None for a checkpoint of floats.
+    """Return the layers of a folder that are stored as codes; None for a checkpoint of floats.
 
-    Raises UnsupportedModel for a format that is not read, with those that are, and BrokenCheckpoint for tensors that are missing or of another shape
-    or dtype than the format has, groups that do not divide, and scales that are 0, NaN or infinite; and for weights of no floats where the configuration says
-    nothing of quantisation.
+    Raises UnsupportedModel for a format that is not read. Raises BrokenCheckpoint for tensors that are missing or have another shape or dtype than the
+    format has, for groups that do not divide, for scales that are 0, NaN or infinite, and for weights that are no floats if the configuration has
+    no settings of quantisation.
     """
     settings = settings_of(config)
     if settings is None:
@@ -106,8 +106,8 @@ def reader_of(config: Any, folder: Path) -> QuantisedCheckpoint | None:
 
 
 def format_of(settings: dict[str, Any], folder: Path) -> Format:
-    """The format that a configuration's `settings` of quantisation name. Raises UnsupportedModel for one that is not read, with those that are, and
-    BrokenCheckpoint for settings that cannot be."""
+    """Return the format that a configuration's `settings` of quantisation name. Raises UnsupportedModel for one that is not read, and BrokenCheckpoint for
+    invalid settings."""
     method = settings.get("quant_method")
     make: Any = FORMATS.get(str(getattr(method, "value", method)))
     if make is None:
@@ -124,7 +124,7 @@ def format_of(settings: dict[str, Any], folder: Path) -> Format:
 
 
 def check_floats(files: TensorFiles) -> None:
-    """Raise BrokenCheckpoint for a matrix of codes, which transformers would take for numbers."""
+    """Raise BrokenCheckpoint for a matrix that is no floats, which would be taken for numbers."""
     for name, header in files.headers.items():
         if name.endswith(".weight") and len(header.shape) > 1 and header.dtype not in (*FLOATS, "F64"):
             raise BrokenCheckpoint(

@@ -3,9 +3,9 @@
     pack-quantized    weight_packed int32 [outs, depth × bits / 32], the last word padded; weight_shape int64 [2];
                       weight_zero_point int32 [outs × bits / 32, groups] where it is not symmetric, or int8 [outs, groups]
     int-quantized     weight int8 [outs, depth]; weight_zero_point int8 [outs, groups] where it is not symmetric
-    both              weight_scale float [outs, groups]; weight_g_idx int32 [depth] where inputs are in no order
+    both              weight_scale float [outs, groups]; weight_g_idx int32 [depth], the group of each input, if they are not in order
 
-Numbers are signed; packed ones, and our codes, are higher by half the range.
+Numbers are signed. Packed numbers, and our codes, are higher by half the range.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METHOD, PACKED, PLAIN = "compressed-tensors", "pack-quantized", "int-quantized"
 
 @dataclass(frozen=True)
 class _Scheme:
-    """How layers that `targets` name are stored; `group_size` None: a scale a result."""
+    """How the layers in `targets` are stored; `group_size` None: a scale for each result."""
 
     targets: list[str]
     bits: int
@@ -45,7 +45,7 @@ class _Scheme:
 
 
 class CompressedTensors:
-    """The format, from a configuration's dict."""
+    """compressed-tensors with the settings of a configuration."""
 
     marks = ("weight_packed", "weight_scale")
 
@@ -56,7 +56,7 @@ class CompressedTensors:
             if found and not is_dense:
                 raise UnsupportedModel(f"it has a {name}, which is not read.")
         status = settings.get("quantization_status")
-        # A frozen one is stored so, too: names of its tensors tell.
+        # "frozen" may be compressed as well; the names of tensors tell.
         if status not in (None, "frozen", "compressed"):
             raise UnsupportedModel(f"its weights are {status}, not compressed; such a checkpoint is not read.")
         self._schemes = [_scheme(each, settings.get("format")) for each in settings["config_groups"].values()]
@@ -125,7 +125,7 @@ class CompressedTensors:
         )
 
     def _find(self, name: str) -> _Scheme | None:
-        """Of the layer of this name; a scheme that names it goes before one for all linear layers."""
+        """Return the scheme of the layer of this name: one that names it, else one for all linear layers, else None."""
         named = (each for each in self._schemes if any(_names(target, name) for target in each.targets))
         return next(named, next((each for each in self._schemes if "Linear" in each.targets), None))
 
@@ -137,7 +137,7 @@ class CompressedTensors:
 
 
 def _scheme(group: dict[str, Any], usual: str | None) -> _Scheme:
-    """Raises UnsupportedModel for what is not read."""
+    """Read one group of the settings; `usual`: the format if the group has none. Raises UnsupportedModel for what is not read."""
     how, weights = group.get("format") or usual, group["weights"]
     if how not in (PACKED, PLAIN):
         raise UnsupportedModel(f"its weights are quantised ({METHOD}, {how}), which is not read.")
@@ -172,7 +172,7 @@ def _scheme(group: dict[str, Any], usual: str | None) -> _Scheme:
 
 
 def _names(target: str, name: str) -> bool:
-    """Whether a target, a name or "re:" and a pattern, names this layer."""
+    """Whether a target, which is a name or "re:" and a pattern, names this layer."""
     return bool(re.match(target[3:], name)) if target.startswith("re:") else target == name
 
 

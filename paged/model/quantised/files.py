@@ -1,4 +1,4 @@
-"""A checkpoint's safetensors files, read one tensor at a time; shapes and dtypes are known from their headers."""
+"""The safetensors files of a checkpoint, read one tensor at a time; their headers have shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SIZES = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "F16": 2, "BF16": 2, "I32": 4, 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of a tensor before it is read; `file` is where it lies."""
+    """The file, shape and dtype of a tensor."""
 
     file: Path
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class Header:
 
 
 class TensorFiles:
-    """The tensors of a folder by name. Of those files that transformers would read: with an index those that it names."""
+    """The tensors of a folder by name, in the files that transformers would read: with an index, those in the index. Raises BrokenCheckpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class TensorFiles:
         return iter(self.headers)
 
     def read(self, name: str, part: tuple[slice, ...] = ()) -> Tensor:
-        """The tensor, or a part of it, a copy. Raises BrokenCheckpoint."""
+        """Read a tensor, or a part of it, as a copy. Raises BrokenCheckpoint."""
         header = self.headers[name]
         with self._reading(header.file), _opened(header.file) as opened:
             found: Tensor = opened.get_slice(name)[part] if part else opened.get_tensor(name)
@@ -81,7 +81,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, set[str]]]:
-    """Each file, and the names that the index gives it; none where there is no index."""
+    """Yield each file, and the names of tensors that the index gives it; no names without an index."""
     index, whole = folder / INDEX, folder / "model.safetensors"
     if whole.is_file() or not index.is_file():
         files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))

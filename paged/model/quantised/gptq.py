@@ -1,9 +1,9 @@
 """GPTQ's tensors, as AutoGPTQ and GPTQModel write them.
 
 qweight  int32 [depth × bits / 32, outs]     codes of consecutive inputs in a word, the first in the lowest bits
-qzeros   int32 [groups, outs × bits / 32]    the code that means 0 of consecutive results; in the first format less 1, across the word
+qzeros   int32 [groups, outs × bits / 32]    codes that mean 0, of consecutive results; in the first format 1 less, across the word
 scales   float [groups, outs]
-g_idx    int32 [depth]                       the group of each input; with desc_act in no order, and codes stay in the order of inputs
+g_idx    int32 [depth]                       the group of each input, in any order with desc_act; codes stay in the order of inputs
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paged.model.quantised.weights import QuantisedWeight
 
 
 class GPTQ:
-    """The format, from a configuration's dict."""
+    """GPTQ with the settings of a configuration."""
 
     marks = ("qweight", "qzeros")
 
@@ -77,7 +77,7 @@ class GPTQ:
     def read(self, layer: Stored) -> QuantisedWeight:
         depth = self.shape_of(layer)[1]
         words, order = layer.read("qweight"), self._order(layer, depth)
-        # Words hold consecutive inputs, which are the rows of it.
+        # Words hold consecutive inputs, which are rows of `words`.
         codes = unpacked(words.t(), self._bits)
         zeros = unpacked(_plus(layer.read("qzeros"), self._bits, self._adds), self._bits)
         return QuantisedWeight(
@@ -90,11 +90,11 @@ class GPTQ:
         )
 
     def _order(self, layer: Stored, depth: int) -> Tensor | None:
-        # With one group files have anything in it.
+        # With one group g_idx may have any values.
         size = self._group_size or depth
         return None if size == depth else layer.order("g_idx", size)
 
 
 def _plus(words: Tensor, bits: int, more: int) -> Tensor:
-    """Add to each code of a word, carries included: GPTQModel subtracts it from whole words."""
+    """Add `more` to each code of a word, with carries between codes, since GPTQModel subtracts it from whole words."""
     return words + torch.tensor(sum(more << place for place in range(0, 32, bits)), dtype=torch.int32)

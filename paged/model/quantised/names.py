@@ -1,4 +1,4 @@
-"""The kinds of quantisation at load, by name, the bytes of codes, and the layers that a configuration lists; without torch, for settings and planning."""
+"""Kinds of quantisation, bytes of codes, and lists of layers in configurations; without torch, for settings and planning."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from paged.errors import InvalidConfig
 BITS = {"int8": 8, "int4": 4}
 """Bits of a code."""
 GROUPS: dict[str, int | None] = {"int8": None, "int4": 32}
-"""Inputs that share a scale; None: all of a result."""
+"""Inputs that share a scale; None: all inputs of a result."""
 QUANTIZATIONS = tuple(BITS)
 HEAD = "int8"
-"""What an output projection is quantised to, whatever the layers are."""
+"""The kind of a quantised output projection, whatever that of the layers is."""
 
 
 class StoredCodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the linear layers of a model's decoder layers are stored as codes.
 
-    title        what a reader calls it
-    bits         of a code; None: what these layers take is not known here
-    group_size   inputs that share a scale; None: all of a result
-    scale_bytes  of a scale
-    zero_bits    of the code that means 0, one a scale; 0: it is the same everywhere
-    input_bytes  of what is stored for each input of a layer, as GPTQ's groups
+    title        name of the format
+    bits         bits of a code; None: the size of these layers is not known
+    group_size   inputs that share a scale; None: all inputs of a result
+    scale_bytes  bytes of a scale
+    zero_bits    bits of the code that means 0, one a scale; 0: it is the same everywhere
+    input_bytes  bytes stored for each input of a layer, as for GPTQ's groups
     """
 
     title: str
@@ -43,7 +43,7 @@ class StoredCodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise InvalidConfig(f"codes: {name} is {value!r}; it has to be a whole number of at least {least}")
 
     def num_bytes(self, numbers: int, results: int, inputs: int) -> int:
-        """Return what so many numbers of linear layers take, which have so many results and inputs in all. `bits` is known."""
+        """Return the bytes of linear layers with `numbers` weights, `results` outputs and `inputs` inputs in all. `bits` has to be known."""
         assert self.bits is not None, "what is not known is not counted"
         scales = results if self.group_size is None else numbers // self.group_size
         return (
@@ -55,11 +55,11 @@ class StoredCodes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 AT_LOAD = {name: StoredCodes(title=name, bits=BITS[name], group_size=GROUPS[name], scale_bytes=4) for name in BITS}
-"""What an engine makes of linear layers when it loads them."""
+"""The codes that `load_model` makes of linear layers, by `quantization`."""
 
 
 def names_of(stored: object) -> list[str]:
-    """Names of layers, and patterns behind "re:", as a configuration lists them; none for None. Raises ValueError."""
+    """Return a configuration's list of layers: names, and patterns after "re:"; empty for None. Raises ValueError."""
     if isinstance(stored, str):
         raise ValueError(f"{stored!r} is no list of layers")
     found = list(stored or ())  # type: ignore[call-overload]
@@ -74,13 +74,13 @@ def names_of(stored: object) -> list[str]:
 
 
 def listed_names(stored: object) -> list[str]:
-    """As `names_of`, of a list whose items may be lists of names, as GPTQ's modules of a block."""
+    """Return the names as `names_of` does, from a list whose items may be lists of names, like GPTQ's modules of a block."""
     groups = stored if isinstance(stored, list | tuple) else names_of(stored)
     return names_of([name for each in groups for name in (each if isinstance(each, list | tuple) else (each,))])
 
 
 def check_asked(quantization: str | None, *, with_head: bool = False) -> None:
-    """Raise InvalidConfig for a quantization that is none, and for a head that is to be quantised without one."""
+    """Raise InvalidConfig for a quantization that is not known, and for `with_head` without one."""
     if quantization is None and with_head:
         raise InvalidConfig("quantize_head goes with a quantization; got quantize_head=True and quantization=None.")
     if quantization is not None and quantization not in QUANTIZATIONS:
@@ -91,8 +91,7 @@ def check_asked(quantization: str | None, *, with_head: bool = False) -> None:
 def check_stored(
     name: object, title: str, bits: Collection[int], quantization: str | None, *, with_head: bool = False
 ) -> None:
-    """Raise InvalidConfig where other bits are asked for than a checkpoint is stored in, or its head is to be quantised; `title`: how it is stored,
-    `bits`: of its codes."""
+    """Raise InvalidConfig if `quantization` has other bits than the codes of the checkpoint `name`, and for `with_head`. `title`: its format."""
     if quantization is not None and set(bits) != {BITS[quantization]}:
         raise InvalidConfig(
             f'quantization="{quantization}" is asked for, and {name} is stored as {title}; leave it out.'

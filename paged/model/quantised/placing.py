@@ -1,8 +1,7 @@
-"""Layers in codes, put where transformers builds layers of floats; here those of a checkpoint in codes.
+"""Codes in place of the float layers that transformers builds; here, those of a checkpoint in codes.
 
-transformers builds the module without memory, and reads tensors into it under names of its own. A quantiser of ours, which it calls between both, takes
-the weights away from the layers that are to be codes: they are neither awaited nor made, and codes go there layer by layer when the rest is
-loaded.
+transformers builds the module without memory, and then reads tensors into it. In between it calls a quantiser of ours, which takes the weights away
+from the layers that become codes: transformers neither expects nor allocates them. Codes go there layer by layer when the rest is loaded.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _OF_LAYER = re.compile(r"\.\d+\.")
 
 
 class CodesSource:
-    """The source of the codes of a module's layers, whose weights are taken away while transformers reads all others.
+    """The source of codes for a module's layers, whose weights it takes away while transformers reads all others.
 
-    quantization  as LoadedModel's
+    quantization  that of LoadedModel
     with_head     whether the output projection is quantised at load, too
     """
 
@@ -39,41 +38,41 @@ class CodesSource:
         self._taken: list[tuple[str, str]] = []
 
     def options(self, config: Any) -> dict[str, Any]:
-        """What `from_pretrained` takes so as to load all but the codes. Without a configuration it would copy them."""
+        """Return options for `from_pretrained` by which it loads all but the codes. `config` is among them: without it transformers deep-copies the options."""
         return {"config": config, "quantization_config": _quantiser()(self)}
 
     def take_weights_away(self, module: Any) -> None:
-        """Leave layers of a module on the meta device without parameters for weights, before transformers reads any."""
+        """Take away the weights that become codes from a module on the meta device."""
         raise NotImplementedError
 
     def replace(self, module: Any) -> None:
-        """Put the codes into the module."""
+        """Replace layers of the module by codes."""
         raise NotImplementedError
 
     def restore(self, module: nn.Module) -> None:
-        """Make what was taken parameters again, on the meta device: shape and dtype are known and nothing else."""
+        """Make the weights that were taken away parameters again, on the meta device, with shape and dtype alone."""
         for path, name in self._taken:
             owner = module.get_submodule(path)
             owner.register_parameter(name, nn.Parameter(vars(owner).pop(name), requires_grad=False))
 
     def _take(self, module: nn.Module, path: str, name: str) -> None:
-        """Take a parameter away from a module on the meta device, so that transformers neither awaits nor makes it."""
+        """Take a parameter away from a module on the meta device, so that transformers neither expects nor allocates it."""
         emptied: Any = module.get_submodule(path)
         empty = torch.empty_like(emptied.get_parameter(name))
-        # It is not to be filled at random.
+        # Marked as initialised, so that transformers does not fill it at random.
         empty._is_hf_initialized = True  # type: ignore[attr-defined]
         delattr(emptied, name)
-        # No parameter, so that nothing awaits it; others of its module look at its shape.
+        # An attribute and no parameter: code of the module reads its shape.
         vars(emptied)[name] = empty
         emptied._is_hf_initialized = True
         self._taken.append((path, name))
 
 
 class Placed(CodesSource):
-    """A checkpoint in codes and, once transformers has built the module, which of its layers each linear layer has."""
+    """The codes of a checkpoint, and, once transformers has built the module, the name in the files of each linear layer in codes."""
 
     def __init__(self, checkpoint: QuantisedCheckpoint) -> None:
-        # Where some layers have 8 bits and others 4, "int8".
+        # "int8" if some layers have 8 bits, and others 4.
         super().__init__("int8" if BITS["int8"] in checkpoint.format.bits else "int4", with_head=False)
         self.checkpoint = checkpoint
         self._names: dict[str, str] = {}
@@ -86,8 +85,8 @@ class Placed(CodesSource):
         *,
         with_head: bool = False,
     ) -> Placed | None:
-        """None for a checkpoint of floats. Raises InvalidConfig where it has other bits than are asked for, or its head is to be quantised, UnsupportedModel for a device or machine that
-        does not compute with codes."""
+        """Return the source for a checkpoint in codes; None for one of floats. Raises InvalidConfig if `quantization` has other bits, or for `with_head`, and
+        UnsupportedModel for a device or machine that does not compute with codes."""
         if checkpoint is None:
             return None
         check_stored(
@@ -106,15 +105,15 @@ class Placed(CodesSource):
         return Placed(checkpoint)
 
     def options(self, config: Any) -> dict[str, Any]:
-        """As CodesSource; `config` says no more that there are any."""
+        """Return options as CodesSource does. Deletes the settings of quantisation in `config`."""
         for each in (config, config.get_text_config()):
             if settings_of(each) is not None:
                 del each.quantization_config
         return super().options(config)
 
     def take_weights_away(self, module: Any) -> None:
-        """Leave the linear layers of a module on the meta device that are stored as codes without parameters for weights. Raises BrokenCheckpoint where a layer's
-        shape differs, or some layers are floats and the configuration does not say so; UnsupportedModel for what is no linear layer here."""
+        """Take away the weights of linear layers that are stored as codes from a module on the meta device. Raises BrokenCheckpoint for a layer of another shape,
+        and for layers stored as floats against the configuration; UnsupportedModel for codes of what is no linear layer here."""
         folder, stored = self.checkpoint.folder, self.checkpoint.layers
         paths, linears = paths_of(module, sorted({*stored, *layers_in(self.checkpoint.files)})), linears_of(module)
         if any(hasattr(each, "_rescale_layers") for each in module.modules()):
@@ -148,12 +147,12 @@ class Placed(CodesSource):
             self._take(module, path, "weight")
 
     def replace(self, module: Any) -> None:
-        """Put each layer's codes, read now, in the place of its linear layer in the module. Raises BrokenCheckpoint."""
+        """Read each layer's codes, and replace its linear layer by them. Raises BrokenCheckpoint."""
         weight_of = self.checkpoint.weight_of
         replace_linears(module, lambda path, linear: weight_of(self._names[path]) if path in self._names else None)
 
     def _check_unused(self, module: nn.Module, name: str, path: str) -> None:
-        """What the module has no place for is left out, as transformers does with floats; what it has another place for is refused."""
+        """Raise UnsupportedModel if the module has another kind of layer for these codes. If it has none, they are left out, as transformers does with floats."""
         owner = path
         while owner and owner not in dict(module.named_modules()):
             owner = owner.rpartition(".")[0]
@@ -165,8 +164,8 @@ class Placed(CodesSource):
 
 
 def paths_of(module: nn.Module, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
-    """{name of a layer in the files: (its path in the module, or that of what it is part of; whether it is one of several parts)}, as transformers renames
-    and joins weights at load."""
+    """Return {name of a layer in the files: (path in the module, whether it is one of several parts of that)}, as transformers renames and joins weights at
+    load."""
     found = renamed(module, [f"{name}.weight" for name in names])
     return {
         name.removesuffix(".weight"): (key.removesuffix(".weight"), pattern is not None)
@@ -175,7 +174,7 @@ def paths_of(module: nn.Module, names: Iterable[str]) -> dict[str, tuple[str, bo
 
 
 def layers_in(files: TensorFiles) -> list[str]:
-    """Names of what has a weight in floats in the files."""
+    """Return the names of layers with a float weight in the files."""
     return [
         name.removesuffix(".weight")
         for name, header in files.headers.items()
@@ -184,18 +183,18 @@ def layers_in(files: TensorFiles) -> list[str]:
 
 
 def linears_of(module: nn.Module) -> dict[str, nn.Linear]:
-    """{path: each linear layer}; a router that is a class of its own is none."""
+    """Return all linear layers by path; a router of a class of its own is none."""
     return {path: each for path, each in module.named_modules() if type(each) is nn.Linear}
 
 
 def is_of_layer(path: str) -> bool:
-    """Whether a module of this path is in one of a decoder's numbered layers, as its head and embeddings are not."""
+    """Whether a path lies in one of a decoder's numbered layers, unlike its head and embeddings."""
     return bool(_OF_LAYER.search(path))
 
 
 @cache
 def _quantiser() -> Any:
-    """The class of a `quantization_config` by which transformers calls a CodesSource; made when transformers is there."""
+    """Return the class of `quantization_config` by which transformers calls a CodesSource; registered once transformers is imported."""
     from transformers.quantizers.auto import register_quantization_config, register_quantizer
     from transformers.quantizers.base import HfQuantizer
     from transformers.utils.quantization_config import QuantizationConfigMixin

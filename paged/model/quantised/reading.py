@@ -1,4 +1,4 @@
-"""Weights of a module that transformers builds, read from a folder one at a time, and renamed and joined as transformers does when it loads them."""
+"""Weights of a module of transformers, read from a folder one at a time, renamed and joined as in transformers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from paged.model.quantised.stored import FLOATS
 
 
 class ModuleFiles:
-    """Weights by their names in the module, of those that are floats in the files, and that transformers makes alone of what it reads."""
+    """Float weights in the files by their names in the module. A weight may be joined of several tensors, if these make no other weight."""
 
     def __init__(self, module: Any, files: TensorFiles) -> None:
         self._module, self._files = module, files
-        # The names in the files of what each weight is made of, the pattern that each matched, and by what they are joined.
+        # By weight, the names in the files of its parts with the pattern that each matched, and the converter that joins them.
         self._parts: dict[str, list[tuple[str, str | None]]] = defaultdict(list)
         self._joins: dict[str, Any] = {}
         for name, key, pattern, join in renamed(module, files):
@@ -41,7 +41,7 @@ class ModuleFiles:
         return len(join.target_patterns) == 1 and sum(prod(header.shape) for header in headers) == prod(shape)
 
     def read(self, key: str) -> Tensor:
-        """A weight, in the dtype that it is stored in. Raises BrokenCheckpoint."""
+        """Read a weight, in its stored dtype. Raises BrokenCheckpoint."""
         parts, join = self._parts[key], self._joins.get(key)
         if join is None:
             return self._files.read(parts[0][0])
@@ -66,8 +66,8 @@ class ModuleFiles:
 
 
 def renamed(module: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, str, str | None, Any]]:
-    """For each name in the files, in the order in which transformers reads them: the name, that in the module or of what it is part of, the pattern that
-    a part matched, and by what parts are joined; None for what is renamed alone."""
+    """Yield for each name in the files, in transformers' order: the name; the name in the module of the weight that it is, or is part of; and for a part the
+    pattern that it matched, and the converter that joins parts, else None twice."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 

@@ -1,4 +1,4 @@
-"""The tensors of one linear layer that is stored as codes: what each has to be, and integers that several codes share."""
+"""The tensors of a linear layer that is stored as codes, with checks of each; and codes that share an integer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paged.errors import BrokenCheckpoint
 from paged.model.quantised.files import Header, TensorFiles
 
 FLOATS = ("F16", "BF16", "F32")
-"""Dtypes, as headers name them, that scales may have."""
+"""Dtypes of floats, and so of scales, as headers name them."""
 
 
 class Stored:
-    """The tensors of one linear layer: those whose names begin with its own."""
+    """The tensors of one linear layer: those whose names begin with its name."""
 
     def __init__(self, files: TensorFiles, name: str) -> None:
         self.name = name
@@ -23,7 +23,7 @@ class Stored:
         return f"{self.name}.{part}" in self._files
 
     def header(self, part: str, dtypes: tuple[str, ...], dims: int) -> Header:
-        """Of a tensor that has to be there, of one of these dtypes, with so many dimensions. Raises BrokenCheckpoint."""
+        """Return the header of a tensor. Raises BrokenCheckpoint unless it exists, has one of these dtypes and `dims` dimensions, and is not empty."""
         if part not in self:
             raise self.broken(f"{part} is missing")
         found = self._files.headers[f"{self.name}.{part}"]
@@ -36,7 +36,7 @@ class Stored:
         return found
 
     def expect(self, part: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> None:
-        """Raise BrokenCheckpoint unless that tensor is there, of this shape and one of these dtypes."""
+        """Raise BrokenCheckpoint unless a tensor exists, of this shape and one of these dtypes."""
         found = self.header(part, dtypes, len(shape))
         if found.shape != shape:
             raise self.broken(f"{part} has the shape {list(found.shape)}; {list(shape)} is wanted")
@@ -45,7 +45,7 @@ class Stored:
         return self._files.read(f"{self.name}.{part}")
 
     def scales(self, part: str) -> Tensor:
-        """float32: scales, which have to be finite and not 0. Raises BrokenCheckpoint."""
+        """Read scales as float32. Raises BrokenCheckpoint unless all are finite and not 0."""
         found = self.read(part).float()
         for is_wrong, what in ((~torch.isfinite(found), "NaN or infinite"), (found == 0, "0")):
             if is_wrong.any():
@@ -53,15 +53,15 @@ class Stored:
         return found
 
     def group_size(self, depth: int, stored: int | None) -> int:
-        """Inputs that share a scale; `stored` None: all of them. Raises BrokenCheckpoint where groups do not divide."""
+        """Return the inputs that share a scale; `stored` None: all. Raises BrokenCheckpoint if groups do not divide the inputs."""
         size = stored or depth
         if depth % size:
             raise self.broken(f"groups of {size} do not divide its {depth:,} inputs")
         return size
 
     def order(self, part: str, group_size: int) -> Tensor | None:
-        """The inputs in the order of their groups, int64 [depth], where that tensor has the group of each; None where there is none, or they have that
-        order already. Raises BrokenCheckpoint unless each group has as many inputs as the others."""
+        """Return the inputs in the order of their groups, int64 [depth], from a tensor with the group of each input; None if it does not exist, or inputs are
+        in that order. Raises BrokenCheckpoint unless all groups have `group_size` inputs."""
         if part not in self:
             return None
         groups = self.read(part).long()
@@ -75,12 +75,12 @@ class Stored:
         return order
 
     def broken(self, what: str) -> BrokenCheckpoint:
-        """The error to raise: what is wrong with this layer."""
+        """Return the error that says what is wrong with this layer."""
         return BrokenCheckpoint(f"{self._files.folder}: {self.name}: {what}.")
 
 
 def group_size_of(stored: object) -> int | None:
-    """Inputs that share a scale, as a configuration says it; None for −1: all of a result. Raises ValueError."""
+    """Return a configuration's group size; None for -1, all inputs of a result. Raises ValueError."""
     found = int(stored)  # type: ignore[call-overload]
     if found != -1 and found < 1:
         raise ValueError(f"group_size is {found}")
@@ -92,8 +92,8 @@ def groups_in_words(group_size: int | None) -> str:
 
 
 def unpacked(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """uint8 [rows, columns × 32 / bits]: the codes in words, int32 [rows, columns], those of the lowest bits first; with `order` code i of each word lies
-    at its place order[i]."""
+    """Return the codes in words, int32 [rows, columns], as uint8 [rows, columns × 32 / bits], those in the lowest bits first; with `order`, code i of each word
+    is at place order[i]."""
     places = torch.tensor(order or range(32 // bits), dtype=torch.int32) * bits
     codes = words.unsqueeze(-1) >> places & 2**bits - 1
     return codes.to(torch.uint8).reshape(len(words), -1)

@@ -2,8 +2,8 @@
 
     weight[result, input] ≈ scales[result, group] * (codes[result, input] - zeros[result, group]),   group = input // group_size
 
-It is what every format we read comes to (GPTQ, AWQ, compressed-tensors) and what we make ourselves; a kernel packs it as it likes. `order` is
-GPTQ's "act order": inputs are taken in that order before groups are counted.
+All formats that are read become this form (GPTQ, AWQ, compressed-tensors), and so do weights that are quantised at load; kernels pack it further. With
+`order`, GPTQ's "act order", inputs are in that order, and groups are counted in it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from torch import Tensor
 
 from paged.errors import InvalidConfig
 
-# Numbers that are quantised at once.
+# Weights that are quantised at a time.
 _AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
 class QuantisedWeight:
-    """A weight [outs, depth] in codes. Formats that are symmetric have a zero of half the range, 128 or 8."""
+    """A weight [outs, depth] in codes. In symmetric formats each zero is half the range, 128 or 8."""
 
     codes: Tensor
     """uint8 [outs, depth], each below 2 ** bits; one code a byte."""
     scales: Tensor
-    """float32 [outs, groups], finite, none of them 0 where a code of its group differs from the zero."""
+    """float32 [outs, groups], finite; a scale of 0 has only codes that mean 0."""
     zeros: Tensor
-    """uint8 [outs, groups]: the code that means 0; 0 to 2 ** bits - 1."""
+    """uint8 [outs, groups]: the code that means 0, below 2 ** bits."""
     bits: int
     group_size: int
-    """Inputs that share a scale; it divides depth. As large as depth: a scale a result."""
+    """Inputs that share a scale; divides depth."""
     order: Tensor | None = None
-    """int64 [depth]: which input a column of `codes` multiplies; None: the same."""
+    """int64 [depth]: the input that each column of `codes` multiplies; None: column i multiplies input i."""
 
     @property
     def outs(self) -> int:
@@ -44,7 +44,7 @@ class QuantisedWeight:
         return self.codes.shape[1]
 
     def dequantised(self) -> Tensor:
-        """float32 [outs, depth], its inputs in their own order."""
+        """Return the weight as float32 [outs, depth], with inputs in their own order."""
         grouped = self.codes.view(self.outs, -1, self.group_size).float()
         numbers = (grouped - self.zeros.float().unsqueeze(-1)) * self.scales.unsqueeze(-1)
         numbers = numbers.view(self.outs, self.depth)
@@ -54,11 +54,11 @@ class QuantisedWeight:
 def quantise(
     weight: Tensor, *, bits: int, group_size: int | None = None, scale_dtype: torch.dtype = torch.float32
 ) -> QuantisedWeight:
-    """Quantise a weight [outs, depth] of floats to the nearest codes, symmetrically; without `group_size` with a scale a result. Scales are rounded to
+    """Quantise a weight [outs, depth] of floats to the nearest codes, symmetrically. Without `group_size` each result has one scale. Scales are rounded to
     `scale_dtype`.
 
-    The number of largest magnitude gets the lowest code, as in llama.cpp's Q4_0, so all codes are used. Raises InvalidConfig where groups do not
-    divide the depth, or a number is not finite.
+    The weight of largest magnitude in a group gets the lowest code, as in llama.cpp's Q4_0, so all codes are used. Raises InvalidConfig if groups
+    do not divide the depth, or a weight is not finite.
     """
     outs, depth = weight.shape
     group_size = group_size or depth
@@ -68,7 +68,7 @@ def quantise(
         raise InvalidConfig("a weight to quantise is NaN or infinite.")
     half, groups = 2 ** (bits - 1), depth // group_size
     codes, scales = torch.empty(outs, depth, dtype=torch.uint8), torch.empty(outs, groups)
-    # A few rows at a time, so that a layer's floats are not held several times.
+    # A few rows at a time, so that few of a layer's floats are in memory twice.
     for rows in torch.arange(outs).split(max(1, _AT_ONCE // depth)):
         its = slice(int(rows[0]), int(rows[-1]) + 1)
         grouped = weight[its].detach().float().view(len(rows), groups, group_size)

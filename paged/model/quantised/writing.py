@@ -1,7 +1,6 @@
-"""A checkpoint of floats written again with its linear layers in codes, as compressed-tensors stores them.
+"""Writing a checkpoint of floats again, with its linear layers in codes, as compressed-tensors stores them.
 
-Layers are read, quantised and written one after the other; of a file to write so much is in memory as a shard holds. The folder has its
-name once it is whole.
+Layers are read, quantised and written one after the other; one shard of output is in memory. The folder gets its name once it is complete.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from paged.model.tokenizer import load_tokenizer
 
 GROUP_SIZES = (32, 64, 128)
 _SHARD_BYTES = 2 * 10**9
-# What a folder has beside weights and configuration.
+# Suffixes of files that are copied besides weights and configuration.
 _COPIED = (".json", ".jinja", ".model", ".txt", ".tiktoken")
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """The error of a layer's codes against its floats."""
+    """The size of a layer before and after, and the error of its codes."""
 
     name: str
     bytes_before: int
@@ -53,19 +52,19 @@ class LayerError:
 
 @dataclass(frozen=True)
 class Written:
-    """The result of writing: bytes of all tensors before and after, and each layer's error."""
+    """The result of writing: the bytes of all tensors before and after, and each layer's error."""
 
     folder: Path
     bytes_before: int
     bytes_after: int
     bytes_not_linear: int
-    """Of decoder layers, tensors that stay floats because they are of no linear layer, as those of experts."""
+    """Bytes of decoder layers that stay floats, since they belong to no linear layer: norms, experts and so on."""
     layers: list[LayerError]
 
 
 @dataclass
 class _Shards:
-    """Tensors on their way into the files of a folder, which is to be called `out`."""
+    """Writes tensors into the files of a folder, which gets the name `out` later."""
 
     folder: Path
     out: Path
@@ -75,7 +74,7 @@ class _Shards:
     _placed: list[list[str]] = field(default_factory=list)
 
     def add(self, tensors: dict[str, Tensor]) -> int:
-        """Their bytes."""
+        """Add tensors, and write a shard if it is full. Return their bytes."""
         more = sum(each.nbytes for each in tensors.values())
         if self._held and self._held_bytes + more > _SHARD_BYTES:
             self._flush()
@@ -85,7 +84,7 @@ class _Shards:
         return more
 
     def close(self) -> None:
-        """Write what is left, name the files, and index them where there are several."""
+        """Write the last shard, name the files, and write an index if there are several."""
         self._flush()
         count = len(self._placed)
         names = [
@@ -116,12 +115,14 @@ def write_quantised(
     group_size: int | None = None,
     on_layer: Callable[[LayerError, int], None] = lambda layer, of: None,
 ) -> Written:
-    """Write a folder `out` with the linear layers of a checkpoint's decoder layers as codes, `weights` "int8" or "int4", and all else as it is.
+    """Write a folder `out` with the linear layers of a checkpoint's decoder layers as codes, and everything else as it is. A failed call leaves nothing.
 
-    `group_size` is 32, 64 or 128 inputs that share a scale; None: for int8 a scale a result, for int4 groups of 32. `on_layer` is called behind each
-    layer with its error and the number of layers. Raises InvalidConfig for an `out` that is there, a group that does not divide, and weights that
-    are NaN or infinite, BrokenCheckpoint for a linear layer that is missing, of another shape or of no floats, UnwritablePath, for a full disk as
-    well, and what `load_model` raises; then nothing is left behind.
+    weights     "int8" or "int4"
+    group_size  32, 64 or 128 inputs that share a scale; None: for int8 one scale a result, for int4 groups of 32
+    on_layer    called after each layer with its error and the number of layers
+
+    Raises InvalidConfig for an `out` that exists, groups that do not divide, and weights that are NaN or infinite; BrokenCheckpoint for a linear layer
+    that is missing, of another shape or no floats; UnwritablePath, for a full disk, too; and what `load_model` raises.
     """
     check_target(out, weights, group_size)
     bits, group_size = BITS[weights], group_size or GROUPS[weights]
@@ -161,7 +162,7 @@ def write_quantised(
 
 
 def check_target(out: Path, weights: str, group_size: int | None) -> None:
-    """Raise InvalidConfig where `write_quantised` would for what it is asked, before a checkpoint is read."""
+    """Raise InvalidConfig for invalid arguments of `write_quantised`, before a checkpoint is read."""
     if weights not in BITS:
         raise InvalidConfig(f"weights are quantised to {' or '.join(BITS)}; got {weights!r}.")
     if group_size is not None and group_size not in GROUP_SIZES:
@@ -173,8 +174,8 @@ def check_target(out: Path, weights: str, group_size: int | None) -> None:
 
 
 def _layers(config: Any, files: TensorFiles) -> tuple[set[str], list[str]]:
-    """Names in the files of linear layers to be quantised, and of those that stay floats. Raises UnsupportedModel where there are none,
-    BrokenCheckpoint where one is missing, of another shape than the module has, or of no floats."""
+    """Return the names in the files of linear layers to quantise, and of those that stay floats. Raises UnsupportedModel if there are none to quantise, and
+    BrokenCheckpoint for one that is missing, of another shape than the module has, or no floats."""
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
@@ -195,13 +196,13 @@ def _layers(config: Any, files: TensorFiles) -> tuple[set[str], list[str]]:
             floats.append(name)
     if not layers:
         raise UnsupportedModel(f"{files.folder}: its layers have no linear layers of their own to be quantised.")
-    # Where it is tied to embeddings, files have none.
+    # Named even if it is tied to embeddings, and so not in the files.
     return layers, sorted({*floats, "lm_head"})
 
 
 def _may_miss(module: Any, joined: set[str]) -> Callable[[str], bool]:
-    """Whether files may have no weight of its own for a linear layer: it is tied, transformers makes it of parts or of a larger one (`joined` has
-    the first that it makes of each), or says that it may be missing."""
+    """Return a function: whether the files may lack a linear layer's weight, since it is tied, since transformers makes it of other tensors (`joined` has
+    the first layer that it makes of each), or since transformers allows it to be missing."""
     tied = module.all_tied_weights_keys
     patterns = module._keys_to_ignore_on_load_missing or ()
     owners = {path.rpartition(".")[0] for path in joined}
@@ -215,14 +216,14 @@ def _may_miss(module: Any, joined: set[str]) -> Callable[[str], bool]:
 
 
 def _stored(weight: Tensor, bits: int, group_size: int | None, name: str) -> tuple[dict[str, Tensor], float]:
-    """A layer's tensors as pack-quantized has them, and its error."""
+    """Return a layer's tensors in the format pack-quantized, and its error."""
     try:
         found = quantise(weight, bits=bits, group_size=group_size, scale_dtype=weight.dtype)
     except InvalidConfig as error:
         raise InvalidConfig(f"{name}: {error}") from None
     off = torch.linalg.vector_norm(found.dequantised() - weight.float())
     size = torch.linalg.vector_norm(weight.float())
-    # A group of zeros has any scale; 0 is none.
+    # A group of zeros may have any scale but 0.
     scales = torch.where(found.scales == 0, 1, found.scales)
     parts = {
         "weight_packed": packed(found.codes, bits),
@@ -233,7 +234,7 @@ def _stored(weight: Tensor, bits: int, group_size: int | None, name: str) -> tup
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """int32 [rows, words]: codes, uint8 [rows, columns], of consecutive columns in a word, the first in the lowest bits; the last word is padded."""
+    """Return codes, uint8 [rows, columns], in words, int32 [rows, words]: consecutive columns, the first in the lowest bits; the last word is padded."""
     each = 32 // bits
     rows, columns = codes.shape
     padded = torch.nn.functional.pad(codes, (0, -columns % each)).view(rows, -1, each).to(torch.int64)
@@ -262,7 +263,7 @@ def _settings(bits: int, group_size: int | None, floats: list[str]) -> dict[str,
 
 
 def _write_rest(folder: Path, made: Path, settings: dict[str, Any]) -> None:
-    """The configuration, and copies of what else the folder has."""
+    """Write the configuration, and copy the other files of the folder."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     _write(made / "config.json", {**config, "quantization_config": settings})
     for file in folder.iterdir():
@@ -277,7 +278,7 @@ def _write(file: Path, document: dict[str, Any]) -> None:
 
 @contextmanager
 def _writing(out: Path) -> Iterator[None]:
-    """Raise UnwritablePath for what the system, or safetensors for it, does not write."""
+    """Turn errors of writing, the system's or those of safetensors, into UnwritablePath."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -286,13 +287,13 @@ def _writing(out: Path) -> Iterator[None]:
 
 @contextmanager
 def _made_whole(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that gets its name when all went well, and is removed else."""
+    """Make a folder beside `out`. It gets the name `out` at the end of the block, or is removed if anything fails."""
     made = out.with_name(f".{out.name}-{secrets.token_hex(4)}")
     with _writing(out):
         made.mkdir()
     try:
         yield made
-        # safetensors makes files that only their owner reads; the folder has the mode that this process gives.
+        # safetensors' files are for their owner alone; here they get the mode of the folder, which follows the umask.
         with _writing(out):
             for file in made.iterdir():
                 file.chmod(made.stat().st_mode & 0o666)
