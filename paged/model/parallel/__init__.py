@@ -1,1 +1,1 @@
-"""A model split over processes, its ranks, each of which has a part of the weights and of the KV heads."""
+"""Tensor parallelism: a model split over processes, its ranks, each with a part of the weights and of the KV heads."""

@@ -1,4 +1,4 @@
-"""Layers of a split model that need the other ranks: around an ordinary layer that has this rank's part of the weights."""
+"""Layers of a split model that need the other ranks; each wraps an ordinary layer with this rank's part of the weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged.model.parallel.sums import Sums
 
 
 class SplitLayer(nn.Module):
-    """One around `inner`. All ranks call it in the same order."""
+    """Wraps `inner`. All ranks call these layers in the same order."""
 
     def __init__(self, inner: nn.Module, sums: Sums) -> None:
         super().__init__()
@@ -21,15 +21,15 @@ class SplitLayer(nn.Module):
 
 
 class SummedLinear(SplitLayer):
-    """A linear layer whose inputs are split: its results are sums over ranks."""
+    """A linear layer whose inputs are split; its outputs are sums over ranks."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., this rank's inputs] → [..., outputs]."""
+        """Multiply: [..., this rank's inputs] → [..., outputs]."""
         return self.sums.added(self.inner(x))
 
 
 class SplitEmbedding(SplitLayer):
-    """An embedding whose vocabulary is split; `first` is the first id of this rank's."""
+    """An embedding whose vocabulary is split; this rank has `count` ids from `first` on."""
 
     def __init__(self, inner: Any, sums: Sums, first: int, count: int) -> None:
         super().__init__(inner, sums)
@@ -37,26 +37,26 @@ class SplitEmbedding(SplitLayer):
         self._count = count
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] → [..., hidden]."""
+        """Look up ids: [...] → [..., hidden]."""
         own = ids - self.first
         is_own = (own >= 0) & (own < self._count)
         return self.sums.added(self.inner(own * is_own) * is_own[..., None])
 
 
 class SplitHead(SplitLayer):
-    """A linear layer whose outputs are split, so many a rank."""
+    """A linear layer whose outputs are split; `sizes` has each rank's number."""
 
     def __init__(self, inner: nn.Module, sums: Sums, sizes: Sequence[int]) -> None:
         super().__init__(inner, sums)
         self.sizes = sizes
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., hidden] → [..., vocabulary]."""
+        """Multiply: [..., hidden] → [..., vocabulary], on each rank."""
         return self.sums.joined(self.inner(x), self.sizes)
 
 
 def join_ranks(module: Any, sizes: Sizes, sums: Sums) -> None:
-    """Put such layers around those of a rank's part that need them."""
+    """Wrap the layers of a rank's part that need the other ranks, in place."""
     part, body = sums.part, module.model
     for layer in body.layers:
         layer.self_attn.o_proj = SummedLinear(layer.self_attn.o_proj, sums)
@@ -68,5 +68,5 @@ def join_ranks(module: Any, sizes: Sizes, sums: Sums) -> None:
 
 
 def inner_of(layer: Any) -> Any:
-    """The layer that has the weights."""
+    """Return the layer with the weights: `layer`, or the one that it wraps."""
     return layer.inner if isinstance(layer, SplitLayer) else layer

@@ -1,4 +1,4 @@
-"""A rank's part of a checkpoint folder, as a model that can run on paged memory: what it does not have it never reads."""
+"""Loading a rank's part of a checkpoint folder as a model that runs on paged memory; a rank reads no other part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paged.model.tokenizer import load_tokenizer
 
 
 class Wanted(NamedTuple):
-    """A rank's part of which model, and where."""
+    """The part to load: of which folder, for which rank, in which dtype, on which device."""
 
     folder: Path
     part: Part
@@ -32,23 +32,23 @@ class Wanted(NamedTuple):
 
 
 def load_part(wanted: Wanted, join: Callable[[str], Sums]) -> LoadedModel:
-    """Load it. `join` is called once the weights are read, with their digest, and gives the way to the other ranks, whose trial run this one's is part of.
+    """Load a part. Once the weights are read, `join` gets their digest, and returns the sums over ranks, by which all ranks make the trial run together.
 
-    The digest is of the configuration, of the files' headers, sizes and times of modification, before and after they are read, and of all weights that
-    each rank has whole. Raises CheckpointNotFound, BrokenCheckpoint and UnsupportedModel, and what `join` raises."""
+    The digest is of the configuration, of the headers, sizes and times of modification of the files, before and after reading, and of the weights
+    that every rank has whole. Raises CheckpointNotFound, BrokenCheckpoint and UnsupportedModel, and what `join` raises."""
     config = config_of(wanted.folder)
     register()
     with silenced():
         module, digest = _read(config, wanted)
         sums = join(digest)
         join_ranks(module, Sizes.of(config), sums)
-        # The tokenizer is rank 0's to use.
+        # Only rank 0 uses the tokenizer.
         tokenizer = None if wanted.part.rank else load_tokenizer(wanted.folder)
         return as_loaded(module.to(wanted.device), wanted.folder, tokenizer, wanted.device)
 
 
 def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
-    """The module of a part with its weights, and their digest."""
+    """Return the module of a part with its weights, and their digest."""
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
@@ -62,7 +62,7 @@ def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
     )
     files = TensorFiles(wanted.folder)
     sizes = Sizes.of(config)
-    # What else is in the files is ignored, as transformers does.
+    # Other tensors in the files are ignored, as in transformers.
     found = {key: name for name, key, _, joined in renamed(module, files) if joined is None}
     digest = hashlib.sha256((wanted.folder / "config.json").read_bytes())
     _note_files(digest, files)
@@ -85,7 +85,7 @@ def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
 
 
 def _compute_buffers(module: Any, folder: Path) -> None:
-    """Give a module that was built without memory the numbers that are computed, and not read. Raises UnsupportedModel where others are wanted."""
+    """Compute the buffers of a module that was built without memory. Raises UnsupportedModel for a buffer that is not known here."""
     body = module.model
     body.rotary_emb = type(body.rotary_emb)(module.config)
     scale = getattr(body.embed_tokens, "scalar_embed_scale", None)
@@ -93,11 +93,11 @@ def _compute_buffers(module: Any, folder: Path) -> None:
         body.embed_tokens.embed_scale = torch.tensor(scale)
     lost = [name for name, each in module.named_buffers() if each.is_meta]
     if lost:
-        raise UnsupportedModel(f"{folder}: {lost[0]} of a split model is not known how to compute.")
+        raise UnsupportedModel(f"{folder}: {lost[0]} is a buffer that is not computed for a split model.")
 
 
 def _check_shape(header: Header, key: str, wanted: tuple[int, ...], folder: Path) -> None:
-    """Raise BrokenCheckpoint where the weight as a whole has another shape: parts could be cut from it, and would be wrong."""
+    """Raise BrokenCheckpoint if the whole weight has another shape: parts cut from it would be wrong."""
     if header.shape != wanted:
         raise BrokenCheckpoint(
             f"{folder}: weights of another shape: {key} has {list(header.shape)}; {list(wanted)} is wanted."
@@ -110,8 +110,8 @@ def _put(module: nn.Module, key: str, weight: Tensor) -> None:
 
 
 def _note_files(digest: Any, files: TensorFiles) -> None:
-    """Add all headers, and each file's size and time of modification. Ranks are on one machine and see the same ones.
-    Each rank reads other parts of a weight that is split, so that its bytes cannot be compared."""
+    """Add all headers, and each file's size and time of modification, to the digest. Ranks read different parts of a split weight, so these stand in for
+    its bytes; ranks are on one machine, and see the same files."""
     for name in files:
         header = files.headers[name]
         digest.update(f"{name} {header.file.name} {header.shape} {header.dtype}\n".encode())
@@ -121,7 +121,7 @@ def _note_files(digest: Any, files: TensorFiles) -> None:
 
 
 def _read_generation_config(module: Any, folder: Path) -> None:
-    """What else ends a sequence."""
+    """Set the module's generation configuration, which has ids that end a sequence. Raises BrokenCheckpoint."""
     from transformers import GenerationConfig
 
     if not (folder / "generation_config.json").is_file():

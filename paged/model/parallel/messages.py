@@ -1,6 +1,6 @@
 """The messages between rank 0 and another rank, over a pair of sockets.
 
-Begin → Hello     Join → Read     Go → Loaded     Make → Made     then Begun and Run, which have no answer; at any time Failed
+Begin → Hello     Join → Read     Go → Loaded     Make → Made     then Begun and Run, without answers; Failed at any time
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paged import __version__
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Who the process is: a rank of so many. `limit_s`: it waits so long for others, in seconds."""
+    """The rank of the process, of `ranks`. `limit_s`: seconds that it waits for others."""
 
     rank: int
     ranks: int
@@ -26,13 +26,13 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The versions of what has to be the same on each rank."""
+    """The rank's versions, which have to be those of rank 0."""
 
     versions: dict[str, str]
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """Where the ranks find each other, and which model they have parts of, as of `load_model`."""
+    """The port of the ranks' store, and the model, as for `load_model`."""
 
     port: int
     folder: str
@@ -41,7 +41,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
-    """The weights are read; their digest is that of `load_part`."""
+    """The weights are read; `digest` is that of `load_part`."""
 
     digest: str
 
@@ -51,13 +51,13 @@ class Go(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The part is ready. `free`: bytes on the device that are free then, None where that is not known."""
+    """The part is loaded. `free`: free bytes of the device then; None if not known."""
 
     free: int | None
 
 
 class Make(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """A pool of these sizes, and a runner on it. `is_planned`: of pages, by a plan of the layers; else of blocks of all layers."""
+    """Make a pool of these sizes, and a runner on it. `is_planned`: the pool has pages, by a plan of the layers; else blocks of all layers."""
 
     num_blocks: int
     host_blocks: int
@@ -70,18 +70,18 @@ class Make(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Made(msgspec.Struct, frozen=True, tag=True):
-    """It takes steps."""
+    """The rank takes steps."""
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """A step that begins, encoded."""
+    """A step that begins, as `StepInput.encoded` makes it."""
 
     step: bytes
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """The forward pass of a step that has begun: its tokens, int32; what is read beside its logits, bool, None: nothing; and `lengths` of its rows,
-    int64, as of `Worker.logits`."""
+    """Run the forward pass of a step that has begun: its token ids, int32; `others` and `stateful` as for `Worker.read`, bool, None: none; and `lengths` of its
+    rows, int64, as for `Worker.logits`."""
 
     number: int
     token_ids: bytes
@@ -91,7 +91,7 @@ class Run(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """Why the rank ends."""
+    """The rank ends, for this reason."""
 
     why: str
 
@@ -104,20 +104,20 @@ _LENGTH = struct.Struct("<Q")
 
 
 class Channel:
-    """One end; `is_rank`: that of the other rank."""
+    """One end of a connection. `is_rank`: the end of the other rank, not that of rank 0."""
 
     def __init__(self, end: socket.socket, *, is_rank: bool) -> None:
         self.end = end
         self._decoder: Any = _TO_RANK if is_rank else _FROM_RANK
 
     def send(self, message: ToRank | FromRank, limit_s: float | None = None) -> None:
-        """Raises TimeoutError if the other end does not take it in time, and OSError if it is gone."""
+        """Send a message. Raises TimeoutError if the other end does not take it within `limit_s`, and OSError if it is gone."""
         data = _ENCODER.encode(message)
         self.end.settimeout(limit_s)
         self.end.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self, limit_s: float | None = None) -> Any:
-        """The next message. Raises EOFError if the other end is gone, and TimeoutError if nothing has begun to come in so many seconds; None: never."""
+        """Wait for the next message. Raises EOFError if the other end is gone, and TimeoutError if nothing comes for `limit_s` seconds; None: no limit."""
         self.end.settimeout(limit_s)
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return self._decoder.decode(self._exactly(length))
@@ -136,7 +136,7 @@ class Channel:
 
 
 def versions() -> dict[str, str]:
-    """Of what has to be the same on each rank."""
+    """Return the versions that have to be the same on each rank."""
     import torch
     import transformers
 
@@ -149,5 +149,5 @@ def versions() -> dict[str, str]:
 
 
 def sent(values: NDArray[Any] | None) -> bytes | None:
-    """An array's bytes, None where nothing in it is true."""
+    """Return the bytes of a bool array; None if no element is true."""
     return None if values is None or not values.any() else np.ascontiguousarray(values).tobytes()

@@ -1,6 +1,6 @@
 """The process of a rank from 1 on: `python -m paged.model.parallel.rank FD`, a socket to rank 0.
 
-It has a worker with tables of its own, runs each step that rank 0 sends at the same time as rank 0, and knows no scheduler.
+It has a worker with tables of its own, and runs each step at the same time as rank 0, which sends it. It has no scheduler.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NO_SOURCES = np.zeros((0, 3), np.int64)
 
 
 def serve(channel: Channel) -> None:
-    """Load, and run steps, until rank 0 is gone."""
+    """Load a part, and run steps until rank 0 is gone. Raises EOFError then."""
     begin = channel.receive()
     channel.send(Hello(versions()))
     part, join = Part(begin.rank, begin.ranks), channel.receive()
@@ -92,7 +92,7 @@ def _run_steps(channel: Channel, worker: Worker) -> None:
             begun[step.number] = step
             continue
         assert isinstance(message, Run), "nothing else comes once it is made"
-        # Rank 0 knows all tokens by now.
+        # Rank 0 has filled in all tokens.
         token_ids = np.frombuffer(message.token_ids, np.int32)
         step = msgspec.structs.replace(begun.pop(message.number), token_ids=token_ids, sources=_NO_SOURCES)
         lengths = None if message.lengths is None else np.frombuffer(message.lengths, np.int64)
@@ -108,15 +108,15 @@ def _run_steps(channel: Channel, worker: Worker) -> None:
 
 
 def _end_with_rank_0() -> None:
-    """Whatever this one does then: its standard input is rank 0's, which writes nothing."""
+    """Exit when rank 0 does, whatever this process does then. Its standard input is a pipe of rank 0, which writes nothing."""
     sys.stdin.buffer.read()
     os._exit(0)
 
 
 def main() -> None:
-    """Serve rank 0 over the socket that the command line names."""
+    """Serve rank 0 over the socket whose file descriptor the command line has."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # These signals are rank 0's, which ends this process.
+        # Rank 0 handles these signals, and ends this process.
         signal.signal(number, signal.SIG_IGN)
     Thread(target=_end_with_rank_0, daemon=True).start()
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), is_rank=True)
@@ -130,7 +130,7 @@ def main() -> None:
         status = 1
         with suppress(OSError):
             channel.send(Failed(f"{type(error).__name__}: {short_cause(error)}"), 1.0)
-    # No thread of torch's holds it up.
+    # Without waiting for torch's threads.
     os._exit(status)
 
 

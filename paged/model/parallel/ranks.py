@@ -1,6 +1,6 @@
-"""The other ranks of a split model: processes that rank 0 starts, speaks to, and ends.
+"""The other ranks of a split model: processes that rank 0 starts, sends messages to, and ends.
 
-Each ends when its standard input does, so that none outlives the process of rank 0, however that ended.
+Each process ends when its standard input closes, so none outlives the process of rank 0, however that ends.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from paged.model.runner import Runner
 from paged.model.threads import THREADS, usable_cores
 
 LIMIT_S = 60.0
-"""Ranks compute the same step at the same time: one that is so much later than another, in seconds, hangs."""
+"""Seconds that a rank waits for another in a step, which all compute at the same time; a later one counts as hanging."""
 LOAD_LIMIT_S = 1800.0
-"""To import torch, and to read its part of the weights."""
+"""Seconds that a rank may take to import torch, and to read its part of the weights."""
 _AT_A_TIME_S = 0.25
 _CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 class Ranks:
-    """The ranks from 1 on of a model that is split over `ranks`, started. `sums` is there when it is loaded."""
+    """The ranks from 1 on of a model that is split over `ranks`; their processes start with the object."""
 
     def __init__(self, ranks: int) -> None:
         self.count = ranks
         self.limit_s = LIMIT_S
-        # The same on each rank: how a model runs is tried with them, by all ranks together.
+        # The same on each rank, since all ranks together try how the model runs.
         self.threads = max(1, min(usable_cores() // ranks, torch.get_num_threads()))
         self.free: int | None = None
         self._why: str | None = None
@@ -57,13 +57,13 @@ class Ranks:
         self._channels: list[Channel] = []
         self._store: Any = None
         self._device = torch.device("cpu")
-        # They end when nothing refers to this object any more, and when the interpreter ends.
+        # The processes end when nothing refers to this object any more, and when the interpreter ends.
         self._close = weakref.finalize(self, _end, self._processes, self._channels)
         for rank in range(1, ranks):
             self._start(rank)
 
     def end(self, why: str) -> None:
-        """End them all; calls from then on raise RanksFailed, which says why."""
+        """End all ranks. Later calls raise RanksFailed with `why`."""
         if self._why is None:
             self._why = f"A model that is split over {self.count} ranks cannot go on: {why}."
         with Uninterrupted():
@@ -71,11 +71,11 @@ class Ranks:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the ranks from 1 on."""
+        """Process ids of the ranks from 1 on."""
         return [each.pid for each in self._processes]
 
     def load(self, folder: Path, dtype: str, device: torch.device) -> LoadedModel:
-        """Load a model's parts, and return rank 0's. An interrupt ends all ranks. Raises as `load_part`, RanksDiffer,
+        """Load the parts of a model, and return rank 0's. An interrupt ends all ranks. Raises as `load_part` does, RanksDiffer,
         and RanksFailed."""
         with self.guarded(interruptible=True):
             register()
@@ -96,8 +96,8 @@ class Ranks:
             return model
 
     def make(self, asked: Make, ours: Callable[[], Runner]) -> Runner:
-        """Have each rank make a pool and a runner on it, and return rank 0's, which `ours` makes: how a model runs may
-        be tried, by all ranks together. An interrupt ends all ranks. Raises what `ours` raises, and RanksFailed."""
+        """Make each rank make a pool and a runner on it, at the same time as `ours` makes rank 0's, since all ranks together
+        may try how the model runs. Return rank 0's. An interrupt ends all ranks. Raises what `ours` raises, and RanksFailed."""
         with self.guarded(interruptible=True):
             self.send(asked)
             runner = ours()
@@ -105,16 +105,16 @@ class Ranks:
             return runner
 
     def send(self, message: Any) -> None:
-        """To each rank, inside the guard of what the message asks for."""
+        """Send a message to each rank. Call it inside `guarded`, together with the work that the message starts."""
         for channel in self._channels:
             channel.send(message, self.limit_s)
 
     @contextmanager
     def guarded(self, *, interruptible: bool = False) -> Iterator[None]:
-        """End all ranks on any error inside: ranks that wait for each other would not be at the same place again.
+        """End all ranks on any error inside, since they would no longer be at the same step.
 
-        What a connection or torch raises becomes RanksFailed, with what the other ranks say. A typed error, or too
-        little memory, stays as it is where all ranks have it; so does any other error. An interrupt waits for the end
+        What a connection or torch raises becomes RanksFailed, with the other ranks' causes; but an error that all ranks
+        have, typed or for too little memory, stays as it is, and so does any other error. An interrupt waits for the end
         of the block, unless it is `interruptible`. Rank 0 has as many threads inside as the others."""
         if self._why is not None:
             raise RanksFailed(f"{self._why} Make a new engine.")
@@ -126,7 +126,7 @@ class Ranks:
                     self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """End all ranks, and raise the error, or what follows from it."""
+        """End all ranks, and raise the error or RanksFailed, as `guarded` promises."""
         is_lost = isinstance(error, _LOST) or isinstance(error.__cause__, _LOST)
         causes = [str(error)] if isinstance(error, _Lost) else self._causes() if is_lost else []
         name = _shared_name(error)
@@ -139,7 +139,7 @@ class Ranks:
         raise RanksFailed(f"{self._why} All ranks were ended.") from error
 
     def _causes(self) -> list[str]:
-        """What is known of ranks that failed: of those that ended without a word, where there are any."""
+        """Return the causes of ranks that failed; if any process ended without one, its status alone."""
         found: list[str] = []
         # A process takes a moment to end.
         until = time.monotonic() + 4 * _AT_A_TIME_S
@@ -168,7 +168,7 @@ class Ranks:
                 stdin=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
                 env=variables,
-                # Ctrl-C is rank 0's.
+                # Ctrl-C goes to rank 0 alone.
                 start_new_session=True,
             )
         channel = Channel(ours, is_rank=False)
@@ -189,7 +189,7 @@ class Ranks:
                 raise RanksDiffer(f"rank {rank} {what}: {name} {theirs.get(name)}; rank 0 has {ours.get(name)}.")
 
     def _answers(self, kind: type[Any], limit_s: float) -> list[Any]:
-        """The next message of each rank."""
+        """Return the next message of each rank, of this kind. Raises _Lost."""
         return [self._answer(rank, channel, kind, limit_s) for rank, channel in enumerate(self._channels, 1)]
 
     def _answer(self, rank: int, channel: Channel, kind: type[Any], limit_s: float) -> Any:
@@ -205,7 +205,7 @@ class Ranks:
 
 
 class _Lost(Exception):
-    """A rank said that it failed, or nothing."""
+    """A rank failed, or did not answer."""
 
 
 # torch's collectives raise RuntimeError.
@@ -213,12 +213,11 @@ _LOST = (_Lost, OSError, EOFError, RuntimeError)
 
 
 def _shared_name(error: BaseException) -> str | None:
-    """A word by which other ranks name the same error, if all may have it: a typed error, or too little memory.
-
-    None for others: where one rank waits too long for another, both raise RuntimeError, and that is the ranks' own."""
+    """Return the word by which other ranks report the same error, for errors that all ranks may have: a typed error, or too
+    little memory. None for others: a RuntimeError on two ranks may be one that waited too long for the other."""
     if isinstance(error, PagedError | torch.OutOfMemoryError):
         return type(error).__name__
-    # The RuntimeError of torch's allocator on a CPU, which has no class of its own.
+    # On a CPU torch's allocator raises a plain RuntimeError.
     return _CPU_ALLOCATOR if _CPU_ALLOCATOR in str(error) else None
 
 
@@ -235,13 +234,12 @@ def _end(processes: list[subprocess.Popen[bytes]], channels: list[Channel]) -> N
 
 
 def load_split(folder: Path, ranks: int, *, dtype: str, device: str) -> tuple[LoadedModel, Ranks]:
-    """Load a checkpoint folder over so many ranks; `dtype` and `device` as of `load_model`. Returns rank 0's part, and
-    the other ranks.
+    """Load a checkpoint folder over `ranks` ranks; `dtype` and `device` as for `load_model`. Return rank 0's part, and the
+    other ranks.
 
-    Before a rank is started it raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel for a model that is not
-    split, UnevenSplit for a number that does not divide its heads, and InvalidConfig for more ranks than there are
-    GPUs; it warns (PagedWarning) of more ranks than cores. Then RanksFailed, RanksDiffer, and what `load_part`
-    raises."""
+    Raises before a rank starts: CheckpointNotFound, BrokenCheckpoint, UnsupportedModel for a model that cannot be split,
+    UnevenSplit for a number that does not divide its heads, and InvalidConfig for more ranks than GPUs. Warns
+    (PagedWarning) of more ranks than cores. Then raises RanksFailed, RanksDiffer, and what `load_part` raises."""
     check_dtype(dtype)
     where = usable_device(device)
     check_split(config_of(folder), ranks, folder)

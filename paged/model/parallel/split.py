@@ -1,11 +1,11 @@
-"""The part of each weight that a rank has.
+"""The part of each weight that a rank has; it follows from the rank's number alone.
 
     q, k, v, gate, up        rows: some heads, some columns between gate and down
-    o, down                  columns, so that each rank has a part of the sum; their biases are rank 0's
+    o, down                  columns, so each rank has a part of the sum; only rank 0 has their biases
     embedding, head          rows: some of the vocabulary
     norms                    whole
 
-KV heads are split, or repeated where there are fewer than ranks. What a rank has follows from its number alone.
+KV heads are split, or repeated if there are fewer than ranks.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import Any, NamedTuple
 from paged.errors import UnevenSplit, UnsupportedModel
 
 FAMILIES = tuple(f"{each}ForCausalLM" for each in ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3"))
-"""The classes of transformers whose weights are split: all call their layers alike."""
-# Columns between gate and down go in as large pieces as divide them, up to this: whole vectors.
+"""transformers' classes whose weights can be split: they name their layers alike."""
+# Columns between gate and down are split in pieces of up to this many, so that vectors stay whole.
 _PIECE = 16
 
 
 class Part(NamedTuple):
-    """One rank's: its number, of so many ranks."""
+    """The part of rank `rank` of `ranks`."""
 
     rank: int
     ranks: int
 
     def span(self, size: int, piece: int = 1) -> tuple[int, int]:
-        """The first of so many that it has, and the one behind its last; in whole pieces, which all have as many of as can be."""
+        """Return (first, stop): the rank's part of `size` items, in whole pieces, as even as possible."""
         count = size // piece
         first, stop = (count * each // self.ranks * piece for each in (self.rank, self.rank + 1))
         return first, stop
 
     def kv_span(self, kv_heads: int) -> tuple[int, int]:
-        """Its KV heads: several, or one that other ranks have, too."""
+        """Return (first, stop) of its KV heads: several, or one that other ranks have, too."""
         if kv_heads >= self.ranks:
             return self.span(kv_heads)
         head = self.rank * kv_heads // self.ranks
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of a model as a whole."""
+    """Sizes of the whole model."""
 
     heads: int
     kv_heads: int
@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
 
     @staticmethod
     def of(config: Any) -> Sizes:
-        """Those that a configuration says."""
+        """Return the sizes in a configuration."""
         heads = config.num_attention_heads
         return Sizes(
             heads,
@@ -65,7 +65,7 @@ class Sizes(NamedTuple):
         )
 
     def degrees(self) -> list[int]:
-        """The numbers of ranks that this model can be split over, from 2 on."""
+        """Return the numbers of ranks over which the heads can be split, from 2 on."""
         kv = self.kv_heads
         return [
             each for each in range(2, self.heads + 1) if self.heads % each == 0 and (kv % each == 0 or each % kv == 0)
@@ -98,7 +98,7 @@ def check_split(config: Any, ranks: int, name: object) -> None:
 
 
 def config_of_part(config: Any, part: Part) -> Any:
-    """The configuration of a rank's part as a model of its own, but for the vocabulary, which is the whole model's once it is built."""
+    """Return the configuration of a rank's part as a model of its own. After building, the caller sets the whole vocabulary again."""
     sizes, found = Sizes.of(config), deepcopy(config)
     first, stop = part.kv_span(sizes.kv_heads)
     found.head_dim = sizes.head_dim
@@ -106,19 +106,19 @@ def config_of_part(config: Any, part: Part) -> Any:
     found.num_key_value_heads = stop - first
     found.intermediate_size = _length(columns_of(sizes, part))
     found.vocab_size = _length(part.span(sizes.vocabulary))
-    # It may be in another rank's part, and stands for nothing in inference.
+    # The id may be in another rank's part, and inference does not use it.
     found.pad_token_id = None
     return found
 
 
 def columns_of(sizes: Sizes, part: Part) -> tuple[int, int]:
-    """Its columns between gate and down."""
+    """Return (first, stop) of a rank's columns between gate and down."""
     piece = gcd(sizes.intermediate, _PIECE)
     return part.span(sizes.intermediate, piece if sizes.intermediate >= piece * part.ranks else 1)
 
 
 def slice_of(key: str, sizes: Sizes, part: Part) -> tuple[slice, ...] | None:
-    """What a rank reads of a weight or bias: `()` for all of it, None for nothing, which stands for zeros."""
+    """Return the slices of a weight or bias that a rank reads: `()` for all of it; None for nothing, where the rank has zeros."""
     *_, layer, kind = key.split(".")
     size = sizes.head_dim
     kv = slice(*(each * size for each in part.kv_span(sizes.kv_heads)))
@@ -141,7 +141,7 @@ def slice_of(key: str, sizes: Sizes, part: Part) -> tuple[slice, ...] | None:
 
 
 def whole_shape(key: str, shape: tuple[int, ...], sizes: Sizes) -> tuple[int, ...]:
-    """The shape of a whole weight or bias, of which a rank's part has `shape`."""
+    """Return the shape of the whole weight or bias, given the shape of a rank's part."""
     whole = slice_of(key, sizes, Part(0, 1)) or ()
     return tuple(size if each is None or each == slice(None) else each.stop for size, each in zip_longest(shape, whole))
 

@@ -1,7 +1,7 @@
-"""Numbers that all ranks of a split model have parts of: added up, or joined.
+"""Sums and joins over the ranks of a split model.
 
-A sum is taken in the order of the ranks, on each rank from the same parts, so that it is the same bits whichever rank sends first, and
-whatever else is in the step. Called by one thread of each rank, and by all ranks in the same order.
+Each rank adds the same parts in the order of the ranks. So a sum has the same bits on each rank, whichever rank sends first, and whatever else is
+in the step. One thread of each rank calls these, and all ranks call them in the same order.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from torch import Tensor
 
 from paged.model.parallel.split import Part
 
-# Its classes of groups and stores are not in its types.
+# torch's type hints lack its classes of groups and stores.
 _dist: Any = torch.distributed
 HOST = "127.0.0.1"
 """Ranks are on one machine."""
 
 
 def store_of_first() -> Any:
-    """The meeting point of ranks, on a free port; rank 0 owns it, and holds it as long as it has ranks."""
+    """Make the store by which ranks find each other, on a free port. Rank 0 keeps it as long as it has ranks."""
     return _dist.TCPStore(HOST, 0, None, True, wait_for_workers=False)
 
 
 def store_at(port: int, limit_s: float) -> Any:
-    """The same as another rank sees it."""
+    """Connect to rank 0's store."""
     return _dist.TCPStore(HOST, port, None, False, timeout=timedelta(seconds=limit_s))
 
 
 class Sums:
-    """What one rank sends to the others and has from them. Waits no longer than `limit_s` for any of them: raises what torch raises then, or when
-    one is gone."""
+    """One rank's exchanges with the others. Raises torch's error if one is gone, or takes longer than `limit_s`."""
 
     def __init__(self, store: Any, part: Part, device: torch.device, limit_s: float) -> None:
         self.part = part
         self._group = _group(store, part, device, limit_s)
 
     def added(self, part: Tensor) -> Tensor:
-        """The sum of all ranks' parts, of their dtype, each addition in float32."""
+        """Return the sum of all ranks' parts, in their dtype; each addition is in float32."""
         parts = self._all(part)
         total = parts[0].float()
         for each in parts[1:]:
@@ -49,20 +48,20 @@ class Sums:
         return total.to(part.dtype)
 
     def add_to(self, to: Tensor, part: Tensor) -> None:
-        """Add it to `to`; both float32."""
+        """Add the sum of all ranks' parts to `to`; both float32."""
         first, *others = self._all(part)
         for each in others:
             first += each
         to += first
 
     def joined(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """[..., sum of sizes] of all ranks' [..., sizes of the rank], on each rank."""
+        """Return all ranks' parts, [..., size of the rank] each, joined on each rank: [..., sum of sizes]."""
         most = max(sizes)
         parts = self._all(torch.nn.functional.pad(part, (0, most - part.shape[-1])))
         return torch.cat([each[..., :size] for each, size in zip(parts, sizes, strict=True)], -1)
 
     def joined_at_first(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The same on rank 0; others have their own part back."""
+        """Return the joined parts on rank 0; other ranks get their own part back. A part without rows is not sent."""
         if not part.numel():
             return part.new_empty(*part.shape[:-1], sum(sizes))
         whole = torch.nn.functional.pad(part, (0, max(sizes) - part.shape[-1])).contiguous()
@@ -81,10 +80,10 @@ class Sums:
 
 
 def _group(store: Any, part: Part, device: torch.device, limit_s: float) -> Any:
-    """Of its own, beside whatever else a program does with torch.distributed."""
+    """Make a process group that is independent of any other use of torch.distributed in the program."""
     limit = timedelta(seconds=limit_s)
     if device.type == "cuda":
-        # Never tried: no machine with two GPUs was there.
+        # Never tried on a machine with two GPUs.
         torch.cuda.set_device(device)
         options = _dist.ProcessGroupNCCL.Options()
         options._timeout = limit

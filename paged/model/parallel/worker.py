@@ -1,6 +1,6 @@
-"""A worker on rank 0 of a split model: what it runs, all ranks run at the same time.
+"""The worker on rank 0 of a split model: all ranks run its steps at the same time.
 
-A message and the work that it asks for are inside one guard. An interrupt between the two would leave the other ranks one step ahead.
+A message and rank 0's part of the same work are inside one guard: an interrupt between the two would leave the other ranks one step ahead.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from paged.model.worker import ReadyStep, Worker
 
 
 class TensorParallelWorker(Worker):
-    """As a Worker; `begin`, `logits` and `read` raise RanksFailed as soon as a rank has failed. The steps of one thread."""
+    """A Worker whose `begin`, `logits` and `read` raise RanksFailed once a rank has failed. For one thread."""
 
     def __init__(self, runner: Runner, ranks: Ranks) -> None:
         super().__init__(runner)
         self.ranks = ranks
 
     def begin(self, step: StepInput) -> None:
-        """As Worker's, on each rank: copies are each rank's own."""
+        """Begin the step on each rank, as Worker does. Each rank makes the copies in its own pool."""
         with self.ranks.guarded():
             self.ranks.send(Begun(step.encoded()))
             super().begin(step)
 
     def logits(self, step: ReadyStep, lengths: NDArray[np.int64] | None = None) -> Tensor:
-        """As Worker's."""
+        """Run the step on each rank, as `Worker.logits` does."""
         with self.ranks.guarded():
             self._send(step, None, None, lengths)
             return super().logits(step, lengths)
@@ -42,7 +42,7 @@ class TensorParallelWorker(Worker):
         stateful: NDArray[np.bool_],
         lengths: NDArray[np.int64] | None = None,
     ) -> Read:
-        """As Worker's."""
+        """Run the step on each rank, as `Worker.read` does."""
         with self.ranks.guarded():
             self._send(step, others, stateful, lengths)
             return super().read(step, others, stateful, lengths)
@@ -54,7 +54,7 @@ class TensorParallelWorker(Worker):
         stateful: NDArray[np.bool_] | None,
         lengths: NDArray[np.int64] | None,
     ) -> None:
-        """Its tokens are all known here, drafts included; the others guess none, and keep none."""
+        """Send a step with all its tokens, drafts included: other ranks neither draft nor keep tokens."""
         kept = None if lengths is None else np.ascontiguousarray(lengths, np.int64).tobytes()
         tokens = np.ascontiguousarray(step.token_ids, np.int32).tobytes()
         self.ranks.send(Run(step.input.number, tokens, sent(others), sent(stateful), kept))
