@@ -1,9 +1,12 @@
 """The small language models that ship with the package, in the ordinary Hugging Face layout.
 
-Three that have read Python's own documentation: `embedded`, a Llama of 0.9 million parameters; one of a quarter of them, which guesses what it
-says; and `hybrid`, an LFM2 of 0.95 million in two of whose four layers a short convolution keeps a state in the place of K and V
-(`tools/train_checkpoint.py` made all, `training.json` says how, and how well each does on text that it never saw).
-They are for demonstrations and tests.
+All were trained on Python's documentation, and are for demonstrations and tests:
+
+    embedded    a Llama of 0.9 million parameters
+    its draft   a Llama of a quarter of these
+    hybrid      an LFM2 of 0.95 million; in two of its four layers a short convolution keeps a state in place of K and V
+
+`tools/train_checkpoint.py` made them; `training.json` has the settings, and the losses on held-out text.
 """
 
 from pathlib import Path
@@ -19,29 +22,29 @@ NAMES = (EMBEDDED, HYBRID)
 
 
 def checkpoint_path() -> Path:
-    """The folder of the embedded one: config.json, model.safetensors, tokenizer."""
+    """Return the folder of `embedded`: config.json, model.safetensors, tokenizer."""
     return Path(__file__).parent
 
 
 def draft_path() -> Path:
-    """The folder of the smaller one, which has no tokenizer of its own."""
+    """Return the folder of the draft model, which has no tokenizer of its own."""
     return checkpoint_path() / "draft"
 
 
 def hybrid_path() -> Path:
-    """The folder of the one whose layers are of two kinds; its tokenizer is the embedded one's."""
+    """Return the folder of `hybrid`; its tokenizer is that of `embedded`."""
     return checkpoint_path() / "hybrid"
 
 
 def named_or_shipped(model: T | None) -> T | Path:
-    """The model that was named, or the folder of one that ships: of `embedded` for None. A folder of the same name is `./hybrid`."""
+    """Return the folder of the named model that ships, `embedded` for None; any other value as it is. A folder called hybrid is named `./hybrid`."""
     if model is None or model == EMBEDDED:
         return checkpoint_path()
     return hybrid_path() if model == HYBRID else model
 
 
 def check_folder(folder: Path) -> None:
-    """Raise CheckpointNotFound unless the folder has a configuration and weights. Needs no library."""
+    """Raise CheckpointNotFound unless the folder has a configuration and weights. Works without torch and transformers."""
     if not folder.is_dir():
         raise CheckpointNotFound(
             f"{folder}: no such folder. A folder in the Hugging Face layout is needed (config.json, .safetensors, a tokenizer), or the name of "
@@ -54,5 +57,5 @@ def check_folder(folder: Path) -> None:
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether it is the folder of a model that ships under a name."""
+    """Whether this is the folder of `embedded` or `hybrid`."""
     return path in (checkpoint_path(), hybrid_path())

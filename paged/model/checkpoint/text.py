@@ -1,6 +1,6 @@
-"""The text that the models that ship have read, and what was held out of it: `pydoc`'s topics and docstrings of the standard library.
+"""The text for training and testing the models that ship: `pydoc`'s topics, and docstrings of the standard library.
 
-It is this Python's: another version's documentation has other words, and other paragraphs are held out.
+It is the documentation of the running Python. Another version has other text, and other held-out paragraphs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from pydoc_data import topics
 
 SEQUENCE = 192
-"""Tokens of a piece of text in training."""
+"""Tokens of a training sequence."""
 _HELD_OUT_EVERY = 30
 _MODULES = (
     "bisect", "contextlib", "copy", "enum", "functools", "heapq", "random", "shutil", "statistics", "textwrap",
@@ -20,7 +20,7 @@ _MODULES = (
 
 
 def documents() -> list[str]:
-    """Every text once, in a fixed order."""
+    """Return every text once, in a fixed order."""
     texts = [text.strip() for _, text in sorted(topics.topics.items())]
     library = Path(sysconfig.get_path("stdlib"))
     for module in _MODULES:
@@ -34,7 +34,7 @@ def documents() -> list[str]:
 
 
 def split(texts: list[str]) -> tuple[list[str], list[str]]:
-    """(texts without what is held out, paragraphs held out); a paragraph's own digest decides, so both are the same every time."""
+    """Return (texts without held-out paragraphs, held-out paragraphs of more than 200 characters). A paragraph's digest decides, so the split is fixed."""
     kept, held_out = [], []
     for text in texts:
         paragraphs = text.split("\n\n")

@@ -23,7 +23,7 @@ _NOT_TRIED = "it is compiled at first use"
 
 
 def cuda_devices() -> tuple[list[CudaDevice], list[Problem]]:
-    """As torch sees them; and what is wrong where there is one that it does not see."""
+    """Return the CUDA devices that torch finds; and a problem if there is a driver, and torch finds none."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -46,7 +46,8 @@ def cuda_devices() -> tuple[list[CudaDevice], list[Problem]]:
 
 
 def backends(device: str, *, native_is_built: bool) -> tuple[list[BackendFound], list[Problem]]:
-    """Each backend on this type of device, for layers as most models have them, and which of them fail where they should refuse."""
+    """Try each backend on this type of device, with layers as most models have them. Return what was found, and a problem for each that fails where it
+    should refuse."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     shape = LayerShape(
         num_heads=8, num_kv_heads=2, head_dim=64, block_size=16, dtype=dtype, device=torch.device(device)
@@ -73,32 +74,32 @@ def backends(device: str, *, native_is_built: bool) -> tuple[list[BackendFound],
 
 
 def _reason(name: str, shape: LayerShape) -> str:
-    """Why this backend cannot do such layers here; "" where it can."""
+    """Return why this backend cannot do such layers here; "" if it can."""
     try:
         for each in (triton_blocks, xformers_splitk):
             if name == each.Backend.name:
-                # What it cannot do on this device it says without xformers, or Triton.
+                # It refuses this device even if xformers, or Triton, is not installed.
                 each.Backend.check(shape)
         get_backend(name).check(shape)
     except UnsupportedByBackend as error:
         if isinstance(error.__cause__, BuildFailed):
             return "it cannot be compiled here"
         _, what, instead = error.args
-        # Which others can is what stands beside it.
+        # Without the list of other backends, which the examination shows anyway.
         return f"cannot do {what}; {instead.partition('; the backends')[0].rstrip('.')}"
     return ""
 
 
 def shipped_model() -> tuple[LoadedModel, float]:
-    """The model that ships, on the CPU, and the seconds that it took."""
+    """Load the model that ships on the CPU. Return it, and the seconds that it took."""
     began = time.perf_counter()
     model = load_model(checkpoint_path())
     return model, time.perf_counter() - began
 
 
 def answer(model: LoadedModel | None, backend: BackendFound) -> tuple[list[int], float]:
-    """Tokens of the model's answer by this backend, and the seconds that they took; None: the model that ships, loaded there. Raises what goes
-    wrong."""
+    """Return the tokens of the model's answer with this backend, and the seconds that they took. `model` None: the model that ships, loaded on the
+    backend's device. Raises whatever goes wrong."""
     llm = LLM(model, backend=backend.name, device=backend.device, batch_invariant=False, num_blocks=_BLOCKS)
     began = time.perf_counter()
     (completion,) = llm.generate([_PROMPT], SamplingParams(max_tokens=_TOKENS, ignore_eos=True), use_tqdm=False)

@@ -1,4 +1,4 @@
-"""One look at this machine and installation: what it gives, what is wrong, and what there is to do."""
+"""The examination of this machine and installation: findings, problems and remedies."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from paged.model.doctor.findings import (
 from paged.model.doctor.machine import libraries, machine, unfit_versions
 from paged.model.threads import FreeCores
 
-# Longer than a reading of the cores is old at most.
+# Longer than the time between two readings of the cores (`threads.py`).
 _WINDOW_S = 0.6
-# Bytes of memory that a copy is tried in.
+# Free bytes with which a copy is timed.
 _COPIED = 2**30
 
 
 def examine(*, build: bool = True) -> Findings:
-    """Look, for some seconds. Native code that is not built is built, unless `build` says no: then nothing is tried that needs it. Raises nothing: what
-    goes wrong is found."""
+    """Examine this machine, for some seconds. Native code that is missing is built; without `build` it is not, and nothing is tried that needs it.
+    Errors become problems."""
     free_cores, began = FreeCores(), time.monotonic()
     installed = libraries()
     problems = [*_missing(installed), *unfit_versions()]
@@ -43,7 +43,7 @@ def examine(*, build: bool = True) -> Findings:
             has_torch = False
             what = f"What a model needs is installed, and cannot be loaded: {cause(error)}."
             problems.append(Problem(what=what, remedy=f"Install it again: {installed_by('engine')}.", is_broken=True))
-    # Others' share of the cores is that of a while in which we compile nothing.
+    # Measured before anything is compiled here.
     time.sleep(max(0.0, began + _WINDOW_S - time.monotonic()))
     here = machine(free_cores)
     engine = _engine(here, build, installed, problems) if has_torch else None
@@ -71,7 +71,7 @@ def _missing(installed: dict[str, dict[str, str | None]]) -> list[Problem]:
 
 
 def _engine(here: Machine, build: bool, installed: dict[str, dict[str, str | None]], problems: list[Problem]) -> Engine:
-    """What needs torch; what is wrong is added to the problems."""
+    """Examine what needs torch. Adds to `problems`."""
     import torch
 
     from paged.model.doctor.backends import backends, cuda_devices
@@ -120,8 +120,8 @@ def _could_be_better(here: Machine, threads: int) -> Iterator[Problem]:
 
 
 def _tested(found: list[BackendFound], problems: list[Problem]) -> tuple[float | None, list[Answer]]:
-    """The seconds until the model that ships was loaded, and what it answers: on the CPU by each backend that works there, and by the fastest on a GPU.
-    What is wrong is added to the problems."""
+    """Return the seconds that loading the model that ships took, and its answers: on the CPU by each backend that works there, on a GPU by the chosen
+    one. Adds to `problems`."""
     from paged.model.doctor.backends import answer, shipped_model
 
     try:

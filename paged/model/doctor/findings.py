@@ -1,4 +1,4 @@
-"""The results of an examination, as data: plain names, counts, bytes and seconds; and words that several of them share."""
+"""The results of an examination, as data."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Literal
 import msgspec
 
 REPORT = "That is a bug: please report it, with what `paged doctor --json` says."
-# Of a library's message: it may be pages.
+# Characters that are kept of a library's message, which may have pages.
 _LONGEST_CAUSE = 300
 
 State = Literal["found", "compiled", "not built", "failed"]
-"""Of a native library: kept from before, made now, left alone, or impossible here."""
+"""State of a native library: built before, compiled now, not built since `build` is false, or impossible to build here."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The processor and what others leave of it.
+    """The processor and memory, and how much of them is free.
 
-    instructions  the widest vectors that it has: "AVX-512", "AVX2", "AVX", "SSE" or "NEON"; "" where it is not known
+    instructions  the widest vectors: "AVX-512", "AVX2", "AVX", "SSE" or "NEON"; "" if not known
+    cores         cores that this process may use
     free_cores    cores that no other process uses now
-    free_bytes    of memory; None where it is not known
-    environment   variables that are set, and change what is loaded, compiled or run
+    free_bytes    free bytes of memory; None if not known
+    environment   environment variables that are set, and change what is loaded, compiled or run
     """
 
     system: str
@@ -35,7 +36,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NativeLibrary(msgspec.Struct, frozen=True, kw_only=True):
-    """One shared library of ours: what became of it, in so many seconds."""
+    """One shared library of ours: its state, and the seconds until it was loaded."""
 
     name: str
     state: State
@@ -43,8 +44,8 @@ class NativeLibrary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NativeCode(msgspec.Struct, frozen=True, kw_only=True):
-    """The compiler, by path and by what it says of itself, the folder where libraries are kept, and the libraries; as compiled, its vectors and
-    whether bfloat16 has units of its own, None where nothing is."""
+    """The compiler, its version, the folder of libraries, and the libraries. `instructions`: the vectors that the compiled code uses; `has_bfloat16`:
+    whether it uses units for bfloat16; None: it is not built."""
 
     compiler: str | None
     compiler_version: str | None
@@ -55,7 +56,7 @@ class NativeCode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendFound(msgspec.Struct, frozen=True, kw_only=True):
-    """An attention backend on a type of device. `works` None: it was not tried. `is_chosen`: by "auto". `reason`: why it does not work."""
+    """An attention backend on a type of device. `works` None: not tried. `is_chosen`: "auto" chooses it. `reason`: why it does not work."""
 
     name: str
     device: str
@@ -65,7 +66,7 @@ class BackendFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CudaDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """As torch sees it."""
+    """A CUDA device, as torch describes it."""
 
     name: str
     total_bytes: int
@@ -73,8 +74,8 @@ class CudaDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model that ships answered on a device by a backend; `agrees`: the same tokens as the backend `reference`, None on a GPU,
-    where it may round otherwise."""
+    """An answer of the model that ships, with a backend on a device. `agrees`: it has the tokens of the first answer on the CPU; None on a GPU, where
+    rounding may differ."""
 
     backend: str
     device: str
@@ -84,8 +85,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """What needs torch. `copy_bytes_per_s`: what a large copy reads and writes; None where there is no memory for one. `threads`: what a forward pass gets now of torch's own. `was_tried`: whether the model that ships was; `load_s`: until it was
-    loaded, None where it was not."""
+    """What needs torch.
+
+    copy_bytes_per_s  bytes/s that a large copy reads and writes; None: too little memory for one
+    torch_threads     torch's threads
+    threads           threads that a forward pass gets now
+    was_tried         whether the model that ships was tried
+    load_s            seconds to load it; None: it was not loaded
+    """
 
     copy_bytes_per_s: float | None
     torch_threads: int
@@ -99,7 +106,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem, and its remedy. `is_broken`: it should work here, and does not; else it could be better."""
+    """A problem and its remedy. `is_broken`: something does not work that should; else something could be better."""
 
     what: str
     remedy: str
@@ -107,7 +114,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. `libraries`: by extra, "" for what paged cannot do without, the version of each, None where it is not installed."""
+    """All findings. `libraries`: by extra, or "" for libraries that paged always needs, the version of each; None: not installed."""
 
     paged: str
     machine: Machine
@@ -118,12 +125,12 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cause(error: Exception) -> str:
-    """The error's class and what it says, in a line and without a full stop."""
+    """Return the error's class and message in one line, without a full stop."""
     words = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
     return words if len(words) <= _LONGEST_CAUSE else f"{words[:_LONGEST_CAUSE]} …"
 
 
 def listed(names: Sequence[str]) -> str:
-    """One, or several with "and" before the last."""
+    """Join names by commas, with "and" before the last."""
     *others, last = names
     return f"{', '.join(others)} and {last}" if others else last

@@ -1,4 +1,4 @@
-"""This machine and what is installed on it, without loading any of it."""
+"""This machine and its installed libraries, without loading them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
     "TRITON_INTERPRET",
 )
-# The widest first, by the names that Linux gives them.
+# By Linux's flags, the widest first.
 _VECTORS = {"avx512f": "AVX-512", "avx2": "AVX2", "avx": "AVX", "sse2": "SSE", "asimd": "NEON"}
 
 
 def machine(free_cores: FreeCores) -> Machine:
-    """This one. `free_cores` began to look when the examination did."""
+    """Describe this machine. `free_cores` had its first reading at the start of the examination."""
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
@@ -44,7 +44,7 @@ def machine(free_cores: FreeCores) -> Machine:
 
 
 def libraries() -> dict[str, dict[str, str | None]]:
-    """See Findings."""
+    """Return `Findings.libraries`."""
     found: dict[str, dict[str, str | None]] = {"": {name: _version(name) for name in _NEEDED}}
     for name, extra in EXTRAS.items():
         found.setdefault(extra, {})[name] = _version(DISTRIBUTIONS.get(name, name))
@@ -59,7 +59,7 @@ def _version(name: str) -> str | None:
 
 
 def unfit_versions() -> Iterator[Problem]:
-    """Libraries that are installed in versions which paged was not made for, where its own record and `packaging` are there to tell."""
+    """Yield a problem for each installed library whose version paged was not made for; none without paged's metadata or `packaging`."""
     try:
         from packaging.requirements import Requirement
 
@@ -67,7 +67,7 @@ def unfit_versions() -> Iterator[Problem]:
     except (ImportError, PackageNotFoundError):
         return
     for each in wanted:
-        # Only tests and work on paged itself need the others.
+        # The others are for tests and development.
         if each.name not in (*_NEEDED, *EXTRAS, *DISTRIBUTIONS.values()):
             continue
         found = _version(each.name)

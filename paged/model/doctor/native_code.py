@@ -1,4 +1,4 @@
-"""The compiler, the libraries that it makes of our C code, and what they came to."""
+"""The compiler, and the libraries that it makes of our C code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paged.errors import BuildFailed
 from paged.model.doctor.findings import NativeCode, NativeLibrary, Problem, State
 from paged.model.native.packed import MODEL_LIBRARY, model_library
 
-# Results in a panel of products.c: two or four vectors.
+# Columns of a panel in products.c, by the vectors that it was compiled for.
 _COLUMNS_OF_AVX512, _COLUMNS_OF_AVX = 64, 16
 
 
 def native_code(build: bool) -> tuple[NativeCode, list[Problem]]:
-    """The native code; what is not built is built if `build` says so."""
+    """Examine the native code, and build what is missing if `build`. Return it, and the problems."""
     compiler = version = folder = None
     problems: list[Problem] = []
     try:
@@ -45,7 +45,7 @@ def native_code(build: bool) -> tuple[NativeCode, list[Problem]]:
 
 
 def is_built(code: NativeCode) -> bool:
-    """Whether all of it can be used without a compiler."""
+    """Whether all libraries are built."""
     return all(each.state in ("found", "compiled") for each in code.libraries)
 
 
