@@ -1,4 +1,4 @@
-"""Hugging Face's own decoders on paged memory: loading them, handing their attention to a backend, running a batch.
+"""Hugging Face's own decoders on paged memory: loading a model, handing its attention to a backend, running a batch.
 
-Nothing here is imported before a model is wanted: `paged` itself does without torch.
+`import paged` imports nothing from here, so it does not need torch.
 """

@@ -1,7 +1,6 @@
-"""Memory for what a model's layers keep: how many blocks a number of bytes holds, and a pool of so many.
+"""Memory for what a model's layers keep: the bytes of a block, and pools.
 
-Layers that are all alike can share blocks of all layers (`pool_for`). Those of several kinds have a plan of groups on pages (`plan_of`,
-`layered_pool_for`).
+Layers that are alike share blocks of all layers (`pool_for`). Layers of several kinds have a plan of groups on pages (`plan_of`, `layered_pool_for`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _TRIAL_BLOCK = 4
 
 
 def check_kv_dtype(model: LoadedModel, kv_dtype: str) -> None:
-    """Raise InvalidConfig if K and V are to be quantised and no layer of the model keeps any."""
+    """Raise InvalidConfig if `kv_dtype` is one of codes, and no layer of the model can keep K and V in codes."""
     if kv_dtype == AUTO or any(each.stored_as(kv_dtype) != AUTO for each in model.layers):
         return
     kept = "latents" if model.layers else "states"
@@ -38,11 +37,10 @@ def check_kv_dtype(model: LoadedModel, kv_dtype: str) -> None:
 def with_kv_dtype(
     model: LoadedModel, kv_dtype: str, kv_dtype_skip_layers: Sequence[str] = ()
 ) -> tuple[LoadedModel, str]:
-    """Return the model with the layers that `kv_dtype_skip_layers` names marked to keep K and V in its dtype, and `kv_dtype` as pools know it. A dtype
-    of floats has to be the model's own.
+    """Return the model with the layers in `kv_dtype_skip_layers` marked to keep K and V in the model's dtype, and `kv_dtype` as pools take it.
 
-    `kv_dtype_skip_layers` has numbers of layers, and SKIPPED for all of a kind. Raises InvalidConfig for two dtypes that contradict, for what names no
-    layer that has K and V of its own, and where no layer is left in codes.
+    A name in `kv_dtype_skip_layers` is the number of a layer, or one of SKIPPED for all layers of a kind. Raises InvalidConfig for a float dtype other
+    than the model's, for a name without layers that have K and V of their own, and if no layer is left in codes.
     """
     own = str(model.dtype).removeprefix("torch.")
     if kv_dtype not in KV_DTYPES and kv_dtype != own:
@@ -52,7 +50,7 @@ def with_kv_dtype(
         )
     if kv_dtype not in CODE_BITS:
         return model, AUTO
-    # Layers that attend through an earlier one's K and V are stored as that one; latents are never codes.
+    # Layers that share the K and V of an earlier one follow that one; latents are never codes.
     keeping = [each for each in model.layers if each.source is None and not each.expands]
     names = {str(each.layer): {each.layer} for each in keeping}
     names |= {name: {each.layer for each in keeping if each.kind == kind} for name, kind in SKIPPED.items()}
@@ -73,7 +71,7 @@ def with_kv_dtype(
 
 
 def bytes_per_block(models: Sequence[LoadedModel], block_size: int, kv_dtype: str = AUTO) -> int:
-    """Bytes that one block takes over all layers of the models that share it. Raises UnsupportedModel for layers that are not alike."""
+    """Return the bytes of one block over all layers of the models that share it. Raises UnsupportedModel for layers that are not alike."""
     return sum(KVPool.bytes_per_block(**_kv_shape(model), block_size=block_size, kv_dtype=kv_dtype) for model in models)
 
 
@@ -86,9 +84,9 @@ def pool_for(
     kv_dtype: str = AUTO,
     kind: type[KVPool] = KVPool,
 ) -> KVPool:
-    """A pool for the K and V of this model, on its device and in its dtype, or as `kv_dtype` says; every layer keeps all tokens.
+    """Return a pool for this model's K and V, on its device, in its dtype or in `kv_dtype`; every layer keeps all tokens.
 
-    Raises attention's InvalidPool, and UnsupportedModel for layers that are not alike.
+    Raises InvalidPool, and UnsupportedModel for layers that are not alike.
     """
     return kind(
         **_kv_shape(model),
@@ -101,7 +99,7 @@ def pool_for(
 
 
 def _kv_shape(model: LoadedModel) -> dict[str, Any]:
-    """The shape of K and V, which all layers have. Raises UnsupportedModel where they are not alike."""
+    """Return the shape of K and V in all layers. Raises UnsupportedModel for layers that are not alike."""
     if not model.is_uniform:
         raise UnsupportedModel(
             f"{model.path}: its layers keep states, K and V of several shapes, or attend through an earlier layer's; blocks of all layers "
@@ -112,7 +110,7 @@ def _kv_shape(model: LoadedModel) -> dict[str, Any]:
 
 
 def kept_by(model: LoadedModel, kv_dtype: str = AUTO) -> list[Layers]:
-    """What each layer with K and V of its own keeps, in the order of the model; behind them compressed entries, and then each state layer."""
+    """Return what each layer with K and V of its own keeps, in the order of the model; then all compressed entries; then each state layer."""
     attention = [each.kept(model.dtype, kv_dtype) for each in model.layers if each.source is None]
     compressed = [each.kept_compressed(model.dtype) for each in model.layers if each.compressed]
     return [*attention, *compressed, *map(layers_of, model.state_layers)]
@@ -121,16 +119,16 @@ def kept_by(model: LoadedModel, kv_dtype: str = AUTO) -> list[Layers]:
 def plan_of(
     model: LoadedModel, *, block_size: int | None = None, page_bytes: int | None = None, kv_dtype: str = AUTO
 ) -> LayerPlan:
-    """Groups and pages for this model's layers. Raises as `plan_layers` does."""
+    """Plan groups and pages for this model's layers. Raises as `plan_layers` does."""
     return plan_layers(kept_by(model, kv_dtype), block_size=block_size, page_bytes=page_bytes)
 
 
 def layered_pool_for(
     model: LoadedModel, plan: LayerPlan, *, num_blocks: int, num_host_blocks: int = 0, kv_dtype: str = AUTO
 ) -> LayeredPool:
-    """A pool of `num_blocks` pages for this model by a plan of its layers, on its device and in its dtype; `kv_dtype` is that of the plan.
+    """Return a pool of `num_blocks` pages for this model by a plan of its layers, on its device and in its dtype; `kv_dtype` is that of the plan.
 
-    Raises attention's InvalidPool, and InvalidConfig for units that begin anywhere.
+    Raises InvalidPool, and InvalidConfig for units that cannot be aligned (`places_of`).
     """
     of_groups: list[list[Pieces]] = [places_of(group, plan.page_bytes) for group in plan.groups]
     found = [(group, of_groups[group][number]) for group, number in located(kept_by(model, kv_dtype), plan)]
@@ -150,8 +148,8 @@ def layered_pool_for(
 
 
 def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]], kv_dtype: str) -> dict[int, KVPlace]:
-    """Where K and V of each attention layer lie; `found`: group and places of those with K and V of their own, in the order of the model, and
-    then of compressed entries."""
+    """Return the places of K and V of each attention layer. `found`: group and places of each layer with K and V of its own, in the order of the
+    model, then of all compressed entries."""
     places: dict[int, KVPlace] = {}
     at = iter(found)
     of_compressed = iter(found[sum(each.source is None for each in model.layers) :])
@@ -178,8 +176,8 @@ def _kv_places(model: LoadedModel, found: Sequence[tuple[int, Pieces]], kv_dtype
 
 
 def trial_memory(model: LoadedModel, num_rows: int, length: int) -> tuple[LayeredPool, tuple[NDArray[np.int32], ...]]:
-    """A pool for so many rows of `length` tokens, and the tables of each group, int32 [rows, columns, k], of states one column; a row's blocks lie
-    apart."""
+    """Return a pool for `num_rows` rows of `length` tokens, and the table of each group, int32 [rows, columns, k], with one column for states. Blocks
+    of a row do not lie side by side."""
     if model.is_plain:
         columns = -(-length // _TRIAL_BLOCK)
         pool: LayeredPool = pool_for(model, num_blocks=num_rows * columns, block_size=_TRIAL_BLOCK)
@@ -190,7 +188,7 @@ def trial_memory(model: LoadedModel, num_rows: int, length: int) -> tuple[Layere
 
 
 def trial_tables(plan: LayerPlan, num_rows: int, length: int) -> tuple[int, tuple[NDArray[np.int32], ...]]:
-    """How many pages so many rows of `length` tokens take, all of them kept, and the tables of `trial_memory`."""
+    """Return the pages of `num_rows` rows of `length` tokens, all of which are kept, and their tables, as `trial_memory` has them."""
     num_pages, tables = 0, []
     for group in plan.groups:
         columns = -(-length // group.block_tokens) if group.block_tokens else 1
@@ -206,7 +204,7 @@ def trial_step(
     seq_lens: NDArray[np.int64],
     tables: tuple[NDArray[np.int32], ...],
 ) -> StepTokens:
-    """A step of rows of `trial_memory` with these tables, each row's state in one place."""
+    """Return a step of rows of `trial_memory` with these tables; each row's state is read and written in one place."""
     states = None
     if pool.state_group is not None:
         write = tables[pool.state_group][:, 0]
@@ -216,6 +214,6 @@ def trial_step(
 
 
 def _spread(first: int, num_rows: int, columns: int, pages: int) -> NDArray[np.int32]:
-    """Pages from `first` on, those of a row apart: [rows, columns, pages]."""
+    """Return page ids from `first` on, int32 [rows, columns, pages]; those of a row are `num_rows` apart."""
     found: NDArray[np.int32] = np.arange(first, first + num_rows * columns * pages, dtype=np.int32)
     return np.ascontiguousarray(found.reshape(columns, pages, num_rows).transpose(2, 0, 1))

@@ -1,4 +1,4 @@
-"""A conversation as a prompt: the checkpoint's own template, or a plain one for the models that ship."""
+"""Conversations as prompts, by the checkpoint's chat template, or by a plain one for the models that ship."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from paged.engine.door import checked_text, shown
 from paged.errors import InvalidChat
 
 ROLES = ("system", "user", "assistant", "tool")
-# Of the models that ship: they were never taught to talk.
+# The template of the models that ship, which were not trained on conversations.
 _PLAIN = {"system": "{}\n\n", "user": "Question: {}\n", "assistant": "Answer:{}\n\n", "tool": "Result: {}\n"}
-# What a message may have beside role and content, for templates that know tools.
+# Fields that a message may have besides role and content, for templates with tools.
 _MORE = {"name", "tool_calls", "tool_call_id", "reasoning_content"}
 _ANSWER = "Answer:"
 
@@ -28,13 +28,13 @@ def chat_prompt(
     tools: Sequence[Mapping[str, Any]] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """The token ids of a prompt that the assistant's next message continues.
+    """Return the token ids of a prompt that the assistant's next message continues.
 
-    tokenizer   the model's, with its chat template; None is refused
+    tokenizer   the model's tokenizer, with its chat template; None is refused
     messages    mappings with "role", one of ROLES, and "content", text; the last one is not the assistant's
-    is_shipped  it is a model that ships, which has no template
-    tools       what the assistant may call, as the template takes it
-    options     more of the template's own
+    is_shipped  the model is one that ships, which has no template
+    tools       tools that the assistant may call, as the template takes them
+    options     more variables of the template
 
     Raises InvalidChat, or InvalidRequest for a lone surrogate.
     """
@@ -49,7 +49,7 @@ def chat_prompt(
     if not tokenizer.chat_template:
         raise InvalidChat("the model's tokenizer has no chat template; make a prompt of the messages yourself.")
     _must_be_read(tokenizer, tools, options or {})
-    # It comes with transformers, which a tokenizer needs.
+    # Imported here: transformers, which tokenizers need, brings it.
     from jinja2 import TemplateError
 
     try:
@@ -67,7 +67,7 @@ def chat_prompt(
 
 
 def _must_be_plain(messages: Sequence[Message], tools: Any, options: Any) -> None:
-    """Raise InvalidChat for messages that the model that ships cannot take."""
+    """Raise InvalidChat for anything that the plain template would leave out."""
     named = {name for message in messages for name in message if message[name]} - {"role", "content", "tool_call_id"}
     named |= {name for name, value in (("tools", tools), ("chat_template_kwargs", options)) if value}
     if named:
@@ -86,13 +86,13 @@ def _must_be_read(tokenizer: Any, tools: Any, options: Mapping[str, Any]) -> Non
 
 
 def _as_said(message: Message) -> str:
-    """The content; an answer begins as it was generated, so that its blocks are found, with a space or a line's end."""
+    """Return the content. An answer begins as it was generated, with a space or a line's end, so that its blocks are found in the cache."""
     content = message["content"]
     return f" {content}" if message["role"] == "assistant" and not content[:1].isspace() else content
 
 
 def _checked_messages(messages: Any) -> list[Message]:
-    """Return the messages, of which an iterator gives them once. Raise InvalidChat unless an answer can follow them."""
+    """Return the messages as a list, since an iterator gives them once. Raise InvalidChat unless an answer can follow them."""
     if isinstance(messages, str | bytes | Mapping) or not hasattr(messages, "__iter__"):
         raise InvalidChat(f"messages have to be a list of mappings with role and content; got {shown(messages)}.")
     several = list(messages)

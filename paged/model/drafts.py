@@ -1,4 +1,4 @@
-"""A smaller model that guesses for a larger one: which it is, and whether it can."""
+"""The draft model for a model: which one it is, and whether it fits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paged.model.loading import LoadedModel, load_model
 
 
 def draft_for(model: LoadedModel, named: LoadedModel | str | Path | None) -> LoadedModel:
-    """The draft model that was named, or the one that ships with the models that ship, loaded beside the other one.
+    """Return the named draft model, or, for a model that ships, the draft model that ships; on the same device, and loaded in the same dtype.
 
-    Raises InvalidConfig where none was named, or it has another vocabulary or device, and as `load_model` does.
+    Raises InvalidConfig if none is named for any other model, or it has another vocabulary or device, and as `load_model` does.
     """
     if named is None:
         if not is_shipped(model.path):
@@ -39,7 +39,7 @@ def draft_for(model: LoadedModel, named: LoadedModel | str | Path | None) -> Loa
 
 
 def check_length(draft: LoadedModel, longest: int | None) -> None:
-    """Raise InvalidConfig if a sequence may have more tokens than the draft model takes."""
+    """Raise InvalidConfig if a sequence may be longer than the draft model allows; `longest` None: any length."""
     if draft.max_length is not None and (longest is None or longest > draft.max_length):
         raise InvalidConfig(
             f"{draft.path}: the draft model takes {draft.max_length} tokens of a sequence, which may have {longest or 'any number'}; "

@@ -1,4 +1,4 @@
-"""The free memory of a device, and a check that a pool fits into it, before anything is allocated."""
+"""The free memory of a device, and a check that a pool fits into it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 _MEMORY = Path("/proc/meminfo")
-# A container's limit, what it uses, and the statistics that say what of it can be had again, of the two kinds of control groups.
+# Of both versions of control groups: the limit, the memory in use, and statistics on how much of it can be reclaimed.
 _V2, _V1 = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 _LIMITS = (
     (_V2 / "memory.max", _V2 / "memory.current", _V2 / "memory.stat"),
@@ -20,7 +20,7 @@ _LIMITS = (
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Bytes that can be had on a device; None where it is not known."""
+    """Return the free bytes of a device; None if not known."""
     if device.type == "cuda":
         import torch
 
@@ -29,7 +29,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def free_bytes_of_host() -> int | None:
-    """Bytes that can be had of this machine's memory; None where it is not known."""
+    """Return the free bytes of this machine's memory, within the limits of control groups; None if not known."""
     found = [each for each in (_of_machine(), *(_of_group(*files) for files in _LIMITS)) if each is not None]
     return min(found, default=None)
 
@@ -43,8 +43,10 @@ def check_fits(
     ranks: int = 1,
     free: int | None = None,
 ) -> None:
-    """Raise InvalidConfig for blocks of so many bytes, on the device and on the host, that do not fit in what is free. Of a split model each of its `ranks`
-    has so many; they share a host, and `free` is what the rank with the least room has on its device."""
+    """Raise InvalidConfig if blocks of `block_bytes` on the device and on the host do not fit into free memory.
+
+    Each rank of a split model has as many blocks. Ranks share a host; `free` has the free bytes on the device of the rank with the fewest.
+    """
     import torch
 
     host = torch.device("cpu")
@@ -53,7 +55,7 @@ def check_fits(
         on_device, on_host = free, None if on_host is None else on_host // ranks
     wishes = [("num_blocks", num_blocks, device, on_device), ("host_blocks", host_blocks, host, on_host)]
     if device.type == "cpu":
-        # Both are in one memory.
+        # Both lie in one memory.
         wishes.append(("num_blocks and host_blocks together", num_blocks + host_blocks, host, on_host))
     for name, count, where, free in wishes:
         if free is not None and count * block_bytes > free:
@@ -73,11 +75,11 @@ def _of_machine() -> int | None:
 
 def _of_group(limit: Path, used: Path, statistics: Path) -> int | None:
     try:
-        # Files that were read lately count as used, and make room.
+        # Cached files count as used, and can be reclaimed.
         lines = (line.split() for line in statistics.read_text(encoding="ascii").splitlines())
         cached = next((int(value) for name, value in lines if name in ("inactive_file", "total_inactive_file")), 0)
         taken = max(0, int(used.read_text(encoding="ascii")) - cached)
         return max(0, int(limit.read_text(encoding="ascii")) - taken)
     except (OSError, ValueError):
-        # There is none, or it says "max".
+        # There is no limit, or it is "max".
         return None

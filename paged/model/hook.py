@@ -1,8 +1,8 @@
-"""The place where a Hugging Face decoder's attention is handed to a backend.
+"""The hook in transformers by which a Hugging Face decoder's attention comes to a backend.
 
-transformers lets an attention function be registered by name and calls it in every layer. Ours hands the layer's queries, keys and
-values to whatever forward pass is under way, which a context variable carries: some architectures drop keyword arguments on the
-way. A mask is never built: what transformers would write into one, a window, is handed through the layers in its place.
+transformers registers attention functions by name, and calls the chosen one in every layer. Ours hands the layer's queries, keys and values to the
+forward pass under way. A context variable carries that pass, since some architectures drop keyword arguments. No mask is built: a small `Mask`
+with the window goes through the layers in its place.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ from paged.attention import Expand, LayerOptions
 if TYPE_CHECKING:
     from paged.model.states.layer import RowStates
 
-# The name under which transformers knows our function.
+# The name under which our function is registered.
 ATTENTION = "paged"
-# What some modules hand to attention beside this, and what changes an answer.
+# Arguments of some modules that change an answer, and that no backend takes.
 _OTHERS = ("position_bias", "sinks")
-
-
-# An attribute of ours of modules that expand latents.
+# An attribute that we set on modules that expand latents: the function that does.
 _EXPAND = "paged_expand"
-# One of modules that attend by themselves.
+# An attribute that we set on modules that attend by themselves.
 BY_ITSELF = "paged_by_itself"
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What stands in for a mask of causal attention: a token sees `window` tokens, itself included, or those since the last multiple of
-    `chunk`; None: all before it. A part of it, as modules cut it out for a head, is itself."""
+    """Stands in for a mask of causal attention: a token sees `window` tokens, itself included, or those since the last multiple of `chunk`; both
+    None: all before it. Any part that a module cuts out of it, for a head, is the whole."""
 
     window: int | None
     chunk: int | None = None
@@ -49,13 +47,17 @@ class Mask:
 
     @property
     def dtype(self) -> Any:
-        """Which a module asks for that computes with a mask."""
+        """Refuse the model: a module reads it in order to compute with the mask."""
         return now_under_way().refuse("to compute with a mask", can_itself=True)
 
 
 class ForwardPass(Protocol):
-    """What takes the attention of one forward pass. `is_long`: bool [1, T], tokens whose rotary embedding is that of a long sequence
-    (`rotary.py`); None: no token's is. `states`: those of its rows, for layers that keep one; None: no layer does. `positions`: int64 [T]."""
+    """A forward pass under way, as the layers of a model see it.
+
+    is_long    bool [1, T]: tokens whose rotary embedding is that of a long sequence (`rotary.py`); None: no token's is
+    states     the states of its rows, for layers that keep one; None: no layer does
+    positions  int64 [T]
+    """
 
     is_long: Tensor | None
     states: RowStates | None
@@ -71,33 +73,33 @@ class ForwardPass(Protocol):
         expand: Expand | None = None,
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """Attention of T tokens: queries [T, heads, size of K], keys and values [T, kv heads, size] → [T, heads, size of V]. With
-        `expand` keys and values are latents, from which it makes what is attended to; `chosen`: as of `Latents.attend`."""
+        """Attend for T tokens: queries [T, heads, size of K], keys and values [T, kv heads, size] → [T, heads, size of V]. With `expand` keys and values
+        are latents, which it expands to K and V. `chosen`: as for `Latents.attend`."""
         ...
 
     def shares(self) -> list[tuple[int, int]]:
-        """The tokens of one call of a module that takes one sequence, as (first, stop)."""
+        """Return the tokens of each call of a module that takes one sequence at a time, as (first, stop)."""
         ...
 
     def of_share(self, first: int, stop: int) -> ForwardPass:
-        """The pass as modules within that module see it, whose states are those of the share's row alone."""
+        """Return the pass as parts of that module see it: its states are those of the share's row alone."""
         ...
 
     def index(self, layer: int, first: int, keys: Tensor) -> Tensor:
-        """Keep the index keys of one share, [tokens, size], which begins at token `first`. Returns those of its sequence up to there, [n, size]."""
+        """Keep the index keys of one share, [tokens, size], which begins at token `first`. Return those of its sequence up to the share's end, [n, size]."""
         ...
 
     def keep(self, layer: int, first: int, keys: Tensor, values: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
-        """Keep K and V of one share, [tokens, heads, size] each. Returns those of its sequence up to there, [n, heads, size], for a module that attends by
-        itself; with a window from the first on that a token of the share sees."""
+        """Keep K and V of one share, [tokens, heads, size] each, for a module that attends by itself. Return those of its sequence up to the share's end,
+        [n, heads, size]; with a window they begin at the first token that the share sees."""
         ...
 
     def keep_compressed(self, layer: int, first: int, name: str, begin: int, new: Tensor) -> Tensor:
-        """Keep compressed entries, [m, size], of one share, from entry `begin` of its sequence on. Returns those of its sequence up to there, [n, size]."""
+        """Keep compressed entries of one share, [m, size], from entry `begin` of its sequence on. Return those of its sequence up to their end, [n, size]."""
         ...
 
     def refuse(self, what: str, *, can_itself: bool = False) -> None:
-        """A layer wants something that no backend does; `can_itself`: its module can, where it is given K and V."""
+        """Raise, since a layer wants something that no backend does. `can_itself`: its module can, if it is given K and V."""
         ...
 
 
@@ -106,7 +108,7 @@ _UNDER_WAY: ContextVar[ForwardPass] = ContextVar("forward pass")
 
 @contextmanager
 def under_way(forward_pass: ForwardPass) -> Iterator[None]:
-    """Attention of models called inside goes to this forward pass."""
+    """Make this the forward pass of models that are called inside."""
     token = _UNDER_WAY.set(forward_pass)
     try:
         yield
@@ -115,7 +117,7 @@ def under_way(forward_pass: ForwardPass) -> Iterator[None]:
 
 
 def now_under_way() -> ForwardPass:
-    """The forward pass that a model which is being called belongs to; for models that are not transformers' own."""
+    """Return the forward pass under way, whose model is being called."""
     return _UNDER_WAY.get()
 
 
@@ -134,8 +136,8 @@ def _paged_attention(
     block_indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, heads, T, size], key and value [1, kv heads, T, size] → [1, T, heads, size of V]; `indices`, [1, T, k]: tokens that each one
-    attends to; `block_indices`, [1, groups of heads, T, k]: blocks of them, as the module's indexer has blocks."""
+    """Attend: query [1, heads, T, size], key and value [1, kv heads, T, size] → [1, T, heads, size of V]. `indices`, [1, T, k]: the tokens that each
+    token attends to; `block_indices`, [1, groups of heads, T, k]: blocks of them, of the size that the module's indexer has."""
     forward_pass = now_under_way()
     if hasattr(module, BY_ITSELF):
         attend: Any = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
@@ -148,14 +150,14 @@ def _paged_attention(
     if getattr(module, "is_causal", True) is False:
         forward_pass.refuse("attention to what comes later, as an encoder's do")
     if query.shape[0] != 1:
-        # Rows of a state layer come as a batch; attention has them one after the other.
+        # The rows of a state layer are a batch; attention takes rows one after the other.
         forward_pass.refuse("to attend within a layer that keeps a state")
     for name in _OTHERS:
         if others.get(name) is not None:
             forward_pass.refuse(f"{name} in its attention", can_itself=True)
     chunk = None
     if isinstance(attention_mask, Mask):
-        # The mask decides, as it does where transformers itself computes attention: many modules say their window nowhere else.
+        # The mask decides, as in transformers' own attention: many modules have their window nowhere else.
         sliding_window, chunk = attention_mask.window, attention_mask.chunk
     elif attention_mask is not None:
         forward_pass.refuse("a mask that they compute themselves", can_itself=True)
@@ -174,7 +176,7 @@ def _paged_attention(
 
 
 def _mask(*, config: Any, local_size: int | None = None, use_vmap: bool = False, **others: Any) -> Mask:
-    """As transformers' own functions that build masks. `use_vmap`: a module adds conditions of its own."""
+    """Take the place of transformers' functions that build masks. `use_vmap`: a module adds conditions of its own."""
     if use_vmap:
         now_under_way().refuse("a mask with conditions of their own", can_itself=True)
     if local_size is None or local_size != getattr(config, "attention_chunk_size", None):
@@ -185,7 +187,7 @@ def _mask(*, config: Any, local_size: int | None = None, use_vmap: bool = False,
 
 
 def follow_latents(module: nn.Module) -> None:
-    """Make attention modules that expand latents to K and V hand the latents themselves to attention, with the function that expands them."""
+    """Make attention modules that expand latents to K and V hand the latents to attention, with the function that expands them."""
     for each in module.modules():
         if hasattr(type(each), "expand_kv"):
             setattr(each, _EXPAND, each.expand_kv)
@@ -198,14 +200,14 @@ def _both(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def names_in(module: nn.Module) -> tuple[str, ...]:
-    """The names that the code of a module's forward uses."""
+    """Return the names that the code of a module's forward function uses."""
     code: Any = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return () if code is None else code.co_names
 
 
 def follow_layers(module: nn.Module) -> None:
-    """Make attention modules that serve several layers, and get its number with each call, or what to add to their own, give it by `layer_idx` as all
-    others do."""
+    """Make attention modules that serve several layers set `layer_idx` at each call, as all others have it. Such a call has the layer's number, or an
+    offset to the module's own."""
     for each in module.modules():
         if "ALL_ATTENTION_FUNCTIONS" not in names_in(each):
             continue
@@ -231,7 +233,7 @@ def _of_layer(
 
 
 def register() -> None:
-    """Make both functions known to transformers; once more does no harm."""
+    """Register both functions with transformers. A second call changes nothing."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, _paged_attention)

@@ -1,8 +1,8 @@
 """The tokens and states that the layers of a transformers configuration keep of a sequence.
 
-transformers' own classes read a configuration, with their defaults, and say which cache each layer has. What is left to know is the bytes of
-a token and of a state, by kind of model (`model_type`). A kind is known here if a test holds it against the cache of transformers' own model;
-any other is refused by name. Layers that attend through K and V of an earlier layer keep nothing.
+transformers' classes read a configuration, add its defaults, and name each layer's kind of cache. This module adds the bytes of a token and of a
+state by kind of model (`model_type`). For each kind known here, a test compares these with the cache of transformers' model; any other kind is
+refused by name. Layers that attend to K and V of an earlier layer keep nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paged.errors import InvalidConfig, MissingExtra, UnknownLayers
 from paged.model.layer_plan import Layers, Part
 
 MOST = 1 << 24
-"""Of any number that is counted; a vocabulary of 262,144 is the largest that is known."""
+"""Largest size or count that a configuration may have."""
 _SIZE = 2
 """Bytes of an element of K and V, and of a convolution's tail: bf16."""
 _STATE_SIZES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2}
@@ -35,15 +35,15 @@ KEPT_BY = {
     "hybrid_sliding": ("window", "state"),
     "dummy": (),
 }
-"""By transformers' name of a layer's cache, what it keeps."""
+"""What a layer keeps, by transformers' name of its kind."""
 _CHOOSING = ("indexed_attention", "minimax_m3_sparse")
-"""Those with an index key of each token, by which later ones choose what they attend to."""
+"""Kinds that keep an index key of each token: later tokens choose by it what they attend to."""
 CONV_PIECES = 4
 """A convolution's tail lies in four pieces, each of a quarter of its channels."""
 
 
 class Sizes(NamedTuple):
-    """Bytes of an element: of K, V and the tail of a convolution; of a recurrent state, None: as the configuration says; and of a token id."""
+    """Bytes of an element of K, V and the tail of a convolution; of a recurrent state, None: as the configuration says; and of a token id."""
 
     element: int = _SIZE
     state: int | None = None
@@ -51,15 +51,16 @@ class Sizes(NamedTuple):
 
 
 class Compressed(NamedTuple):
-    """What a layer keeps of every `stride` tokens beside a window: entries of these elements, each of which may overlap with the one before."""
+    """Entries that a layer keeps beside a window: one of each of these `sizes`, in elements, for every `stride` tokens. With `overlaps` an entry also uses
+    the tokens of the one before."""
 
     stride: int
     sizes: tuple[int, ...]
     overlaps: bool
 
     def parts(self, element: int, wide: int) -> tuple[Part, ...]:
-        """The state beside them: two projections of the tokens without an entry, and those of the last entry's tokens that overlap, the second of which is
-        `wide`, since a bias was added; each for every size."""
+        """Return the state beside the entries, for every size: two projections of each token without an entry, and, with overlap, two of each token of
+        the last entry. `element`, `wide`: bytes of an element; the last projection of overlap has `wide`, since a bias is added to it."""
         found = [
             Part(units=2 * (self.stride - 1), unit_bytes=each * (1 + self.overlaps) * element) for each in self.sizes
         ]
@@ -69,13 +70,14 @@ class Compressed(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """How a kind of model is read: the entry of one attention layer, given which tokens it keeps, and the parts of one layer's state, given the
-    bytes of an element of its recurrence and of anything else.
+    """How to read the configurations of a kind of model. Each function takes the configuration of one layer first.
 
-    state_size   bytes of an element of a recurrent state where the configuration does not say
-    layer_type   of all layers, where transformers knows no cache of the kind
-    compressed   what a layer of a type keeps of several tokens, given its type
-    numbered     more parts of one layer's state, given its number from 0
+    entry        bytes of each piece that the layer keeps of a token, given what it keeps ("full", "window", ...)
+    parts        parts of the layer's state, given the bytes of an element of its recurrence, and of any other element
+    state_size   bytes of an element of a recurrent state if the configuration does not say
+    layer_type   kind of all layers, if transformers has no cache for the kind of model
+    compressed   entries of several tokens, given the layer's type
+    numbered     more parts of the layer's state, given its number from 0
     """
 
     entry: Callable[[Any, str], tuple[int, ...]]
@@ -87,15 +89,16 @@ class _Kind(NamedTuple):
 
 
 def config_of(document: dict[str, Any]) -> Any:
-    """Return transformers' object for a config.json.
+    """Return transformers' configuration for the contents of a config.json.
 
-    Raises UnknownLayers for a kind of model that is not known, InvalidConfig for what its class refuses, MissingExtra without transformers.
+    Raises UnknownLayers for a kind of model that transformers does not have, InvalidConfig for what its class refuses, MissingExtra without
+    transformers.
     """
     mapping = import_with_extra("transformers.models.auto.configuration_auto", _NEEDED_BY).CONFIG_MAPPING
     model_type = document.get("model_type")
     if not isinstance(model_type, str) or model_type not in mapping:
         raise UnknownLayers(str(model_type), list(_KINDS))
-    # Before a class makes a list of so many.
+    # Checked first: a class makes a list of as many layers.
     for fields in (document, *(each for each in document.values() if isinstance(each, dict))):
         for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
             if isinstance(number := fields.get(name), int) and number > MOST:
@@ -107,11 +110,11 @@ def config_of(document: dict[str, Any]) -> Any:
 
 
 def kept_layers(config: Any, sizes: Sizes | None = None) -> list[Layers]:
-    """Return what a model's layers keep; `config`: as transformers' class has read it. K and V, and tails of convolutions, are in bf16,
-    a recurrent state is as the configuration says, or as the kind of model has it; or all as `sizes` says.
+    """Return what a model's layers keep, equal layers together; `config` is transformers' configuration.
 
-    Raises UnknownLayers for a kind of model that is not known,
-    InvalidConfig for a field that is wrong or contradicts another, MissingExtra for a transformers that is too old.
+    `sizes` None: K and V, and tails of convolutions, are bf16; a recurrent state has the dtype of the configuration, or that of the kind of model.
+    Raises UnknownLayers for a kind of model that is not known, InvalidConfig for a field that is wrong or contradicts another, MissingExtra for
+    a transformers that is too old.
     """
     config = config.get_text_config()
     model_type = getattr(config, "model_type", None)
@@ -132,21 +135,21 @@ def kept_layers(config: Any, sizes: Sizes | None = None) -> list[Layers]:
 
 
 def strides_of(config: Any) -> list[int]:
-    """Tokens of an entry of each layer, of a kind of model that is known to keep entries of several; else [1]."""
+    """Return the tokens of an entry, for each kind of layers of a model that keeps entries of several tokens; [1] for any other model."""
     config = config.get_text_config()
     kind = _KINDS.get(getattr(config, "model_type", ""))
     return [1] if kind is None or kind.compressed is None else [each.stride for each in kept_layers(config)]
 
 
 def _of_layers(kind: _Kind, config: Any, sizes: Sizes) -> list[tuple[Any, ...]]:
-    """Return kind, entry, reach, parts and stride of all that each layer keeps."""
+    """Return (kind, entry, reach, parts, stride) of everything that each layer keeps."""
     cache = import_with_extra("transformers.cache_utils", _NEEDED_BY)
     types, options = cache.get_layer_types_and_kwargs(config)
     found: list[tuple[Any, ...]] = []
     if kind.layer_type is not None:
         types = [kind.layer_type] * len(types)
     size = _state_size(kind, config) if sizes.state is None else sizes.state
-    # Some choose what the layer before them chose.
+    # "shared" layers attend to what the layer before them chose, and keep no index key.
     indexers = getattr(config, "indexer_types", None) or ["full"] * len(types)
     layers = zip(types, options, config.per_layer_config, indexers, strict=True)
     for number, (layer_type, more, of_layer, indexer) in enumerate(layers):
@@ -192,7 +195,7 @@ def _said(error: Exception) -> str:
     return f"transformers cannot read it: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
-# What attention stores of a token.
+# Functions for _Kind.entry.
 
 
 def _kv(config: Any, name: str) -> tuple[int, ...]:
@@ -214,7 +217,7 @@ def _of_heads(config: Any, kv_heads: int) -> tuple[int, ...]:
 
 
 def _falcon(config: Any, name: str) -> tuple[int, ...]:
-    """One head, all, or as many as it says: these transformers repeats before it keeps them, which a kernel does not need."""
+    """One head, all heads, or as many as the new architecture's configuration says. transformers keeps these repeated; here each is kept once."""
     if config.new_decoder_architecture:
         older = hasattr(config, "num_key_value_heads")
         return _of_heads(config, _count(config, "num_key_value_heads" if older else "num_kv_heads"))
@@ -222,7 +225,7 @@ def _falcon(config: Any, name: str) -> tuple[int, ...]:
 
 
 def _mimo(config: Any, name: str) -> tuple[int, ...]:
-    """Twice the heads in windows, and values of another width than keys."""
+    """Windows have twice the heads. Values have another width than keys."""
     heads = _count(config, "num_key_value_heads") * (2 if name == "window" else 1)
     return (heads * _count(config, "head_dim") * _SIZE, heads * _count(config, "v_head_dim") * _SIZE)
 
@@ -232,19 +235,19 @@ def _latent(config: Any, name: str) -> tuple[int, ...]:
 
 
 def _index_key(config: Any) -> tuple[int, ...]:
-    """None where Qwen4-exp's configuration has no indexer."""
+    """An index key; () for Qwen4-exp without an indexer."""
     if getattr(config, "indexer_head_dim", 0) is None:
         return ()
     return (_count(config, "indexer_head_dim" if hasattr(config, "indexer_head_dim") else "index_head_dim") * _SIZE,)
 
 
 def _one_head(config: Any, name: str) -> tuple[int, ...]:
-    """DeepSeek-V4's: K of one head, which is its V, too."""
+    """DeepSeek-V4: K of one head, which is also its V."""
     return (_count(config, "head_dim") * _SIZE,)
 
 
 def _deepseek_4(config: Any, layer_type: str) -> Compressed:
-    """An entry of K, and where few are chosen an index key, which overlap."""
+    """Heavily compressed: an entry of K. Else an entry of K and an index key, which overlap."""
     rates = config.compress_rates
     if not isinstance(rates, dict) or not isinstance(stride := rates.get(layer_type), int) or stride < 2:
         raise InvalidConfig(
@@ -255,7 +258,7 @@ def _deepseek_4(config: Any, layer_type: str) -> Compressed:
     return Compressed(stride, (_count(config, "head_dim"), _count(config, "index_head_dim")), overlaps=True)
 
 
-# What a layer's state is.
+# Functions for _Kind.parts and _Kind.numbered.
 
 
 def _state_size(kind: _Kind, config: Any) -> int:
@@ -273,7 +276,7 @@ def _conv(channels: int, kernel: int, element: int) -> tuple[Part, ...]:
 
 
 def _delta(config: Any, size: int, element: int) -> tuple[Part, ...]:
-    """A gated delta rule: a matrix a value head, and a short convolution over queries, keys and values."""
+    """A gated delta rule: a matrix for each value head, and a short convolution over queries, keys and values."""
     heads, key_heads = _count(config, "linear_num_value_heads"), _count(config, "linear_num_key_heads")
     key, value = _count(config, "linear_key_head_dim"), _count(config, "linear_value_head_dim")
     channels = 2 * key_heads * key + heads * value
@@ -301,7 +304,7 @@ def _kimi_delta(config: Any, size: int, element: int) -> tuple[Part, ...]:
 
 
 def _delayed(config: Any, size: int, element: int) -> tuple[Part, ...]:
-    """Zaya's: two convolutions over queries and keys, one behind the other, and half of a token's values for the next one."""
+    """Zaya: two convolutions over queries and keys, one after the other, and half of a token's values for the next token."""
     heads, kv_heads = _count(config, "num_attention_heads"), _count(config, "num_key_value_heads")
     dim, kernels = _count(config, "head_dim"), _count(config, "cca_time0") + _count(config, "cca_time1")
     return (
@@ -317,7 +320,7 @@ def _lightning(config: Any, size: int, element: int) -> tuple[Part, ...]:
 
 
 def _mamba2(heads: str, dim: str, state: str, groups: str, kernel: str) -> Callable[[Any, int, int], tuple[Part, ...]]:
-    """A matrix a head, and a convolution; these are the names of its sizes."""
+    """A matrix for each head, and a convolution. The arguments are the names of the fields with their sizes."""
 
     def parts(config: Any, size: int, element: int) -> tuple[Part, ...]:
         inner, kept = _count(config, heads) * _count(config, dim), _count(config, state)
@@ -330,7 +333,7 @@ def _mamba2(heads: str, dim: str, state: str, groups: str, kernel: str) -> Calla
 
 
 def _rows_of_state(channels: int, state: int, kernel: int, size: int, element: int) -> tuple[Part, ...]:
-    """One row of state a channel; in 64 pieces of channels, as kernels go through them (Mamba)."""
+    """Mamba: a row of state for each channel, in 64 pieces of channels if these divide, and a convolution."""
     pieces = 64 if channels % 64 == 0 else 1
     return (Part(units=pieces, unit_bytes=channels // pieces * state * size), *_conv(channels, kernel, element))
 
@@ -359,13 +362,13 @@ def _zamba(config: Any, size: int, element: int) -> tuple[Part, ...]:
 
 
 def _gated_unit(config: Any, size: int, element: int) -> tuple[Part, ...]:
-    """RecurrentGemma's: a number a channel, and a convolution."""
+    """RecurrentGemma: a number for each channel, and a convolution."""
     channels = _count(config, "lru_width")
     return (Part(units=1, unit_bytes=channels * size), *_conv(channels, _count(config, "conv1d_width"), element))
 
 
 def _xlstm(config: Any, size: int, element: int) -> tuple[Part, ...]:
-    """A matrix a head, and beside it the weight of its keys and their scale."""
+    """A matrix for each head, the weight of its keys, and their scale."""
     heads, keys = _count(config, "num_heads"), _count(config, "qk_head_dim")
     return (
         Part(units=heads, unit_bytes=keys * _count(config, "v_head_dim") * size),
@@ -375,7 +378,7 @@ def _xlstm(config: Any, size: int, element: int) -> tuple[Part, ...]:
 
 
 def _rwkv(config: Any, size: int, element: int) -> tuple[Part, ...]:
-    """A sum, its weight and their scale; and the token before, for each of the two mixings."""
+    """A sum, its weight and their scale; and the previous token, for each of the two mixings."""
     return (
         Part(units=3, unit_bytes=_count(config, "attention_hidden_size") * size),
         Part(units=2, unit_bytes=_count(config, "hidden_size") * element),
@@ -395,7 +398,7 @@ _PLAIN = """
     modernbert-decoder moshi mpt nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phimoe qwen2 qwen2_5_vl_text qwen2_moe
     qwen2_vl_text qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma xglm
 """
-"""Kinds of model whose layers all keep K and V of as many heads as their configuration says."""
+"""Kinds of model whose layers all keep K and V of `num_key_value_heads` heads."""
 _LATENTS = """
     axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm_moe_dsa hy_v4 longcat_flash minicpm3 youtu
 """

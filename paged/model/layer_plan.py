@@ -2,11 +2,11 @@
 
     tokens      0        16       32       48       64
     full        | p3 p9  | p1 p7  | p4 p5  | p0 p2  |         2 pages a block
-    window 32   |        |        | p6     | p12    |         1 page a block; what lies before the window went back
+    window 32   |        |        | p6     | p12    |         1 page a block; blocks before the window were released
     state                                      p8 p10 p11     3 pages in all
 
-A *unit* is what a kernel reads whole: one layer's K of a block, its V, or one piece of a layer's state. It lies within one page, so a page of
-any size that holds the largest unit will do, and a block stays small whatever a state weighs.
+A *unit* is what a kernel reads whole: one layer's K of a block, its V, or one piece of a layer's state. A unit lies within one page. So any page
+size that holds the largest unit works, and blocks stay small however large a state is.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ LENGTHS = tuple(1024 * 2**power for power in range(8))
 """Lengths of a sequence, 1k, 2k, 4k to 128k tokens, at which a plan is judged."""
 BLOCK_SIZES = (16, 32)
 MOST_WASTE = 1.03
-"""Bytes held over bytes kept up to which the smaller block is taken."""
+"""Most bytes held over bytes kept with which the smaller block is chosen."""
 MOST_PAGES = 16
-"""Pages of a block, over all groups, up to which the smaller block is taken: each is one more id to write when a row grows."""
+"""Most pages of a block, over all groups, with which the smaller block is chosen: each page is one more id to write when a row grows."""
 _ALIGNED = 64
 _MIXTURES = 256
-"""Ways to fill a page that are compared: of each size but the smallest 16 numbers of units, or fewer where there are more than three sizes."""
+"""Most ways to fill a page that are compared: 16 numbers of units for each size but the smallest, or fewer if there are more than three sizes."""
 _MOST_PARTS = 64
-"""Units of a page, and pages of a block, of the page sizes that are tried."""
+"""Most units of a page, and pages of a block, for which page sizes are tried."""
 _LARGEST_PAGE = 8 << 20
 _EQUAL = 0.005
-"""Of plans whose waste is within this of the least, the one with the fewest pages a token is taken."""
+"""Of the plans within this of the least waste, the one with the fewest pages a token is chosen."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pieces of one layer's state that a kernel reads whole: `units` of them of `unit_bytes` each, such as one a head."""
+    """Part of one layer's state: `units` pieces of `unit_bytes` each, such as one a head, each of which a kernel reads whole."""
 
     units: int
     unit_bytes: int
@@ -47,13 +47,13 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Layers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Equal layers of a model, and what they keep of a sequence.
 
-    kind         full: all tokens; window: the last `reach`, the newest among them; chunk: those since the last multiple of `reach`;
-                 state: a value of one size
-    count        layers
-    entry        attention: bytes of each piece that one layer stores of one entry: its K and its V, or a latent, an index key and so on
-    stride       attention: tokens that make one entry
-    reach        of a window or chunk, in tokens
-    parts        state: what one layer keeps
+    kind    full: all tokens; window: the last `reach`, the newest included; chunk: those since the last multiple of `reach`;
+            state: a value of fixed size
+    count   number of layers
+    entry   attention: bytes of each piece that one layer stores of one entry: its K and its V, or a latent, an index key and so on
+    stride  attention: tokens of one entry
+    reach   window or chunk: its length in tokens
+    parts   state: what one layer keeps
     """
 
     kind: Literal["full", "window", "chunk", "state"]
@@ -84,7 +84,7 @@ class Layers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise InvalidConfig(f"{self.kind} layers: reach is {self.reach}; only windows and chunks have one")
 
     def units(self, block_tokens: int) -> list[tuple[int, int]]:
-        """Return (bytes, number) of the units of a block of so many tokens, over all layers; of a state, of all of it."""
+        """Return (bytes, number) of the units of a block of `block_tokens` tokens, over all layers; for a state, of the whole state."""
         if self.kind == "state":
             return [(part.unit_bytes, part.units * self.count) for part in self.parts]
         return [(piece * block_tokens // self.stride, self.count) for piece in self.entry]
@@ -95,7 +95,7 @@ class Layers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return sum(part.units * part.unit_bytes for part in self.parts)
 
     def kept_bytes(self, num_tokens: int) -> int:
-        """Return the bytes that these layers must keep of a sequence of `num_tokens` tokens: of entries of several tokens those that are whole."""
+        """Return the bytes that these layers must keep of a sequence of `num_tokens` tokens; of entries of several tokens only whole ones count."""
         if self.kind == "state":
             return self.count * self.state_bytes
         first = front(self.kind, self.reach, num_tokens) // self.stride
@@ -105,24 +105,24 @@ class Layers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def front(kind: str, reach: int, num_tokens: int) -> int:
     """Return the first token that a layer of this kind keeps of a sequence of `num_tokens` computed tokens."""
     if kind == "window":
-        # The next token sees itself and reach - 1 before it.
+        # The next token sees itself and the reach - 1 tokens before it.
         return max(0, num_tokens + 1 - reach)
     return num_tokens // reach * reach if kind == "chunk" else 0
 
 
 def blocks_held(kind: str, reach: int, num_tokens: int, block_tokens: int) -> int:
-    """Return the blocks of attention that a sequence of `num_tokens` computed tokens holds; `kind`, `reach`: as of its layers."""
+    """Return the blocks that a sequence of `num_tokens` computed tokens holds in a group of attention layers of this `kind` and `reach`."""
     return max(0, -(-num_tokens // block_tokens) - front(kind, reach, num_tokens) // block_tokens)
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Layers that keep the same tokens for the same time, and so share a block table.
 
-    kind, reach   as of its layers
-    layers        of each shape
-    block_tokens  tokens of a block; of a state 0
-    pages         of a block, or of a state
-    used_bytes    of these pages, what units fill
+    kind, reach   those of its layers
+    layers        its layers, by shape
+    block_tokens  tokens of a block; 0 for a state
+    pages         pages of a block, or of a state
+    used_bytes    bytes of these pages that units fill
     """
 
     kind: Literal["full", "window", "chunk", "state"]
@@ -138,7 +138,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The kind, its reach if it has one, and the tokens of an entry where these are several."""
+        """The kind, its reach if it has one, and the tokens of an entry if there are several."""
         strides = sorted({each.stride for each in self.layers})
         named = f"{self.kind} {self.reach:,}" if self.reach else self.kind
         return f"{named}, {' and '.join(map(str, strides))} tokens an entry" if strides[-1] > 1 else named
@@ -151,7 +151,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Pages of `page_bytes` each, blocks of `block_size` tokens, and what each group takes of them."""
+    """Pages of `page_bytes`, blocks of `block_size` tokens, and the groups of layers."""
 
     page_bytes: int
     block_size: int
@@ -162,11 +162,11 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.page_bytes * sum(group.pages_held(num_tokens) for group in self.groups)
 
     def kept_bytes(self, num_tokens: int) -> int:
-        """Return the bytes that the layers must keep of it."""
+        """Return the bytes that the layers must keep of a sequence of `num_tokens` tokens."""
         return sum(layers.kept_bytes(num_tokens) for group in self.groups for layers in group.layers)
 
     def bytes_if_full(self, num_tokens: int) -> int:
-        """Return what the same layers would keep if windows and chunks kept all tokens."""
+        """Return the bytes that the same layers would keep if windows and chunks kept all tokens."""
         layers = [each for group in self.groups for each in group.layers]
         full = [msgspec.structs.replace(each, kind="full", reach=0) if each.reach else each for each in layers]
         return sum(each.kept_bytes(num_tokens) for each in full)
@@ -174,21 +174,21 @@ class LayerPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def waste(self) -> float:
         """Bytes held over bytes kept, at the worst of LENGTHS."""
-        # A chunk keeps nothing at its end.
+        # A chunk keeps no token at its end.
         return max(self.held_bytes(length) / max(1, self.kept_bytes(length)) for length in LENGTHS)
 
     @property
     def pages_of_block(self) -> int:
-        """Pages of one block of each group, states aside."""
+        """Pages of one block of every group but that of states."""
         return sum(group.pages for group in self.groups if group.block_tokens)
 
 
 def plan_layers(layers: Sequence[Layers], *, block_size: int | None = None, page_bytes: int | None = None) -> LayerPlan:
-    """Plan groups and pages for a model's layers, with the least waste and then the fewest pages a token.
+    """Plan groups and pages for a model's layers, with the least waste, then the fewest pages a token.
 
-    Blocks have 16 tokens, or 32 where 16 wastes more or takes many pages; `block_size` and `page_bytes` fix them. Where an entry stands for
-    several tokens, a block has the least common multiple of both. Raises InvalidConfig for no layers or a size below 1, NoPagePlan for a page that holds
-    no unit of some layers.
+    Blocks have 16 tokens, or 32 if 16 would waste more or take many pages. `block_size` and `page_bytes`, if given, are used as they are. A group with
+    entries of several tokens has blocks of the least common multiple of `block_size` and an entry. Raises InvalidConfig for no layers or a size
+    below 1, and NoPagePlan for pages smaller than a unit.
     """
     if not layers:
         raise InvalidConfig("a plan needs layers; got none")
@@ -213,7 +213,7 @@ def _best(plans: Iterable[LayerPlan]) -> LayerPlan:
 
 
 def _plans(layers: Sequence[Layers], block_size: int, page_bytes: int | None) -> Iterator[LayerPlan]:
-    """Yield the plans with blocks of so many tokens, one for each page size that may be good."""
+    """Yield the plans with blocks of `block_size` tokens: one for each candidate page size, or for `page_bytes`."""
     kinds: dict[tuple[str, int, int], list[Layers]] = {}
     for each in layers:
         tokens = 0 if each.kind == "state" else math.lcm(block_size, each.stride)
@@ -237,7 +237,7 @@ def merged_units(units: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _candidates(groups: Iterable[list[tuple[int, int]]], largest: int) -> list[int]:
-    """Return page sizes to try: whole numbers of a group's units, and even parts of a group's block."""
+    """Return page sizes to try: multiples of a group's units, and even parts of a group's block."""
     found = set[int]()
     for units in groups:
         whole = sum(size * number for size, number in units)
@@ -268,14 +268,14 @@ def _planned(
 
 
 def num_pages(units: Sequence[tuple[int, int]], page_bytes: int) -> int:
-    """Return how many pages it takes to hold all these units, (bytes, number), the largest first, each within one page."""
+    """Return how many pages these units take, (bytes, number), the largest first; each unit lies within one page."""
     return sum(times for _, times in packing(units, page_bytes))
 
 
 def packing(units: Sequence[tuple[int, int]], page_bytes: int) -> list[tuple[tuple[int, ...], int]]:
     """Return how pages hold these units, (bytes, number), the largest first: (units of each size on a page, pages filled like that).
 
-    A good packing, not always the least: page by page the fullest mixture is taken, of equal ones the one nearest to the mixture of what is left.
+    The packing is greedy, and not always the smallest: each page gets the fullest mixture, of equal ones the one closest to the mixture of what is left.
     """
     left = [number for _, number in units]
     sizes = [size for size, _ in units]
@@ -290,12 +290,12 @@ def packing(units: Sequence[tuple[int, int]], page_bytes: int) -> list[tuple[tup
 
 
 def _mixtures(sizes: Sequence[int], left: Sequence[int], room: int, width: int) -> Iterator[tuple[int, ...]]:
-    """Yield how many units of each size a page may take, of each so many numbers; the smallest fill what the others leave."""
+    """Yield mixtures for one page, as numbers of units of each size, with up to `width` numbers for each size but the smallest, which fills the rest."""
     if len(sizes) == 1:
         yield (min(left[0], room // sizes[0]),)
         return
     most = min(left[0], room // sizes[0])
-    # Fewer large ones leave room for small ones; beyond some, it makes no difference worth the search.
+    # Fewer large units leave room for small ones; beyond `width` that gains too little for the search.
     for taken in range(most, max(-1, most - width), -1):
         for rest in _mixtures(sizes[1:], left[1:], room - taken * sizes[0], width):
             yield (taken, *rest)

@@ -1,7 +1,7 @@
 """The limits of this machine, measured in short runs: bytes/s of its memory, operations/s of a matrix product.
 
-Each figure is the best of several runs, and of the ways that there are: others on the machine can only make it lower,
-and torch's products are not the fastest on every processor.
+Each figure is the best of several runs and implementations: other processes can only make it lower, and torch's products are not
+the fastest on every processor.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Product = Callable[[Tensor, Tensor], Callable[[], object]]
 _BYTES = 256 * 2**20
 _SIDE, _TRIAL_SIDE = 2048, 256
 _RUNS = 5
-# A product that would take longer is not made: the smaller one's rate stands for it.
+# A larger product that would take longer is left out: the smaller one's rate counts.
 _PATIENCE_S = 1.0
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a step is held against: bytes/s that one reads, operations/s of products in `dtype`, with so many threads."""
+    """Limits to compare a step with: bytes/s read, and operations/s of products in `dtype`, with this number of threads."""
 
     threads: int
     dtype: str
@@ -36,7 +36,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def measured_limits(dtype: torch.dtype) -> Limits:
-    """Those of torch's threads."""
+    """Measure the limits with torch's number of threads."""
     return Limits(
         threads=torch.get_num_threads(),
         dtype=str(dtype).removeprefix("torch."),
@@ -46,25 +46,25 @@ def measured_limits(dtype: torch.dtype) -> Limits:
 
 
 def copy_rate() -> float:
-    """Bytes/s of a copy of 256 MiB; each byte counts twice, as it is read and written."""
+    """Return the bytes/s of a copy of 256 MiB; each byte counts twice, as it is read and written."""
     source, target = torch.zeros(_BYTES, dtype=torch.uint8), torch.zeros(_BYTES, dtype=torch.uint8)
     return 2 * _BYTES / _best(lambda: target.copy_(source))
 
 
 def read_rate() -> float:
-    """Bytes/s at which the numbers of 256 MiB are added up."""
+    """Return the bytes/s at which 256 MiB of numbers are added up."""
     numbers = torch.zeros(_BYTES // 4)
     return _BYTES / _best(numbers.sum)
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """Operations/s of a product of two matrices of 2048 × 2048, torch's or that of packed weights, whichever is faster; an addition and a
-    multiplication are two operations."""
+    """Return the operations/s of a product of two matrices of 2048 × 2048, or of 256 × 256 on a slow machine: torch's or that of packed weights,
+    whichever is faster. A multiplication and an addition are two operations."""
     return max(_rate_of(product, dtype) for product in _products(dtype))
 
 
 def _products(dtype: torch.dtype) -> list[Product]:
-    """Each takes two square matrices and gives what multiplies them."""
+    """Return functions that take two square matrices, and return what multiplies them."""
     products: list[Product] = [lambda first, second: lambda: first @ second]
     if dtype in ELEMENTS and is_compiled():
         columns = model_library().paged_columns()
@@ -83,7 +83,7 @@ def _rate_of(product: Product, dtype: torch.dtype) -> float:
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Seconds of the fastest run, after one that is not counted."""
+    """Return the seconds of the fastest run, after one that does not count."""
     work()
     seconds = []
     for _ in range(_RUNS):

@@ -1,9 +1,9 @@
 """A check before a checkpoint's weights are read: a small random model of its configuration answers here as in transformers.
 
-The small model has every kind of layer of the large one, in float32 on the CPU (`shrinking.py`). It runs through the runner, in blocks, with
-rows of several lengths in one batch and prompts in chunks; and by transformers' own forward pass with its own attention, one sequence at a
-time. Lengths lie on both sides of each limit of length that the configuration has. What passed is remembered, in the folder where compiled
-code is kept, by the configuration, our own code, the versions of torch and transformers, and the processor.
+The small model has every kind of layer of the large one, in float32 on the CPU (`shrinking.py`). It runs twice: through the runner, on blocks, with
+rows of several lengths in a batch and prompts in chunks; and by transformers' forward pass and attention, one sequence at a time. Lengths lie on
+both sides of each limit in the configuration. A pass is recorded as a file in the folder of compiled code, under a digest of the configuration,
+our code, the versions of torch and transformers, and the processor.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from paged.model.runner import Runner, runner_for
 from paged.model.shrinking import LONGEST, Shrunk, shrunk
 from paged.model.threads import THREADS
 
-# Logits may differ by so much of the largest one: rounding gives less than a hundredth of this, another window or layer a hundred times as much.
+# Largest difference of logits, as a share of the largest logit. Rounding gives less than a hundredth of it, another window or layer a hundred times it.
 BOUND = 1e-3
-# Parameters of a model that is made for the check, at most.
+# Most parameters of a model that is made for the check.
 _MOST_PARAMETERS = 50_000_000
-# Tokens of a row in a step, by turns.
+# Tokens of a row in a step, in rotation.
 _CHUNKS = (5, 1, 8, 3)
 _SCALE = 0.15
-# Tokens that transformers generates, beginning before a limit.
+# Tokens that transformers generates across a limit.
 _DECODED = 6
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 _PASSED: set[str] = set()
 
 
 def check_answers(config: Any, name: Path) -> None:
-    """Raise UnsupportedModel, with the first layer that differs, unless a small random model of this configuration answers as it should."""
+    """Raise UnsupportedModel, with the first layer that differs, unless a small random model of this configuration answers as in transformers."""
     key = _key(config)
     with suppress(OSError, BuildFailed):
         if key in _PASSED or (cache_folder() / key).is_file():
@@ -68,7 +68,7 @@ def _key(config: Any) -> str:
 
 @cache
 def _code() -> str:
-    """A digest of everything else that an answer comes from."""
+    """Return a digest of everything else that an answer depends on: versions, processor and our code."""
     import transformers
 
     import paged.attention
@@ -82,8 +82,8 @@ def _code() -> str:
 
 
 class _Expected(NamedTuple):
-    """A small configuration, a model of it with transformers' attention and one with ours, rows of token ids, and what transformers makes of each: logits,
-    and what every layer returns."""
+    """A small configuration; a model of it with transformers' attention, and one with ours; rows of token ids; and transformers' results for each row:
+    the logits, and the output of every layer."""
 
     small: Shrunk
     theirs: Any
@@ -116,8 +116,8 @@ def _compare(config: Any, name: Path) -> None:
 
 
 def _expected(config: Any, name: Path) -> _Expected:
-    """What transformers makes of a narrow model, or where it cannot run that, of one as wide as the checkpoint. Raises UnsupportedModel where neither
-    runs."""
+    """Return transformers' results with a narrow model, or, if it cannot run that, with one as wide as the checkpoint. Raises UnsupportedModel if
+    neither runs."""
     cause: Exception | None = None
     for is_narrow in (True, False):
         try:
@@ -144,7 +144,7 @@ def _expected(config: Any, name: Path) -> _Expected:
 
 
 def generated(module: Any, prompt: Tensor, num_tokens: int) -> Any:
-    """What transformers writes behind a prompt, int64 [1, n], greedily: its `sequences`, and its `logits` for each token."""
+    """Return transformers' greedy output for a prompt, int64 [1, n]: `sequences`, prompt included, and `logits` of each new token."""
     return module.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
@@ -156,8 +156,8 @@ def generated(module: Any, prompt: Tensor, num_tokens: int) -> Any:
 
 
 def _check_generate(theirs: Any, rows: list[NDArray[np.int64]], limits: list[int], name: Path) -> None:
-    """Raise UnsupportedModel where transformers does not agree with itself: some caches drop what the layers' masks would let a token see, and some
-    models forget their cache at a limit."""
+    """Raise UnsupportedModel if transformers answers otherwise with its cache than without: some caches drop tokens that the masks let a token see, and
+    some models forget their cache at a limit."""
     theirs.generation_config.eos_token_id = None
     for length in {*(max(1, limit - 2) for limit in limits), max(1, len(rows[-1]) - _DECODED)}:
         prompt = torch.from_numpy(rows[-1][:length])[None]
@@ -182,7 +182,7 @@ def _check_generate(theirs: Any, rows: list[NDArray[np.int64]], limits: list[int
 
 
 def _of_same_weights(small: Shrunk) -> tuple[Any, Any]:
-    """A model with transformers' own attention, and one with ours."""
+    """Return a model with transformers' attention, and one with ours and the same weights."""
     with torch.device("meta"):
         counted = sum(each.numel() for each in _built(small.config, "eager").parameters())
     if counted > _MOST_PARAMETERS:
@@ -213,14 +213,14 @@ def _quiet() -> Iterator[None]:
 
 
 def _rows(limits: list[int], longest: int, vocabulary: int) -> list[NDArray[np.int64]]:
-    """Token ids of rows of one token, of lengths on both sides of every limit, and of as many as there may be."""
+    """Return token ids of rows of one token, of lengths on both sides of every limit, and of LONGEST tokens; of none longer than `longest`."""
     lengths = {1, *(limit + more for limit in limits for more in (0, 1, 4)), LONGEST}
     drawn = np.random.default_rng(0)
     return [drawn.integers(0, vocabulary, length) for length in sorted(lengths) if length <= longest]
 
 
 def _paged(model: LoadedModel, rows: list[NDArray[np.int64]]) -> tuple[list[Tensor], list[NDArray[np.int64]]]:
-    """Logits of each row after all of its tokens, and where in the order of computation they were."""
+    """Return the logits of each row after every token, and the places of these tokens in the order of computation."""
     pool, tables = trial_memory(model, len(rows), max(map(len, rows)))
     runner = runner_for(model, pool, batch_invariant=False)
     lengths = np.array(list(map(len, rows)))
@@ -254,7 +254,7 @@ def _step(
     going: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> Tensor:
-    """Logits after so many tokens of each of the rows that are going."""
+    """Run a step with the next `counts` tokens of each row of `going`. Return the logits after each token."""
     positions = [np.arange(done[row], done[row] + counts[row]) for row in going]
     step = trial_step(
         runner.pool,
@@ -268,7 +268,7 @@ def _step(
 
 
 class _Layers:
-    """What the layers of a model return, as it runs."""
+    """Records the output of each layer of a model."""
 
     def __init__(self, module: nn.Module, count: int) -> None:
         lists = (each for each in module.modules() if isinstance(each, nn.ModuleList) and len(each) == count)
@@ -279,8 +279,8 @@ class _Layers:
             layer.register_forward_hook(_noting(outputs))
 
     def taken(self) -> list[Tensor]:
-        """[tokens, hidden size] of each layer, in the order of computation, and forget it; nothing of layers that were not called, as those that
-        run in C."""
+        """Return the recorded outputs, [tokens, hidden size] a layer, in the order of computation, and forget them. Layers that were not called, such
+        as those in C, are left out."""
         found = [torch.cat(outputs) for outputs in self._outputs if outputs]
         for outputs in self._outputs:
             outputs.clear()
@@ -295,5 +295,5 @@ def _noting(outputs: list[Tensor]) -> Callable[..., None]:
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, as a part of the largest number."""
+    """Return the largest difference, as a share of the largest number of `theirs`."""
     return float((ours - theirs).abs().max() / theirs.abs().max())

@@ -1,4 +1,4 @@
-"""A checkpoint folder as a model that can run on paged memory."""
+"""Loading a checkpoint folder as a model that runs on paged memory."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder and what the rest of the engine has to know of it.
+    """A decoder, and what the rest of the engine needs to know of it.
 
-    module           the transformers model, in evaluation mode, its attention handed to `paged.model.hook`
-    tokenizer        None where the folder has none
-    layers           each attention layer, as a trial run showed it
-    state_layers     each layer that keeps a state, and behind them those within modules that take one sequence
+    module           the transformers model, in evaluation mode, with its attention in `paged.model.hook`
+    tokenizer        None if the folder has none
+    layers           the attention layers, as a trial run found them
     has_soft_cap     whether any layer caps its scores
     has_sinks        whether any layer has attention sinks
-    vocabulary_size  token ids have to be below it
-    max_length       tokens of one sequence, None where the configuration does not say
+    vocabulary_size  token ids are below it
+    max_length       most tokens of a sequence; None if the configuration does not say
     eos_token_ids    ids that end a sequence
-    rotary_limit     the longest sequence that has the short frequencies of LongRoPE; None where it has none
-    quantization     "int8" or "int4" where weights of linear layers are codes, made at load or stored so; None where all are floats
+    rotary_limit     longest sequence that has the short frequencies of LongRoPE; None: the model has no LongRoPE
+    state_layers     the layers that keep a state, followed by the states within modules that take one sequence at a time
+    quantization     "int8" or "int4" if weights of linear layers are codes, stored or made at load; None: all are floats
     quantize_head    whether the output projection was quantised at load, too
-    tiles            by backend and number of threads, what `runner_for` tried: tokens a tile, and whether threads may adapt
+    tiles            by backend and number of threads, what `runner_for` found: tokens of a tile, and whether threads may adapt
     """
 
     path: Path
@@ -77,18 +77,18 @@ class LoadedModel:
 
     @property
     def precision(self) -> str:
-        """Its dtype, and in what its weights are quantised: "float32, weights in int8"."""
+        """The dtype, and how weights are quantised: "float32, weights in int8"."""
         dtype = str(self.dtype).removeprefix("torch.")
         return dtype if self.quantization is None else f"{dtype}, weights in {self.quantization}"
 
     @property
     def num_layers(self) -> int:
-        """Attention layers."""
+        """Number of attention layers."""
         return len(self.layers)
 
     @property
     def num_heads(self) -> int:
-        """Of queries of its first layer, and so are the next ones, of what that keeps: K and V, or latents. 0 where nothing attends."""
+        """Query heads of the first attention layer; 0 if no layer attends. The next three describe what that layer keeps: K and V, or latents."""
         return self.layers[0].num_heads if self.layers else 0
 
     @property
@@ -105,12 +105,12 @@ class LoadedModel:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all layers keep K and V of one shape, and each its own."""
+        """Whether each layer keeps K and V of its own, and all have one shape."""
         return not self.state_layers and are_alike(self.layers)
 
     @property
     def is_plain(self) -> bool:
-        """Whether they keep K and V of all tokens, too: one group of layers, and blocks of all layers waste nothing."""
+        """Whether the model is uniform, and all layers keep all tokens: then there is one group of layers, and blocks of all layers waste nothing."""
         return self.is_uniform and all(each.kind == "full" for each in self.layers)
 
 
@@ -122,12 +122,15 @@ def load_model(
     quantization: str | None = None,
     quantize_head: bool = False,
 ) -> LoadedModel:
-    """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one; `path` may be the name of a model that ships.
-    Nothing is fetched from anywhere.
+    """Load a checkpoint folder: config.json, safetensors, and a tokenizer if there is one. Nothing is downloaded.
 
-    `dtype` "auto" is float32 on a CPU and the checkpoint's own elsewhere. `quantization`, on a CPU: linear layers as codes of 8 or 4 bits, "int8" or
-    "int4"; `quantize_head`: the output projection, too, as int8. A checkpoint in codes is read as it is, and takes no quantization but its own. Raises
-    CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, or InvalidConfig for a quantization that is not known.
+    path           the folder, or the name of a model that ships
+    dtype          "float32", "bfloat16" or "float16"; "auto" is float32 on a CPU and the checkpoint's own dtype elsewhere
+    quantization   on a CPU, linear layers as codes of 8 or 4 bits, "int8" or "int4"; a checkpoint stored in codes allows its own alone
+    quantize_head  quantise the output projection, too, as int8
+
+    Raises CheckpointNotFound, BrokenCheckpoint, UnsupportedModel, and InvalidConfig for a quantization that is not known or not that of
+    the checkpoint, and for weights to quantise that are not finite.
     """
     folder = Path(named_or_shipped(path))
     check_dtype(dtype)
@@ -135,7 +138,7 @@ def load_model(
     check_quantization(quantization, where, with_head=quantize_head)
     config = config_of(folder)
     codes: CodesSource | None = Placed.of(reader_of(config, folder), quantization, where, with_head=quantize_head)
-    # It needs what is here.
+    # It imports this module.
     from paged.model.load_check import check_answers
 
     register()
@@ -153,7 +156,7 @@ def load_model(
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Keep back what transformers says of progress, and of kernels for other devices that are not installed."""
+    """Silence transformers' progress bars, and its warnings, as of missing kernels for other devices."""
     from transformers.utils import logging
 
     verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -174,11 +177,14 @@ def as_loaded(
     where: torch.device,
     codes: CodesSource | None = None,
 ) -> LoadedModel:
-    """A transformers decoder that lies on `where`, in evaluation mode, its attention ours. On a CPU its linear layers and experts are
-    packed, in place; those of `codes` get theirs. Raises UnsupportedModel."""
+    """Make a LoadedModel of a transformers decoder on the device `where`, in evaluation mode, built with our attention.
+
+    Changes the module in place: linear layers of `codes` become codes, and on a CPU other linear layers and experts are packed. Raises
+    UnsupportedModel, and what `codes.replace` raises.
+    """
     dtype = next(module.parameters()).dtype
     follow_layers(module)
-    # Some change weights, which cannot be done once they are packed.
+    # First, since RWKV's layers change weights, which cannot be done once they are packed.
     state_layers: tuple[KeepsState, ...] = follow_states(module)
     state_layers += states_within(module, len(state_layers))
     if codes is not None:
@@ -214,10 +220,10 @@ def as_loaded(
 
 
 def _let_go_of_files(module: nn.Module, folder: Path) -> None:
-    """Copy each parameter that lies in a file's mapping, which counts as memory of this process as a whole for as long as one of them does; and give
-    freed memory back to the system."""
+    """Copy each parameter that lies in a mapped file, and return freed memory to the system: as long as one parameter lies there, the whole file
+    counts as memory of this process."""
     with suppress(OSError, ValueError):
-        # A cache of downloads has links to files of other names.
+        # Files of a download cache are links to files of other names.
         files = {str(file.resolve()) for file in folder.glob("*.safetensors")}
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
         ranges = [line.split()[0].split("-") for line in lines if line.split(maxsplit=5)[-1] in files]
@@ -230,13 +236,13 @@ def _let_go_of_files(module: nn.Module, folder: Path) -> None:
 
 
 def check_dtype(dtype: str) -> None:
-    """Raises UnsupportedModel for a dtype that is not known."""
+    """Raise UnsupportedModel for a dtype that is not known."""
     if dtype != "auto" and dtype not in DTYPES:
         raise UnsupportedModel(f"unknown dtype {dtype!r}; known ones are auto, {', '.join(DTYPES)}.")
 
 
 def usable_device(name: str | torch.device) -> torch.device:
-    """The device of that name. Raises UnsupportedModel where it cannot be used."""
+    """Return the device of that name. Raises UnsupportedModel if it cannot be used."""
     try:
         where = torch.device(name)
         torch.empty(0, device=where)
@@ -246,7 +252,8 @@ def usable_device(name: str | torch.device) -> torch.device:
 
 
 def config_of(folder: Path) -> Any:
-    """The configuration of a checkpoint folder whose architecture can run here. Raises CheckpointNotFound, BrokenCheckpoint and UnsupportedModel."""
+    """Return the configuration of a checkpoint folder. Raises CheckpointNotFound, BrokenCheckpoint, and UnsupportedModel for an architecture that
+    cannot run here."""
     config = _config(folder)
     _check_architecture(config, folder)
     return config
@@ -256,7 +263,7 @@ def _config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     check_folder(folder)
-    # transformers takes one that cannot be read for one that is not there.
+    # transformers ignores one that cannot be read.
     generation = folder / "generation_config.json"
     try:
         if generation.exists():
@@ -283,22 +290,22 @@ def _check_architecture(config: Any, folder: Path) -> None:
 
 
 def attention_of(config: Any) -> str:
-    """The attention that a model of this configuration is built with: ours, unless its architecture ignores transformers' interface for it."""
-    # Some classes use the interface and do not say so, as do most models with states; a trial run tells.
+    """Return the attention that a model of this configuration is built with: ours, or "eager" if its architecture ignores transformers' interface."""
+    # Some classes, such as most models with states, use the interface without saying so; a trial run finds out.
     architecture, uses_it = _architecture(config)
     says_so = getattr(architecture, "_supports_attention_backend", False)
     return ATTENTION if uses_it or says_so or getattr(architecture, "_is_stateful", False) else "eager"
 
 
 def reference_attention(config: Any) -> str:
-    """The attention of transformers' own that ours is compared with: the one that is written out, or its default where a module has both by itself, as Falcon
-    does, which adds its biases by distance twice where they are written out."""
+    """Return transformers' attention to compare ours with: "eager", or "sdpa" where a module has both without the interface. Falcon is such, and its
+    eager attention adds biases by distance twice."""
     architecture, uses_it = _architecture(config)
     return "sdpa" if getattr(architecture, "_supports_sdpa", False) and not uses_it else "eager"
 
 
 def _architecture(config: Any) -> tuple[Any, bool]:
-    """The class of a configuration's decoder, and whether its module has transformers' interface for attention."""
+    """Return the class of a configuration's decoder, and whether its module uses transformers' interface for attention."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     # The lookup imports the module.
@@ -307,7 +314,7 @@ def _architecture(config: Any) -> tuple[Any, bool]:
 
 
 def _described(config: Any) -> Any:
-    """The module of a configuration, without memory for its weights."""
+    """Return the module of a configuration on the meta device, without memory for weights."""
     from transformers import AutoModelForCausalLM
 
     build: Any = AutoModelForCausalLM.from_config
@@ -358,7 +365,7 @@ def _eos(module: Any, config: Any, folder: Path) -> tuple[int, ...]:
 
 
 class Unwanted(Exception):
-    """A layer wants what no backend does; the message says what. `can_itself`: its module can."""
+    """A layer wants what no backend does; the message is what. `can_itself`: its module can."""
 
     def __init__(self, what: str, *, can_itself: bool = False) -> None:
         super().__init__(what)
@@ -367,7 +374,7 @@ class Unwanted(Exception):
 
 @contextmanager
 def refusing(module: nn.Module, name: Path) -> Iterator[None]:
-    """Whatever is raised by the model inside becomes UnsupportedModel, with the layer's name and the cause."""
+    """Turn what the model inside raises into UnsupportedModel, with the layer's name and the cause; MemoryError stays."""
     try:
         yield
     except (MemoryError, UnsupportedModel):
@@ -384,7 +391,7 @@ def refusing(module: nn.Module, name: Path) -> Iterator[None]:
 
 
 class _Trial:
-    """Takes one token's attention and remembers what it looked like."""
+    """The forward pass of one token, as ForwardPass, which records each layer's attention."""
 
     def __init__(self, positions: Tensor, state_layers: tuple[KeepsState, ...]) -> None:
         self.has_soft_cap = False
@@ -393,7 +400,7 @@ class _Trial:
         self.states: RowStates | None = None if not state_layers else FirstToken(state_layers, positions.device)
         self.positions = positions
         self._layers: dict[int, AttentionLayer] = {}
-        # By where they are in memory, which is theirs as long as the trial lives.
+        # By address, the first layer with these keys. The keys stay here, so that no others get their address.
         self._keys: dict[int, tuple[int, Tensor]] = {}
         self._index_sizes: dict[int, int] = {}
         self._compressed: dict[int, dict[str, int]] = {}
@@ -472,7 +479,7 @@ class _Trial:
 
     @property
     def layers(self) -> tuple[AttentionLayer, ...]:
-        """In the order of the model."""
+        """The attention layers, in the order of the model."""
         return tuple(
             self._layers[layer]._replace(
                 compressed=tuple(self._compressed.get(layer, {}).items()),
@@ -484,7 +491,7 @@ class _Trial:
 
 
 def _first_trial(module: Any, state_layers: tuple[KeepsState, ...], folder: Path, device: torch.device) -> _Trial:
-    """`_trial`; attention modules that ignore transformers' interface, want what no backend does, or compress, attend by themselves."""
+    """Run `_trial`. Attention modules that ignore transformers' interface, want what no backend does, or compress, attend by themselves from then on."""
     if attention_of(module.config) != ATTENTION or any(isinstance(each, Compressor) for each in state_layers):
         attend_by_itself(module)
         return _trial(module, state_layers, folder, device)
@@ -500,7 +507,7 @@ def _first_trial(module: Any, state_layers: tuple[KeepsState, ...], folder: Path
 
 
 def _trial(module: Any, state_layers: tuple[KeepsState, ...], folder: Path, device: torch.device) -> _Trial:
-    """One token through the model. Raises UnsupportedModel unless every layer came by, and state layers keep what their configuration says."""
+    """Run one token through the model. Raises UnsupportedModel unless every layer attends or keeps a state, and states are as the configuration says."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
     trial = _Trial(token[0], state_layers)
     with torch.inference_mode(), under_way(trial), warnings.catch_warnings(), refusing(module, folder):
@@ -508,7 +515,7 @@ def _trial(module: Any, state_layers: tuple[KeepsState, ...], folder: Path, devi
         module(input_ids=token, position_ids=token, use_cache=False)
     _check_all_came_by(trial, state_layers, module.config.get_text_config(), folder)
     if state_layers:
-        # Of a kind that no plan knows from a configuration, what was seen is all there is.
+        # For kinds that `kept_layers` does not know, the trial is the only source.
         with suppress(UnknownLayers):
             check_plan(state_layers, module.config, folder)
     return trial

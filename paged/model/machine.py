@@ -1,4 +1,4 @@
-"""The machine of a measurement, in words."""
+"""A description of this machine, for measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paged import __version__
 
 
 def processor() -> str:
-    """The processor's name, or its architecture where it has none."""
+    """Return the processor's name, or its architecture if it has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -21,7 +21,7 @@ def processor() -> str:
 
 
 def machine() -> dict[str, str]:
-    """Hardware and versions, by name."""
+    """Return hardware and versions, by name."""
     found = {
         "processor": processor(),
         "cores": str(os.cpu_count() or 1),

@@ -1,7 +1,4 @@
-"""The shape of a decoder, and what follows from it alone: parameters, K and V a token, operations.
-
-A multiplication and an addition are two operations (FLOPs), as in devices' data sheets.
-"""
+"""The shape of a decoder, and what follows from it alone: parameters, and elements that are kept of a token."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shared        experts that every token goes through
     intermediate  width of one expert
     dense_layers  layers that have one plain MLP instead
-    bits          of a parameter of the routed experts as they are published, scales included; None: as the dtype has it
+    bits          bits of a parameter of the routed experts as published, scales included; None: those of the dtype
     """
 
     count: int
@@ -66,7 +63,7 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Mixers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Layers that mix tokens by a state instead of attention: how many, and the parameters of such a layer beside its norms and MLP."""
+    """Layers that mix tokens by a state instead of attention: their number, and the parameters of one such layer besides its norms and MLP."""
 
     layers: int
     parameters: int
@@ -83,20 +80,20 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_length            most tokens of a sequence
     tied_embeddings       the output projection is the embedding
     gated_mlp             three matrices (gate, up, down) instead of two
-    bias                  which linear layers have one; with "all" the norms have one, too
-    qk_norm               queries and keys of a head are normed
-    gated_attention       what attention returns is gated: queries are projected twice as wide
+    bias                  which linear layers have one; with "all" norms have one, too
+    qk_norm               queries and keys of each head are normed
+    gated_attention       attention's output is gated, so queries are projected twice as wide
     learned_positions     rows of a table of position embeddings
     experts, latent       None: one MLP a layer; K and V of `kv_heads` heads are kept
     mixers                None: all layers attend
     kept                  what layers of several kinds keep, with K and V in bf16; empty: all keep K and V of all tokens
-    published_parameters  what the publisher counts, held against `parameters` by a test; 0: not known
-    dtype                 the dtype of its weights where it is published in one of 8 bits; None: any
-    codes                 how its linear layers are stored where they are published as codes; None: as the rest
+    published_parameters  the publisher's count, which a test compares with `parameters`; 0: not known
+    dtype                 dtype of the weights if they are published in one of 8 bits; None: any
+    codes                 how linear layers are stored if they are published as codes; None: like the rest
     aliases               names that publishers and runs use, as on Hugging Face
-    variants              more such names, of models that differ in `max_length` alone, and what it is there
-    not_modelled          what of the model no figure counts, a sentence each
-    source                where the figures come from
+    variants              names of models that differ in `max_length` alone, and their `max_length`
+    not_modelled          what of the model no figure includes, a sentence each
+    source                source of the figures
     """
 
     name: str
@@ -162,7 +159,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def kv_elements(self) -> int:
-        """Elements that are kept of a token, over all layers that keep tokens."""
+        """Elements that are kept of a token, over all layers that keep tokens; no state counts."""
         if self.kept:
             return sum(each.count * sum(each.entry) // (BF16 * each.stride) for each in self.kept)
         if self.latent:
@@ -171,7 +168,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def kv_elements_of_all_heads(self) -> int:
-        """The same if every head had its own K and V."""
+        """Elements that would be kept of a token if every head had its own K and V."""
         return self.attention_layers * self.heads * (self.key_dim + self.value_dim)
 
     @property
@@ -186,13 +183,13 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def expand_parameters(self) -> int:
-        """Parameters of a layer that turn a latent into the K (without position) and V of all heads; 0 without latents."""
+        """Parameters of one layer that expand a latent to K (without position) and V of all heads; 0 without latents."""
         latent = self.latent
         return latent.kv_rank * self.heads * (latent.nope_dim + latent.value_dim) if latent else 0
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of all layers but the routed experts: what every token goes through between embedding and output."""
+        """Parameters of all layers without routed experts: those that every token goes through between embedding and output."""
         norms = (2 * self._norm() + 2 * self.head_dim * self.qk_norm) * self.layers
         attention = self._attention() * self.attention_layers
         attention += self.mixers.layers * self.mixers.parameters if self.mixers else 0
@@ -221,12 +218,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token goes through, and both embeddings: all, but for the experts that it is not routed to."""
+        """Parameters without the experts that a token is not routed to; embeddings count whole."""
         return self.parameters - self._routed(of_token=False) + self._routed(of_token=True)
 
     @property
     def mlp_width(self) -> int:
-        """Elements between an MLP's matrices for one token, at most over the layers."""
+        """Most elements, over the layers, between an MLP's matrices for one token."""
         experts = self.experts
         routed = (experts.per_token + experts.shared) * experts.intermediate if experts else 0
         return max(routed, self.intermediate if self.moe_layers < self.layers else 0)

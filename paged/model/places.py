@@ -1,12 +1,12 @@
-"""The place of each unit of a layer plan: the page of a block or of a state, and the byte in it.
+"""The place of each unit of a layer plan: which page of a block or state, and from which byte on.
 
     3 layers, K and V of 64 bytes a block, pages of 256 bytes, 2 pages a block
 
     part 0 | K of 0 | V of 0 | K of 1 | V of 1 |
     part 1 | K of 2 | V of 2 |                 |
 
-A place is a constant of the model. Units of one size on one page lie side by side, in the order of layers, so that the heads of one state are a
-few pieces of memory, each as long as its page allows.
+A place is a constant of the model. Units of one size on one page lie side by side, in the order of layers, so the heads of one state are few
+pieces of memory, each as long as its page allows.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from paged.errors import InvalidConfig
 from paged.model.layer_plan import Group, LayerPlan, Layers, merged_units, packing
 
 ALIGNED = 16
-"""Bytes that the offset of every unit is a multiple of."""
+"""The offset of every unit is a multiple of this, in bytes."""
 
 
 class Place(NamedTuple):
-    """Where a unit lies: on this one of the k pages, from this byte on."""
+    """The place of a unit: page `part` of the k pages, from byte `offset` on."""
 
     part: int
     offset: int
 
 
 Pieces = tuple[tuple[Place, ...], ...]
-"""The units of each piece of a layer: of each of its entries one, of each part of a state as many as it has."""
+"""The places of a layer's units, by piece: one unit for each piece of an entry, all units for each part of a state."""
 
 
 def places_of(group: Group, page_bytes: int) -> list[Pieces]:
@@ -58,7 +58,7 @@ def _units_of(layers: Layers, block_tokens: int) -> list[tuple[int, int]]:
 
 
 def _free_places(units: Sequence[tuple[int, int]], page_bytes: int) -> list[Iterator[Place]]:
-    """Return for each size of unit the places that the packing has for it, page by page."""
+    """Return the places of units of each size in the packing, page by page."""
     found: list[list[Place]] = [[] for _ in units]
     parts = count()
     for mixture, times in packing(units, page_bytes):
@@ -71,7 +71,7 @@ def _free_places(units: Sequence[tuple[int, int]], page_bytes: int) -> list[Iter
 
 
 def located(layers: Sequence[Layers], plan: LayerPlan) -> list[tuple[int, int]]:
-    """Return (group, layer within the group) of each of these layers, by which the plan was made; one of `count` n counts as n of them."""
+    """Return (group, layer within the group) of each of the layers that the plan was made for; one with `count` n counts as n."""
     numbers = [count() for _ in plan.groups]
     found = []
     for each in layers:

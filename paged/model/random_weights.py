@@ -1,4 +1,4 @@
-"""A decoder of a given shape with random weights: for timing steps, which do not depend on what the weights say."""
+"""Decoders of a given shape with random weights, for timing steps: the time does not depend on the values."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ def random_model(
     quantization: str | None = None,
     quantize_head: bool = False,
 ) -> LoadedModel:
-    """A Llama of this shape, without a tokenizer; the same weights for the same seed and device. `dtype` "auto" is float32 on a CPU, else bfloat16.
-    `quantization` and `quantize_head` as of `load_model`.
+    """Make a Llama of this shape, without a tokenizer; the same weights for the same seed and device. `dtype` "auto" is float32 on a CPU, else bfloat16.
+    `quantization` and `quantize_head` are those of `load_model`.
 
-    Raises UnsupportedModel for a shape that no Llama has, and BudgetTooSmall for one that is larger than this machine's memory.
+    Raises UnsupportedModel for a shape that no Llama has, BudgetTooSmall for one that is larger than this machine's memory, and InvalidConfig
+    for a quantization that is not known.
     """
     from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -57,7 +58,7 @@ def random_model(
     if quantization is not None:
         with torch.device("meta"):
             check_layers(build(config), quantization, Path(shape.name))
-    # Where they are to lie: drawn on a processor, billions of numbers take minutes.
+    # Drawn on the device: on a processor billions of numbers take minutes.
     with torch.random.fork_rng(devices=[] if where.type == "cpu" else [where]), where:
         torch.manual_seed(seed)
         module = build(config, dtype=wanted, attn_implementation=ATTENTION)

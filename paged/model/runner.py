@@ -1,11 +1,13 @@
 """One step through a model: its forward pass over paged memory, and the logits of the rows that sample.
 
-In batch-invariant mode a sequence's logits do not depend, to the last bit, on what else is in the step, how its prompt was cut or
-where its blocks lie. A decoder of Llama's family on the native backend is so by how its sums are taken, and all tokens of a step
-go through it in one call (`native/fused.py`). Any other model is run in tiles of 32 tokens, padded, so that what torch computes has
-one shape always, with attention in the backend's invariant mode; or in single tokens, where a tile's places disagree, or experts that are not in C
-(`native/experts.py`) get the rows that chose them. Without that mode such a model gets all tokens of the step as one packed
-sequence: faster, and words may differ.
+In batch-invariant mode a sequence's logits do not depend, to the last bit, on the rest of the step, on how its prompt was cut, or on where its
+blocks lie. There are three ways to run a step so:
+
+    one call    decoders of Llama's family on the native backend: C sums in one order, whatever else is in the step (`native/fused.py`)
+    tiles       all other models: tiles of 32 tokens, padded, so that torch always computes one shape, with the backend's invariant attention
+    tokens      tiles of one token, where the places of a tile give different bits, or experts outside C group the rows that chose them
+
+In packed mode all tokens of the step are one sequence of the forward pass: faster, and answers may differ.
 """
 
 from __future__ import annotations
@@ -53,14 +55,14 @@ from paged.model.tiling import Tiling
 
 # Wide enough for every vector unit and matrix kernel that was tried; narrower tiles gave other bits at odd widths.
 TILE = 32
-# Parameters below which a second thread saves little, and makes every small product wait whenever another process is busy: for
-# a hundred times as long as it takes, with two threads on two cores of which one is not free.
+# With fewer parameters a second thread saves little, and beside another busy process it makes each small product wait: with two threads
+# on two cores, one of them busy, a product takes a hundred times as long.
 _ONE_THREAD_BELOW = 10_000_000
 
 
 class Read(NamedTuple):
-    """The result of a forward pass: logits as of `Runner.forward`, those of `others`, float32 [k', vocabulary], and hidden states, float32
-    [k", hidden size]."""
+    """Results of a forward pass: logits as `Runner.forward` returns them, those after `others`, float32 [k', vocabulary], and hidden states,
+    float32 [k", hidden size]."""
 
     logits: Tensor
     others: Tensor
@@ -68,8 +70,7 @@ class Read(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A pass as a group of layers sees it: its tokens, the slots that they go to, int64 [T] or [T, k], the backend's plan, and whether all tokens go
-    somewhere."""
+    """A pass as a group of layers sees it: its tokens, their slots, int64 [T] or [T, k], the backend's plan, and whether each token has a slot."""
 
     step: StepTokens
     slots: Tensor
@@ -78,7 +79,7 @@ class _Seen(NamedTuple):
 
 
 class _Pass:
-    """The attention of one forward pass: writes this step's K and V of a layer, then attends."""
+    """One forward pass, as ForwardPass: writes the step's K and V of a layer, then attends."""
 
     def __init__(
         self,
@@ -100,7 +101,7 @@ class _Pass:
         self._latents: dict[int, Latents] = {}
 
     def take(self, group: int, seen: _Seen) -> None:
-        """What a group sees, instead of what it would make."""
+        """Set what a group sees, which is prepared at its first use otherwise."""
         self._groups[group] = seen
 
     def attend(
@@ -126,7 +127,7 @@ class _Pass:
         return self._latents[own.group].attend(queries, own, options, expand, chosen)
 
     def shares(self) -> list[tuple[int, int]]:
-        # One by one where bits must not depend on a share: what a product gives depends on how many tokens there are.
+        # Single tokens in batch-invariant mode: the bits of a product depend on the number of tokens.
         starts = self._step.query_start_loc.tolist()
         stops = starts if self._runner.tile is None else range(self._step.num_tokens + 1)
         return list(pairwise(stops))
@@ -149,8 +150,8 @@ class _Pass:
         return of_keys, of_keys if own.values is own.keys else self._kept(own.group, own.values, first, values, window)
 
     def _kept(self, group: int, entries: AnyEntries, first: int, new: Tensor, window: int | None) -> Tensor:
-        """Write entries of tokens of one sequence, [tokens, heads, size], from token `first` on. Returns those of the sequence up to there, without those
-        that may be gone."""
+        """Write entries of tokens of one sequence, [tokens, heads, size], from token `first` of the pass on. Return those of the sequence up to their end,
+        without those before the window."""
         pool = self._runner.pool
         step, slots, _, is_whole = self._of_group(group)
         stop = first + len(new)
@@ -170,7 +171,7 @@ class _Pass:
         sequence, size = step.sequence_of(first), entries.block_size
         slots = replace(step, block_tables=tables, block_size=size).slots_of(sequence, stop, entries.part)
         if step.written_from is not None:
-            # Those before are there already, perhaps in blocks of others.
+            # Earlier entries are in place, perhaps in blocks that other rows share.
             there = step.written_from[group, sequence].item() // (pool.block_size // size)
             new, begin = new[max(0, there - begin) :], max(begin, min(there, stop))
         if len(new):
@@ -189,9 +190,13 @@ class _Pass:
 
 
 class Runner:
-    """Runs steps on one pool, by a backend in the mode that `tile` wants: a forward pass has so many places, and
-    None has all tokens of a step in one. One that `adapts` leaves cores to others who use them. `fused` is the whole model in one call, which
-    does what the backend would. One that `captures` replays tiles, or decodes, as CUDA graphs. `runner_for` chooses them all."""
+    """Runs steps of a model on one pool. `runner_for` chooses the options.
+
+    tile      places of a forward pass; None: one pass has all tokens of a step
+    adapts    a pass has as many threads as there are free cores
+    fused     the whole model as one call, attention included
+    captures  tiles, or decodes, are CUDA graphs
+    """
 
     def __init__(
         self,
@@ -217,16 +222,16 @@ class Runner:
             groups = {pool.layer(each.layer).group for each in model.layers}
             self._captured = CapturedPasses(renews, pool, groups, tile)
         self._shares = any(each.source is not None for each in model.layers)
-        # Memory for what latents expand to, from pass to pass.
+        # Memory for expanded latents, reused from pass to pass.
         self.expanded: dict[Any, LayeredPool] = {}
 
     @property
     def tiling(self) -> Tiling | None:
-        """How it cuts a step, for who wants to know what one costs; None where it does not."""
+        """How the runner cuts a step, for cost models; None: it does not."""
         return None if self.tile is None else Tiling(places=self.tile, piece=self.backend.piece)
 
     def copy(self, moves: Moves) -> None:
-        """Copy blocks, kind by kind."""
+        """Make a step's copies, kind by kind."""
         run_moves(self.pool, moves)
 
     def read(
@@ -238,7 +243,8 @@ class Runner:
         stateful: NDArray[np.bool_],
         lengths: NDArray[np.int64] | None = None,
     ) -> Read:
-        """As `forward`; and logits after `others`, and the hidden states of those that are `stateful`, both bool [T]."""
+        """Run the step as `forward` does. Return also the logits after the tokens `others`, and the hidden states of the tokens `stateful`, both
+        bool [T]."""
         is_wanted = is_sampled | others
         logits, states = self._run(step, token_ids, is_wanted, stateful, lengths)
         ours, theirs = torch.from_numpy(is_sampled[is_wanted]), torch.from_numpy(others[is_wanted])
@@ -251,8 +257,11 @@ class Runner:
         is_sampled: NDArray[np.bool_],
         lengths: NDArray[np.int64] | None = None,
     ) -> Tensor:
-        """float32 [k, vocabulary]: logits after the tokens that `is_sampled`, bool [T], names; in tiles, or in one go. `lengths`, int64 [n]:
-        those that a rotary embedding goes by where it depends on them, a sequence's own in all its steps; None: as long as they are now."""
+        """Run the step. Return the logits after the tokens `is_sampled`, bool [T], as float32 [k, vocabulary].
+
+        `lengths`, int64 [n]: the length of each row by which a rotary embedding chooses its frequencies (LongRoPE), the same in all steps of a
+        sequence; None: `seq_lens` of this step.
+        """
         return self._run(step, token_ids, is_sampled, np.zeros(step.num_tokens, np.bool_), lengths)[0]
 
     @torch.inference_mode()
@@ -264,9 +273,9 @@ class Runner:
         stateful: NDArray[np.bool_],
         lengths: NDArray[np.int64] | None,
     ) -> tuple[Tensor, Tensor]:
-        """Logits after tokens, and hidden states of tokens."""
+        """Return logits after the tokens `is_sampled`, and hidden states of the tokens `stateful`."""
         if not step.num_tokens:
-            # Nothing to run: such a step delivers the outputs of requests that ended outside any other.
+            # Such a step only delivers the outputs of requests that ended outside a step.
             return torch.empty(0, self.model.vocabulary_size), torch.empty(0, 0)
         with self.threads():
             if self._fused is not None:
@@ -289,9 +298,9 @@ class Runner:
             return torch.cat(parts), torch.cat([each for each in of_states if len(each)] or of_states[:1])
 
     def threads(self) -> AbstractContextManager[None]:
-        """Within it torch has as many threads as a pass has now."""
+        """Return a context in which torch has the number of threads that a pass gets now."""
         count = 1 if self._is_small else free_cores().count() if self._adapts else None
-        # Where there is one thread another caller may have lowered the number, and raise it while this pass runs: so it has to say its own.
+        # One thread may be another caller's limit, which ends while this pass runs: then the pass needs its own.
         return nullcontext() if count is None or count >= torch.get_num_threads() > 1 else THREADS.at_most(count)
 
     def _forward_part(
@@ -312,8 +321,8 @@ class Runner:
         inputs, positions = self._padded(token_ids, step), self._padded(step.positions, step)
         keep: Any
         if self.tile is not None:
-            # All places or a single one that is not wanted: the product with the vocabulary has one shape, too. Where layers share K and V, a
-            # number makes some modules leave places out.
+            # All places, or a single one whose logits are dropped: the product with the vocabulary has one of two shapes. Where layers share K
+            # and V some modules drop places if this is a number, so it is an array.
             everything: Any = torch.arange(inputs.shape[1], device=device) if self._shares else 0
             keep = everything if len(picked) else torch.zeros(1, dtype=torch.int64, device=device)
         else:
@@ -329,12 +338,12 @@ class Runner:
         if not len(picked):
             return logits[:0].float(), states.float()
         if self.tile is not None or len(logits) > len(picked):
-            # Of all places: xLSTM's forward gives them whatever it is asked for.
+            # xLSTM's forward function returns logits of all places, whatever logits_to_keep is.
             logits = logits[torch.from_numpy(picked).to(device)]
         return logits.float(), states.float()
 
     def _replayed(self, given: Pass, inputs: Tensor, plans: dict[int, Any]) -> Tensor:
-        """As captured.Forward. What the pool and the pass keep by the identity of a tensor is made anew: each call has its own slices."""
+        """Run a pass, as captured.Forward. Each call makes its own slices of `inputs`, since the pool and the pass cache by the identity of a tensor."""
         step, at = given.step, 2
         states = None
         if step.states is not None:
@@ -352,7 +361,7 @@ class Runner:
         return logits
 
     def _is_long(self, step: StepTokens, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Bool [T]: tokens of sequences whose rotary embedding is that of long ones."""
+        """Return which tokens have the rotary embedding of long sequences, bool [T]."""
         limit = self.model.rotary_limit
         if limit is None:
             return np.zeros(step.num_tokens, np.bool_)
@@ -360,7 +369,7 @@ class Runner:
         return is_long
 
     def _padded(self, values: NDArray[Any], step: StepTokens) -> Tensor:
-        """int64 [1, T + num_padded]."""
+        """Return values of tokens, then zeros for padding, on the model's device, int64 [1, T + num_padded]."""
         padded = np.zeros(step.num_tokens + step.num_padded, np.int64)
         padded[: step.num_tokens] = values
         return torch.from_numpy(padded).unsqueeze(0).to(self.model.device)
@@ -374,9 +383,8 @@ def runner_for(
     batch_invariant: bool = True,
     enforce_eager: bool = False,
 ) -> Runner:
-    """A runner of this backend, or of the best: of the whole model in one call where that is possible, and else packed, or batch-invariant
-    by tiles of 32, by single tokens where a tile's places disagree. On a GPU tiles, and decodes of a packed one, are captured where they can be, unless
-    `enforce_eager`.
+    """Return a runner with this backend, or with the best one: the whole model in one call where possible; else packed, or in tiles if
+    `batch_invariant`. On a GPU tiles, and decodes of a packed model, are captured where possible, unless `enforce_eager`.
 
     Raises UnknownBackend or UnsupportedByBackend.
     """
@@ -403,25 +411,25 @@ def runner_for(
 
 
 def is_plain(model: LoadedModel) -> bool:
-    """Whether a pass launches the same kernels for any step: a backend does the attention of all layers, on K and V alone, no embedding goes by lengths,
-    and nothing waits to hear how many rows chose an expert."""
+    """Whether a pass of one shape launches the same kernels for every step: a backend does the attention of all layers, on K and V alone; no rotary
+    embedding depends on lengths; and the host never reads how many rows chose an expert."""
     special = any(each.by_itself or each.expands or each.choosers for each in model.layers)
     special |= any(_groups_rows(each) and not _counts_on_device(each, model.dtype) for each in model.module.modules())
     return model.rotary_limit is None and not special
 
 
 def _tile_of(model: LoadedModel, backend: AttentionBackend) -> tuple[int, bool]:
-    """Try how many tokens a tile may have, and whether any number of threads gives the same bits."""
+    """Try how many tokens a tile may have, and whether every number of threads gives the same bits. Return both."""
     forwards, backwards = _trial(model, backend, slice(None)), _trial(model, backend, slice(None, None, -1))
     groups_rows = any(map(_groups_rows, model.module.modules()))
     tile = TILE if torch.equal(forwards, backwards.flip(0)) and not groups_rows else 1
-    # An answer must not depend on who else uses the machine.
+    # An answer must not depend on how busy the machine is.
     on_cpu = model.device.type == "cpu"
     return tile, on_cpu and not is_small(model) and _agrees_on_one_thread(model, backend, forwards)
 
 
 def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
-    """The shapes that attention has to do; none where nothing attends."""
+    """Return the shapes of attention that the backend has to do; none if no layer attends."""
     has_chunks = any(each.kind == "chunk" for each in model.layers)
     found: dict[LayerShape, None] = {}
     for each in model.layers:
@@ -429,7 +437,7 @@ def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
             continue
         own, (heads, key_size, value_size) = pool.layer(each.layer), each.attended
         is_even = own.keys.part == own.values.part and own.keys.is_even(pool.block_size)
-        # Those attend in memory of the pass; what tokens have chosen has blocks of one token there, or of as many as a piece.
+        # These attend in memory of the pass, in blocks of a piece; tokens that are chosen one by one, in blocks of one token.
         is_gathered, groups = each.expands or each.choosers > 0, max(1, each.choosers)
         shape = LayerShape(
             num_heads=each.num_heads // groups,
@@ -452,8 +460,8 @@ def _shapes(model: LoadedModel, pool: LayeredPool) -> list[LayerShape]:
 
 
 def _groups_rows(module: nn.Module) -> bool:
-    """Whether these are experts of which each gets the rows that chose it, in products whose shape depends on the other tokens of a tile. Not in
-    C; and not where all experts get all rows: shared ones, and those that are given hidden states alone."""
+    """Whether a module is experts in torch, each of which gets the rows that chose it: the shapes of its products depend on the other tokens of a tile.
+    Shared experts, and those whose only input is hidden states, get all rows."""
     name = type(module).__name__
     if isinstance(module, PackedExperts) or not name.endswith("Experts") or name.endswith("SharedExperts"):
         return False
@@ -461,19 +469,18 @@ def _groups_rows(module: nn.Module) -> bool:
 
 
 def _counts_on_device(experts: nn.Module, dtype: torch.dtype) -> bool:
-    """Whether these experts are products of groups of rows whose sizes stay on the device: as transformers computes them with torch's kernel for
-    bfloat16."""
+    """Whether the sizes of the experts' groups of rows stay on the device, as with torch's grouped kernel for bfloat16."""
     chosen = getattr(getattr(experts, "config", None), "_experts_implementation", None)
     return dtype == torch.bfloat16 and chosen == "grouped_mm" and hasattr(experts, "is_transposed")
 
 
 def is_small(model: LoadedModel) -> bool:
-    """Whether one thread is enough for it."""
+    """Whether the model is so small that one thread is enough."""
     return sum(each.numel() for each in model.module.parameters()) < _ONE_THREAD_BELOW
 
 
 def _agrees_on_one_thread(model: LoadedModel, backend: AttentionBackend, logits: Tensor) -> bool:
-    """Whether a trial on one thread gives these bits."""
+    """Whether a trial on one thread gives these logits, to the last bit."""
     if torch.get_num_threads() == 1:
         return True
     with THREADS.at_most(1):
@@ -481,7 +488,7 @@ def _agrees_on_one_thread(model: LoadedModel, backend: AttentionBackend, logits:
 
 
 def _trial(model: LoadedModel, backend: AttentionBackend, order: slice) -> Tensor:
-    """Logits of 32 sequences of two tokens, a step each, at places of a tile in this order: every place has to give the same bits."""
+    """Return logits of 32 sequences at their second token, one at each place of a tile, in this order; two steps of one token each."""
     pool, tables = trial_memory(model, TILE, 2)
     trial = Runner(model, pool, backend, TILE)
     ids = (np.arange(TILE, dtype=np.int32) * 7919 + 1) % model.vocabulary_size

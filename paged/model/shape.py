@@ -1,4 +1,4 @@
-"""The sizes of a loaded decoder as `ModelShape` describes them, so that what a step asks of a machine can be computed."""
+"""The shape of a loaded decoder, from which the work of a step can be computed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paged.model.model_shape import ModelShape
 from paged.model.native.coded import PackedCodes, QuantisedEmbedding
 from paged.model.native.packed import PackedEmbedding, PackedLinear
 
-# Parameters that a shape may miss, as a share: norms of queries and keys, sinks.
+# Largest share of parameters that a shape may miss, such as norms of queries and keys, or sinks.
 _MISSED = 0.01
 _BIASES: tuple[Literal["none", "qkv", "all"], ...] = ("none", "qkv", "all")
 
 
 def shape_of(model: LoadedModel) -> ModelShape | None:
-    """The shape whose parameters come closest to the model's; None where they are more than a hundredth off (a mixture of experts, say), or layers
-    keep states."""
+    """Return the shape whose number of parameters is closest to the model's; None if it is more than a hundredth off, as for a mixture of experts, or if
+    layers keep states."""
     if model.state_layers:
         return None
     config = model.module.config.get_text_config()
@@ -50,7 +50,7 @@ def shape_of(model: LoadedModel) -> ModelShape | None:
 
 
 def num_parameters(model: LoadedModel) -> int:
-    """Parameters of the checkpoint; what packed layers are filled up with does not count, and shared weights count once."""
+    """Return the number of parameters of the checkpoint. Padding of packed layers does not count, and shared weights count once."""
     seen: set[int] = set()
     total = 0
     for part in model.module.modules():

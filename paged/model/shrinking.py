@@ -1,7 +1,7 @@
-"""A configuration made small: every kind of layer twice, narrow, with short limits, so that a model of it is made and run in milliseconds.
+"""Small configurations: every kind of layer twice, narrow, with short limits, so that a model is built and runs in milliseconds.
 
-Numbers are known by their names. Equal lengths stay equal, and longer ones longer; heads stay grouped as they are; ids of special tokens
-lie within the small vocabulary.
+The names of fields tell what a number is. Equal limits stay equal, and longer ones longer; heads stay grouped as they are; ids of special tokens lie
+within the small vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 VOCABULARY, LONGEST = 128, 64
-# Names of numbers, and what each becomes. A number is never made larger.
+# Patterns of names, and the largest value that such a field keeps.
 _WIDTHS = {
     r".*hidden_size|n_embd|d_model|word_embed_proj_dim|embedding_(size|dim)|projection_dim|lru_width": 64,
     r"num_attention_heads|n_heads?|num_heads": 4,
@@ -31,24 +31,28 @@ _COUNTS = {
 _HEAD_SIZE = r".*head_dim|kv_channels|attention_head_size|rotary_dim"
 _KV_HEADS = r"num_key_value_heads|num_kv_heads|n_head_kv|multi_query_group_num|num_global_key_value_heads"
 _LAYERS = r"num_(hidden_)?layers|n_layers?|num_blocks"
-# Of so many layers, in turn, one is of another kind.
+# Fields with a period: in each so many layers one is of another kind.
 _PERIOD = r".*(_interval|_step|_freq|_pattern|_period)"
-# Numbers of the layers that are of another kind.
+# Fields that list the layers of another kind.
 _NUMBERS = r".*layer_(ids|indices)|.*attn_idxs|moe_layers|mlp_only_layers"
 _MAX_LENGTH = r"max_position_embeddings|model_max_length|n_positions|n_ctx|max_seq_len|seq_length|max_sequence_length"
 _LENGTH = rf"{_MAX_LENGTH}|.*sliding_window|.*window_size|attention_window|.*chunk_size|original_max_position_embeddings|floor_scale|index_topk"
-# A limit on length, in the order of what they were: prompts of up to LONGEST lie on both sides of each.
+# The first small limit, and the step to each next one, in the order of the large limits: prompts of up to LONGEST lie on both sides of each.
 _FIRST_LIMIT, _NEXT_LIMIT = 9, 6
 _LONGEST_PERIOD = 8
 
 
 class Shrunk:
-    """`config`, and `layers`, which layer each of its layers was; `lengths` are the limits of length in it, rising."""
+    """A small configuration, `config`.
+
+    layers   for each of its layers, the number of the layer in the large configuration
+    lengths  its limits of length, rising
+    """
 
     def __init__(self, config: Any, *, is_narrow: bool) -> None:
         values = config.to_dict()
         text = config.get_text_config()
-        # Some only list their layers, and count them in a property.
+        # Some have only a list of layers, and the number as a property.
         counts = (v for k, v in text.to_dict().items() if re.fullmatch(_LAYERS, k))
         self._num_layers = next(counts, None) or text.num_hidden_layers
         self.layers = _layers(text.to_dict(), self._num_layers)
@@ -63,7 +67,7 @@ class Shrunk:
         self.config = type(config).from_dict(self._small(values))
 
     def _small(self, values: dict[str, Any], scale: float | None = None) -> dict[str, Any]:
-        """A configuration, or one within it; the sizes of its heads by this factor, or by its own."""
+        """Return the fields of a configuration, or of one within it, made small. `scale`: factor of the sizes of heads; None: computed from the fields."""
         small = {}
         heads = next((v for k, v in values.items() if re.fullmatch(r"num_attention_heads|n_heads?", k)), None)
         sizes = [v for k, v in values.items() if re.fullmatch(_HEAD_SIZE, k) and _is_number(v)]
@@ -77,7 +81,7 @@ class Shrunk:
             groups = "n_group" if "n_group" in values else "num_expert_group"
             small["topk_group"] = 1 if values["topk_group"] < values[groups] else small[groups]
         if _is_number(small.get("num_layers_per_stack")):
-            # Two stacks, of which a pass goes through one so many times, and then through the other.
+            # Two stacks of layers: a pass goes L_cycles times through one, then once through the other, H_cycles times.
             small["num_hidden_layers"] = small["num_layers_per_stack"] * small["H_cycles"] * (small["L_cycles"] + 1)
         if self._is_narrow:
             _match_sizes(small, values)
@@ -86,7 +90,7 @@ class Shrunk:
     def _value(self, name: str, value: Any, heads: Any, scale: float) -> Any:
         if isinstance(value, dict):
             if name == "compress_rates":
-                # Tokens that an entry stands for: 2, 4 and so on, in their order.
+                # Tokens of an entry become 2, 4 and so on, in the order of their sizes.
                 rates = sorted(set(value.values()))
                 return {kind: min(rate, 2 << rates.index(rate)) for kind, rate in value.items()}
             if name.startswith("rope"):
@@ -138,7 +142,8 @@ class Shrunk:
 
 
 def _layers(values: dict[str, Any], count: int) -> list[int]:
-    """The first two layers of every kind, by all that the configuration lists a layer; the first four, or two of its periods, where that is more."""
+    """Return the first two layers of every kind, where kinds differ in any list with an entry for each layer; or the first four layers, or two periods, if
+    that is more."""
     lists = [
         value
         for name, value in values.items()
@@ -161,7 +166,7 @@ def _layers(values: dict[str, Any], count: int) -> list[int]:
 
 
 def _match_sizes(small: dict[str, Any], values: dict[str, Any]) -> None:
-    """Sizes that a class computes from others, or checks against them, follow those."""
+    """Adapt sizes that a class computes from others, or compares with them."""
     wide = small.get("hidden_size")
     if _is_number(small.get("expand")) and "num_heads" in small and "num_attention_heads" not in small:
         small["num_heads"] = small["expand"] * wide // small["head_dim"]
@@ -176,7 +181,7 @@ def _match_sizes(small: dict[str, Any], values: dict[str, Any]) -> None:
 
 
 def _head_scale(sizes: list[int]) -> float:
-    """What sizes of heads are multiplied by: the smallest becomes 16, or 8 where there are several."""
+    """Return the factor of the sizes of heads: the smallest becomes 16, or 8 if there are several sizes; at most 1."""
     return min(1.0, (8 if len(set(sizes)) > 1 else 16) / min(sizes)) if sizes else 1.0
 
 
@@ -199,5 +204,5 @@ def _pairs(values: dict[str, Any]) -> Any:
 
 
 def shrunk(config: Any, *, is_narrow: bool = True) -> Shrunk:
-    """The configuration made small; not `is_narrow`: with the widths that it has."""
+    """Return a small copy of a configuration; not `is_narrow`: widths stay as they are."""
     return Shrunk(copy.deepcopy(config), is_narrow=is_narrow)

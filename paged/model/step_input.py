@@ -1,7 +1,7 @@
-"""What a worker needs of one step, as arrays alone, so that a step can be sent: to a thread, to another process, into a file.
+"""One step as arrays: all that a worker needs of it. It can go to a thread, to another process or into a file.
 
-A worker keeps block tables of its own. It gets what changed in them since the step before, and where a token that was not known
-when the step was made is sampled; positions, slots and the copies' order follow from that.
+A worker keeps block tables of its own. A step has the changes since the step before, and names the earlier step that samples a token which is
+not known yet. Positions and slots follow from that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from paged.errors import InvalidStep
 
 
 class PageChanges(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Entries of one group's block tables, in order: of two for one place the later holds.
+    """Changed entries of one group's block tables, in order: of two for one place the later counts.
 
     rows, columns  int64 [k]
-    pages          int32 [k, pages of a block], or [k] where a block is a page and all layers are full; -1: a window or chunk gave it back
+    pages          int32 [k, pages of a block], or [k] where a block is a page and all layers are full; -1: a window or chunk released the block
     """
 
     rows: NDArray[np.int64]
@@ -29,21 +29,21 @@ class PageChanges(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class StepInput(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
-    """One step of n rows and T tokens. The same step is made of it wherever it is read.
+    """One step of n rows and T tokens.
 
-    number      counts the steps of a scheduler
-    oldest      the oldest step that is out: none goes on from one before it any more
-    rows        int64 [n]; index of each into the block tables
-    num_tokens  int64 [n]; tokens of each in this step, drafts included: at least one
-    seq_lens    int64 [n]; tokens of each after it
-    num_drafts  int64 [n]; how many of its last tokens are drafts
-    samples     bool [n]; whether a token is sampled after the row's last one
-    token_ids   int32 [T]; -1 where a step that is out samples the token, and for a draft that the worker guesses
-    sources     int64 [k, 3]; of each token that a step samples which is out: its place of T, that step's number, its place of that step's n
-    tables      one a layer group: what changed since the step before
-    reads       int32 [n, pages], of a model with state layers: where each row's state is read from; -1: it has none yet
-    moves       copies to make first
-    written_from  int64 [groups, n]: the first token whose K and V each row writes; those before are there already. None: all are written
+    number        the step's number, counted by its scheduler
+    oldest        number of the oldest outstanding step; no later step takes tokens of one before it
+    rows          int64 [n]; index of each row into the block tables
+    num_tokens    int64 [n]; tokens of each row in this step, drafts included: at least one
+    seq_lens      int64 [n]; tokens of each row once the step has run
+    num_drafts    int64 [n]; how many of a row's last tokens are drafts
+    samples       bool [n]; whether a token is sampled after the row's last one
+    token_ids     int32 [T]; -1 where an outstanding step samples the token, and for a draft that the worker guesses
+    sources       int64 [k, 3]; for each token that an outstanding step samples: its place of T, that step's number, its place of that step's n
+    tables        for each layer group, the changes since the step before
+    moves         copies to make first
+    reads         int32 [n, pages], for a model with state layers: the pages that each row's state is read from; -1: it has none yet
+    written_from  int64 [groups, n]: the first token whose K and V each row writes; earlier ones are in place. None: all are written
     """
 
     number: int
@@ -61,12 +61,12 @@ class StepInput(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
     written_from: NDArray[np.int64] | None = None
 
     def encoded(self) -> bytes:
-        """It as msgpack: an array is its dtype, its shape and its bytes."""
+        """Return the step as msgpack: an array is its dtype, its shape and its bytes."""
         return _ENCODER.encode(self)
 
     @staticmethod
     def decoded(data: bytes) -> StepInput:
-        """What `encoded` gave, with read-only arrays. Raises InvalidStep for anything else."""
+        """Return the step that `encoded` made bytes of; its arrays are read-only. Raises InvalidStep for any other bytes."""
         try:
             step = _DECODER.decode(data)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
@@ -76,7 +76,7 @@ class StepInput(msgspec.Struct, frozen=True, eq=False, kw_only=True, gc=False):
 
 
 def _check(step: StepInput) -> None:
-    """Raise InvalidStep where shapes do not go together, or a number points at nothing."""
+    """Raise InvalidStep for shapes that do not match, and numbers out of range."""
     if not (step.rows.ndim == step.token_ids.ndim == 1 and step.tables):
         raise InvalidStep(f"step {step.number} has rows or tokens that are no list, or no tables.")
     num_rows, num_tokens = len(step.rows), len(step.token_ids)

@@ -1,10 +1,10 @@
-"""How many threads a forward pass gets: as many as there are cores that no other process uses, asked again while it runs.
+"""The number of threads of a forward pass: as many as there are cores that no other process uses, counted every half second.
 
-    2 cores, all idle              2 threads
-    2 cores, one of them busy      1 thread: a second one would wait for a core in every product, and the first one for it
+    2 cores, both idle             2 threads
+    2 cores, one of them busy      1 thread: in every product a second one would wait for a core, and the first one for it
 
-torch's threads wait by spinning, so that one which has no core holds up all others for as long as the system takes to
-give it one: with two threads beside one busy core a model is slower than with one, several times.
+torch's threads wait by spinning, so a thread without a core holds up all others until the system gives it one. On two cores of which one is busy,
+a model is several times slower with two threads than with one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-# So old may a reading be, in seconds; and so long has a window to be: the counters are in hundredths of a second.
+# Seconds between two readings at least: the counters are in hundredths of a second.
 _STALE = 0.5
-# A core that others use to this share is not free.
+# A core is free if others use less than this share of it.
 _SHARE = 0.4
 _COUNTERS = Path("/proc/stat")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 
 class Reading(NamedTuple):
-    """Seconds: what the clock says, what all processes have used of the cores that this one may use, and what this one has."""
+    """Seconds on the clock; seconds that all processes have used of the cores of this one; and seconds that this one has used."""
 
     now: float
     used_by_all: float
@@ -35,7 +35,7 @@ class Reading(NamedTuple):
 
 
 def read_usage() -> Reading | None:
-    """None where the system does not say."""
+    """Read how much the cores were used; None if the system does not say."""
     try:
         lines = _COUNTERS.read_text(encoding="ascii").splitlines()
         ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
@@ -51,7 +51,7 @@ def read_usage() -> Reading | None:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, by its affinity and its group's limit."""
+    """Return the number of cores that this process may use, by its affinity and its control group's limit; at least 1."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:
@@ -60,12 +60,12 @@ def usable_cores() -> int:
         quota, period = _GROUP_LIMIT.read_text(encoding="ascii").split()
         return max(1, min(cores, int(quota) // int(period)))
     except (OSError, ValueError):
-        # There is none, or it says "max".
+        # There is no limit, or it is "max".
         return cores
 
 
 class FreeCores:
-    """Cores that no other process uses, from one reading to the next."""
+    """Counts the cores that no other process uses, between one reading and the next."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class FreeCores:
         self._free = self._cores
 
     def count(self) -> int:
-        """At least 1, and all where it is not known."""
+        """Return the number of free cores: at least 1; all if the use is not known."""
         before = self._before
         if before is None or self._clock() - before.now < _STALE:
             return self._free
@@ -93,8 +93,8 @@ class FreeCores:
 
 
 class Threads:
-    """torch on so many threads, for the whole process, as long as any caller is inside; then on as many as before the first came in. The fewest that
-    a caller wants count, and none gets more than there were."""
+    """Limits of torch's threads, for the whole process. While callers are inside `at_most`, the lowest limit holds, and never more threads than before
+    the first one; when the last one leaves, the number is as before."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -103,8 +103,8 @@ class Threads:
 
     @contextmanager
     def at_most(self, count: int) -> Iterator[None]:
-        """A caller is inside who wants so many at most."""
-        # What counts cores does without it.
+        """Limit torch to `count` threads inside."""
+        # Here, since counting cores does not need torch.
         import torch
 
         with self._lock:
@@ -121,10 +121,10 @@ class Threads:
 
 
 THREADS = Threads()
-"""Of this process."""
+"""The limits of this process."""
 
 
 @cache
 def free_cores() -> FreeCores:
-    """Of this process, read at the first use."""
+    """Return the counter of this process, whose first reading is at the first use."""
     return FreeCores()

@@ -1,4 +1,4 @@
-"""How an engine cuts a step into forward passes of one shape."""
+"""The tiles into which an engine cuts a step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paged.errors import InvalidConfig
 class Tiling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an engine cuts a step whose forward passes all have one shape.
 
-    places  tokens of a forward pass; the last one of a step is padded
-    piece   positions that attention reads at a time, in every place: up to the longest context in the tile, rounded up to this
+    places  tokens of a forward pass; the last pass of a step is padded
+    piece   positions that attention reads at a time; every place reads the longest context in its tile, rounded up to pieces
     """
 
     places: int
@@ -27,12 +27,12 @@ class Tiling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be at least 1")
 
     def whole_pieces(self, contexts: NDArray[Any]) -> NDArray[Any]:
-        """Contexts rounded up to what attention reads."""
+        """Return contexts rounded up to whole pieces."""
         rounded: NDArray[Any] = -(-contexts // self.piece) * self.piece
         return rounded
 
     def longest_contexts(self, contexts: NDArray[Any]) -> NDArray[Any]:
-        """The longest context of each tile, [tiles]; of `contexts` [tokens], what each token attends to, in their order."""
+        """Return the longest context of each tile, [tiles], given the context of each token in order, [tokens]."""
         if not len(contexts):
             return contexts
         longest: NDArray[Any] = np.maximum.reduceat(contexts, np.arange(0, len(contexts), self.places))

@@ -10,7 +10,7 @@ from paged.errors import BrokenCheckpoint
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The Hugging Face tokenizer of a folder, None where there is none. Nothing is fetched. Raises BrokenCheckpoint."""
+    """Load the Hugging Face tokenizer of a folder; None if there is none. Nothing is downloaded. Raises BrokenCheckpoint."""
     from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):

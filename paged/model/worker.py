@@ -1,8 +1,8 @@
-"""What runs steps where the model lies: it keeps block tables and what steps sampled, and knows no scheduler.
+"""The worker: runs steps where the model lies. It keeps block tables and sampled tokens, and has no scheduler.
 
-    begin: table changes → copies        ready: tables, slots, tokens that a step before sampled        logits        keep
+    begin: table changes → copies        ready: tables, slots, tokens that an earlier step sampled        logits        keep
 
-All that it knows of a step comes in a StepInput, which may have been in a file or on a wire.
+Everything about a step comes in its StepInput, which may come from a file or over a wire.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paged.model.step_input import PageChanges, StepInput
 
 
 class ReadyStep(NamedTuple):
-    """A step as it runs: with every token that is known by now, int32 [T], and where each goes."""
+    """A step that can run: its token ids, int32 [T], with those that earlier steps sampled, and where each token goes."""
 
     input: StepInput
     tokens: StepTokens
@@ -29,7 +29,7 @@ class ReadyStep(NamedTuple):
 
     @property
     def is_sampled(self) -> NDArray[np.bool_]:
-        """Bool [T]: the tokens that a row samples after: its last, each draft, and the one before them."""
+        """Bool [T]: tokens after which a row samples: its last one, or its drafts and the token before them."""
         samples = self.input.samples
         if len(samples) == len(self.token_ids):
             return samples
@@ -40,25 +40,25 @@ class ReadyStep(NamedTuple):
 
 
 class Worker:
-    """Runs the steps of one scheduler on one runner, in their order: `begin` for each that is put out, and what follows for each that was
-    not taken back. Not for several threads."""
+    """Runs the steps of one scheduler on one runner, in their order: `begin` for each step, and the other calls for each that is not taken back.
+    Not for several threads."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
-        # By group, int32 [rows, columns] or [rows, columns, pages]; what no step has named is stale.
+        # By group, int32 [rows, columns] or [rows, columns, pages]; entries that no step has set are stale.
         self._tables: list[NDArray[np.int32]] = []
-        # What steps sampled, int32 [n] each, by number.
+        # By number of the step, the tokens that it sampled, int32 [n].
         self._sampled: dict[int, NDArray[np.int32]] = {}
 
     def begin(self, step: StepInput) -> None:
-        """Take in what changed in the tables, and make the copies. Raises InvalidPool for a block that is not there, before anything is
-        copied, and what a copy raises."""
+        """Apply the step's table changes, and make its copies. Raises InvalidPool, before anything is copied, for a copy from or to a block that the pool
+        does not have, and what a copy raises."""
         self._tables += [np.zeros((0, 0, *each.pages.shape[1:]), np.int32) for each in step.tables[len(self._tables) :]]
         self._tables = [_changed(table, its) for table, its in zip(self._tables, step.tables, strict=True)]
         self.runner.copy(step.moves)
 
     def ready(self, step: StepInput) -> ReadyStep:
-        """Return a step that has begun, with the tokens that earlier steps sampled. Raises InvalidStep where one of those is not kept."""
+        """Return a step that has begun, with the tokens that earlier steps sampled. Raises InvalidStep for a token that no step kept here sampled."""
         token_ids = step.token_ids
         if len(step.sources):
             token_ids = token_ids.copy()
@@ -76,8 +76,7 @@ class Worker:
         return ReadyStep(step, self._tokens_of(step), token_ids)
 
     def logits(self, step: ReadyStep, lengths: NDArray[np.int64] | None = None) -> Tensor:
-        """float32 [k, vocabulary]: logits after the last token of each row that samples, and after each of the num_drafts tokens before it.
-        `lengths` as of `Runner.forward`."""
+        """Run the step. Return logits after each token of `is_sampled`, float32 [k, vocabulary]. `lengths`: as for `Runner.forward`."""
         return self.runner.forward(step.tokens, step.token_ids, step.is_sampled, lengths)
 
     def read(
@@ -87,11 +86,12 @@ class Worker:
         stateful: NDArray[np.bool_],
         lengths: NDArray[np.int64] | None = None,
     ) -> Read:
-        """As `logits`; and the same after `others`, and the hidden states of those that are `stateful`, both bool [T], tokens of the step."""
+        """Run the step. Return its logits as `logits` does, those after the tokens `others`, and the hidden states of the tokens `stateful`, both
+        bool [T]."""
         return self.runner.read(step.tokens, step.token_ids, step.is_sampled, others, stateful, lengths)
 
     def keep(self, step: StepInput, tokens: NDArray[np.int32]) -> None:
-        """What a step sampled, int32 [n], for steps after it. Forgets what no later step can go on from."""
+        """Keep the tokens that a step sampled, int32 [n], for later steps. Forget those of steps before `step.oldest`."""
         for number in [each for each in self._sampled if each < step.oldest]:
             del self._sampled[number]
         self._sampled[step.number] = tokens
@@ -99,7 +99,7 @@ class Worker:
     def _tokens_of(self, step: StepInput) -> StepTokens:
         starts, num_rows = step.seq_lens - step.num_tokens, len(step.rows)
         if len(step.token_ids) == num_rows:
-            # Each row has one token, as in a decode.
+            # A decode: each row has one token.
             positions, query_start_loc, owners = starts, rising(num_rows + 1), rising(num_rows)
         else:
             positions = rising_from(starts, step.num_tokens)
@@ -122,7 +122,7 @@ class Worker:
 
 
 def _changed(table: NDArray[np.int32], its: PageChanges) -> NDArray[np.int32]:
-    """The table with these entries, larger if it has to be."""
+    """Set these entries of a table, and return it, grown if they do not fit."""
     if not len(its.rows):
         return table
     table = with_room(table, int(its.rows.max()) + 1, int(its.columns.max()) + 1)
