@@ -199,14 +199,17 @@ def _bound(host: str, port: int) -> socket.socket:
         found = socket.socket(family, kind, protocol)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
-    except OSError as error:
-        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+    except (OSError, UnicodeError) as error:
+        # A label of more than 63 characters is a UnicodeError.
+        number, why = (
+            (error.errno, error.strerror) if isinstance(error, OSError) else (None, "this is no name of a host")
+        )
         advice = (
             "port; 0 is any free one"
-            if taken
+            if number in (errno.EADDRINUSE, errno.EACCES)
             else "--host; 127.0.0.1 is this machine alone, 0.0.0.0 all of its addresses"
         )
-        raise ServerFailed(f"cannot listen on {host}:{port}: {error.strerror}. Name another {advice}.") from None
+        raise ServerFailed(f"cannot listen on {host}:{port}: {why}. Name another {advice}.") from None
     return found
 
 

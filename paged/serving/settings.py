@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -40,6 +41,7 @@ SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64, remember_evicted
 """The engine of a server by default."""
 
 SHIPPED_NAME = "paged"
+_HEADER = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
 
 _LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Address", "Keys and tenants", "Limits", "Timeouts", "Logs and events"
 
@@ -117,6 +119,9 @@ class Settings(Config, frozen=True, kw_only=True):
         for key in everyone:
             if not key or not key.isascii() or key != key.strip():
                 raise InvalidConfig("a key has to be ASCII text without spaces around it, and not empty.")
+            digest_of(key)
+        if self.tenant_header is not None and _HEADER.fullmatch(self.tenant_header) is None:
+            raise InvalidConfig(f'tenant_header has to be the name of a header; got "{self.tenant_header}".')
 
     # fmt: on
     @property

@@ -260,3 +260,10 @@ def test_a_certificate_that_is_of_no_use_is_refused_before_anything_is_loaded(pa
         settings = Settings(engine=SERVED.but(model=none), port=0, **named)
         with pytest.raises(InvalidConfig, match=re.escape(says)):
             serving.serve(settings, make=lambda _: pytest.fail("it was loaded"))
+
+
+def test_a_host_that_cannot_be_a_name_is_refused():
+    with pytest.raises(
+        ServerFailed, match=r"^cannot listen on a{64}:0: this is no name of a host\. Name another --host;"
+    ):
+        serving.serve(Settings(host="a" * 64, port=0, log="off"), make=lambda _: pytest.fail("it was loaded"))
