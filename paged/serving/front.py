@@ -82,6 +82,11 @@ class Front:
         self.names = settings.names
         self.began = int(wall())
         self.asking = Asking(settings, load_tokenizer(self.folder), is_shipped(self.folder))
+        self.traces = None
+        if settings.traces_endpoint is not None:
+            tracing = import_with_extra("paged.serving.tracing", "serving.tracing")
+            self.traces = tracing.Traces(settings.traces_endpoint, model_name=self.names[0])
+        # From here on nothing is refused: an engine has a folder.
         self.gate = Gate(settings)
         self.engine = EngineClient(settings, self.names[0], clock)
         self.sight = Sight(self.engine)
@@ -90,10 +95,6 @@ class Front:
         self.log = (
             None if settings.log == "off" else RequestLog(sys.stderr, with_prompts=settings.log_prompts, clock=wall)
         )
-        self.traces = None
-        if settings.traces_endpoint is not None:
-            tracing = import_with_extra("paged.serving.tracing", "serving.tracing")
-            self.traces = tracing.Traces(settings.traces_endpoint, model_name=self.names[0])
         self.metrics.watch(
             open_streams=lambda: sum(answering.record.streams for answering in self._open),
             log_lines_lost=lambda: 0 if self.log is None else self.log.lost,
@@ -181,15 +182,15 @@ class Front:
     async def completion(self, body: CompletionRequest, call: Call) -> Answering:
         """Answer a completion. Raises ApiError before anything was begun."""
         with self._accounting(call):
-            ready, model = self.must_serve(), self.must_know(body.model)
+            longest, model = self.must_serve().max_model_len, self.must_know(body.model)
             size = len(call.body)
             params = await self._away(size, lambda: self.asking.completion_params(body))
             if body.echo and body.stream and body.logprobs is not None:
                 raise wrong("echo with logprobs does not go with stream.", "echo")
-            prompts = await self._away(size, lambda: self.asking.prompts(body, ready.max_model_len))
+            prompts = await self._away(size, lambda: self.asking.prompts(body, longest))
             opening = [self.asking.text(prompt) for prompt in prompts] if body.echo and body.stream else None
             form = Form(f"cmpl-{call.own_id}", int(self.wall()), model, is_chat=False, num_logprobs=body.logprobs)
-            return self._answering(call, ready, body, prompts, params, form, opening)
+            return self._answering(call, body, prompts, params, form, opening)
 
     async def chat(self, body: ChatRequest, call: Call) -> Answering:
         """Answer a conversation. Raises ApiError before anything was begun."""
@@ -204,7 +205,7 @@ class Front:
             params = await self._away(size, lambda: self.asking.chat_params(body, room))
             num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
             form = Form(f"chatcmpl-{call.own_id}", int(self.wall()), model, is_chat=True, num_logprobs=num_logprobs)
-            return self._answering(call, ready, body, [prompt], params, form, None)
+            return self._answering(call, body, [prompt], params, form, None)
 
     @contextmanager
     def _accounting(self, call: Call) -> Iterator[None]:
@@ -221,7 +222,6 @@ class Front:
     def _answering(
         self,
         call: Call,
-        ready: Ready,
         body: CompletionRequest | ChatRequest,
         prompts: list[list[int]],
         params: SamplingParams,
@@ -229,6 +229,8 @@ class Front:
         opening: list[str] | None,
     ) -> Answering:
         settings, engine = self.settings, self.engine
+        # Again: the engine may have died while another thread read the prompts.
+        ready = self.must_serve()
         for prompt in prompts:
             _must_fit(prompt, params, ready)
         ids = [f"{form.id}-{place}" for place in range(len(prompts))]

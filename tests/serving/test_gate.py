@@ -1,14 +1,19 @@
 """Who is let in when too many come, and whether who was told to come again is let in then."""
 
+import asyncio
 import heapq
 import random
 
 import pytest
 from hypothesis import given, strategies as st
 
+from paged.serving.bodies import CompletionRequest
 from paged.serving.errors import ApiError
+from paged.serving.front import INLINE_CHARS, Call, Front
 from paged.serving.gate import MOST_ALIKE, Gate, fingerprint_of, later
 from paged.serving.settings import Settings, Tenant
+
+from .samples import READY  # noqa: TID252
 
 
 def gate(max_waiting=4, num_inside=0, **more):
@@ -180,3 +185,19 @@ def replayed(load, error, seed, num=3000, max_waiting=16, is_same=False):
 )
 def test_nine_of_ten_who_wait_as_told_are_let_in_when_they_come_again(load, error, more):
     assert replayed(load, error, seed=1, **more) >= 0.9
+
+
+def test_a_call_whose_engine_dies_while_its_prompt_is_read_holds_no_place():
+    async def call():
+        front = Front(Settings(log="off"))
+        front.engine.state, front.engine.ready = "ready", READY
+        body = CompletionRequest(prompt=[1])
+        called = asyncio.create_task(front.completion(body, Call("a", "b", "", 0.0, "", None, b" " * INLINE_CHARS * 2)))
+        await asyncio.sleep(0)
+        front.engine.state = "restarting"
+        with pytest.raises(ApiError, match=r"^the engine is restarting\.$"):
+            await called
+        await front.close()
+        return front.num_open, front.gate.all.num
+
+    assert asyncio.run(call()) == (0, 0)
