@@ -121,7 +121,7 @@ def serve(
         access_log=False,
         server_header=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=int(settings.keep_alive_s),
+        timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]
         timeout_graceful_shutdown=2,
         ssl_context_factory=None if context is None else lambda *_: context,
         # Guard makes paths of it.

@@ -267,3 +267,18 @@ def test_a_host_that_cannot_be_a_name_is_refused():
         ServerFailed, match=r"^cannot listen on a{64}:0: this is no name of a host\. Name another --host;"
     ):
         serving.serve(Settings(host="a" * 64, port=0, log="off"), make=lambda _: pytest.fail("it was loaded"))
+
+
+def test_a_connection_is_kept_for_parts_of_a_second(hosts):
+    def is_kept(port):
+        with socket.create_connection(("127.0.0.1", port), timeout=600) as connection, suppress(ConnectionError):
+            connection.sendall(request(USUAL))
+            while not connection.recv(65536).endswith(b"0\r\n\r\n"):
+                pass
+            time.sleep(HASTE_S)
+            connection.sendall(request(USUAL))
+            return connection.recv(65536) != b""
+
+    server = hosts(keep_alive_s=0.99)
+    # On busy cores a client may be late.
+    assert any(is_kept(server.port) for _ in range(3))
