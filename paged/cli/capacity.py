@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from paged.base.budget import as_bytes, short
 from paged.base.words import counted
+from paged.cli.commands import must_be_read
 from paged.cli.options import Json, KvDtype, KvDtypeSkipLayers, Quantization, QuantizeHead, names_in
 from paged.cli.show import figures, print_json
 from paged.errors import InvalidConfig, NotModelled, UnknownModel
@@ -148,13 +149,7 @@ def _pages_alone(
         if given not in known:
             raise InvalidConfig(f'{option} is "{given}"; known are {", ".join(known)}')
     kept, plan = _planned(name, kv_dtype or kept_as(dtype), kv_dtype_skip_layers, dtype, block_size)
-    for option in (each for each in context.params if each not in _OF_PAGES):
-        source = context.get_parameter_source(option)
-        if source is not None and source.name == "COMMANDLINE":
-            flag = option.replace("_", "-")
-            raise InvalidConfig(
-                f"--{flag} changes no page of {kept.name}, of which nothing else is known; leave it out"
-            )
+    must_be_read(context, _OF_PAGES, f"changes no page of {kept.name}, of which nothing else is known")
     if json:
         print_json({"model": kept.name, **_plan_document(kept, plan), "not_modelled": [_LEFT_OUT]})
         return

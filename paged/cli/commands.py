@@ -1,13 +1,15 @@
 """Commands as Typer makes them, but for flags: they take no value, and their help names no type of one."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from paged.errors import InvalidConfig
 
 
 def _without_types(params: list[Any]) -> list[Any]:
@@ -56,6 +58,14 @@ def show_help(context: typer.Context) -> None:
     """Print the help of a command that was called without one of its commands."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+def must_be_read(context: typer.Context, read: Collection[str], why: str) -> None:
+    """Raise InvalidConfig, which says `why`, for an option on the command line whose parameter is not one of `read`."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in read and source is not None and source.name == "COMMANDLINE":
+            raise InvalidConfig(f"--{name.replace('_', '-')} {why}; leave it out")
 
 
 def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

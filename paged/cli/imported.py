@@ -49,6 +49,10 @@ def imported(
         tables.save(out)
         errors, spans = errors_of_layers(tables, measured), tables.measured
     else:
+        if shape is not None:
+            raise InvalidConfig(f"{folder} has kernels of any model; --shape goes with a folder of layers")
+        if licence and not source:
+            raise InvalidConfig(f"--license {licence} goes with --source; of kernels give both, or neither")
         kernels = fit_folder(folder, on, **({"source": source, "license": licence} if source else {}))
         kernels.save(out)
         errors, spans = kernels.errors, {}

@@ -11,6 +11,7 @@ import typer
 
 from paged.attention.kv_dtypes import AUTO
 from paged.base.words import counted
+from paged.cli.commands import must_be_read
 from paged.cli.imported import imported
 from paged.cli.models import (
     MODEL,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _DESIGN, _TIMING, _TABLES = "Which steps", "How they are timed", "Tables of others"
 _MOST_CONTEXT = 512
+_OF_TABLES = ("out", "shape", "import_", "on", "source", "license", "json")
+"""Parameters that --import reads."""
 
 # fmt: off
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File for the profile.")]
@@ -54,6 +57,7 @@ License = Annotated[str, typer.Option(help="Licence of the timings; kept in the 
 
 
 def profile(
+    context: typer.Context,
     out: Out = Path("profile.json"),
     model: Model = None,
     shape: Shape = None,
@@ -87,6 +91,7 @@ def profile(
     Example: `paged profile --shape smollm-135m --max-context 160 --out smollm.json`
     """
     if import_ is not None:
+        must_be_read(context, _OF_TABLES, "changes nothing of tables that were timed")
         check_outputs({"--out": out}, [import_])
         imported(import_, out, on=on, shape=shape, source=source, licence=license, json=json)
         return

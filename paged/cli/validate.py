@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs, Quantization, QuantizeHead, check_outputs
 from paged.cli.show import print_json, printed, table
+from paged.errors import InvalidConfig
 from paged.study.hardware import device_names, model_names
 from paged.study.report import validation_rows, write_validation_html
 from paged.study.simulator import Asked, Cell, by_engine, closed_loops, engine_names, read_run, validated
@@ -72,6 +73,8 @@ def validate(
         published=published,
     )
     if run.suffix == ".csv":
+        if html is not None:
+            raise InvalidConfig(f"--html shows one run; {run} is a table of closed loops")
         _closed(list(closed_loops(run, asked)), json)
         return
     recorded = read_run(run)

@@ -20,6 +20,7 @@ def folder(tmp_path_factory):
     (path / "latin-1.txt").write_bytes(b"fine\nna\xefve\n")
     (path / "empty.txt").write_text("")
     (path / "link.csv").symlink_to("long.csv")
+    (path / "loops.csv").write_text("")
     (path / "tables").mkdir()
     write_folder(path / "tables")
     write_run(path / "run")

@@ -78,6 +78,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     def build(self) -> Trace:
         """The trace. Raises TraceError, OSError or InvalidConfig."""
+        if self.least_span_s is not None and not 0 <= self.least_span_s < math.inf:
+            raise InvalidConfig(f"least_span_s is {self.least_span_s:g}; it must be a finite number, 0 or more")
         trace = open_trace(self.trace, limit=self.limit, seed=self.seed)
         if self.half is not None:
             trace = trace.halves()[0 if self.half == "first" else 1]
