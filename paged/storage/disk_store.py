@@ -213,7 +213,9 @@ class _Writer:
     ) -> None:
         self._folder, self._identity = folder, identity
         self._index, self._model, self.held = opened
-        self._limit_bytes, self._object_bytes, self._queue_bytes = limit_bytes, object_bytes, queue_bytes
+        self._limit_bytes, self._object_bytes = limit_bytes, object_bytes
+        # A block that is larger than the queue is written all the same.
+        self._most_queued = max(1, queue_bytes // object_bytes)
         self._most_in_batch = min(_BATCH_BLOCKS, max(1, min(_BATCH_BYTES, limit_bytes) // object_bytes))
         self._queue: deque[_Taken] = deque()
         self._queued: set[bytes] = set()
@@ -234,7 +236,7 @@ class _Writer:
 
     def take(self, names: list[bytes], copy: Copy) -> int:
         """As BlockStore.write."""
-        room = (self._queue_bytes - len(self._queue) * self._object_bytes) // self._object_bytes
+        room = self._most_queued - len(self._queue)
         places, stop = list[int](), len(names)
         for place, name in enumerate(names):
             if name not in self.held and name not in self._queued:

@@ -144,6 +144,10 @@ def test_the_limit_holds_for_all_models_of_a_folder(open_store, folder):
     assert read(theirs, keys_of("theirs", 4)) == 1
 
 
+def test_a_queue_that_is_smaller_than_a_block_takes_one_at_a_time(open_store):
+    assert write(open_store(queue_bytes=1), keys_of("a", 2)) == 1
+
+
 def test_a_full_queue_takes_no_more_and_copies_nothing_for_it(open_store):
     store, keys, copied = open_store(queue_bytes=2 * (BLOCK + HEADER_BYTES)), keys_of("a", 5), []
 
