@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from paged.serving.errors import overloaded
-from paged.serving.settings import Settings, Tenant
+from paged.serving.settings import Settings
 
 EARLY_S = 0.01
 """A client may come this much before its time: it counts from the moment when it reads the answer, and a timer may be a little early."""
@@ -81,8 +81,9 @@ class Gate:
     def __init__(self, settings: Settings) -> None:
         self._max_queue_s = settings.max_queue_s
         self.all = Crowd(settings.max_waiting, settings.max_waiting_tokens)
-        self._tenants: dict[str, Crowd] = {}
-        self._of_name: dict[str, Tenant] = {tenant.name: tenant for tenant in settings.tenants}
+        self._tenants: dict[str | None, Crowd] = {
+            tenant.name: Crowd(tenant.max_waiting, tenant.max_waiting_tokens) for tenant in settings.tenants
+        }
         # Of each, the earliest first.
         self._kept: dict[tuple[str | None, bytes], list[Kept]] = {}
         # In the order in which they were promised, over all clients: those at the front lapse first, or nearly.
@@ -117,9 +118,6 @@ class Gate:
     def leave(self, tenant: str | None, num: int, tokens: int) -> None:
         """Note that admitted requests wait no more: they have begun, or ended."""
         self._count(tenant, -num, -tokens)
-        crowd = self._tenants.get(tenant or "")
-        if crowd is not None and not crowd.num and not crowd.num_kept and tenant not in self._of_name:
-            del self._tenants[tenant or ""]
 
     @property
     def num_kept(self) -> int:
@@ -141,14 +139,8 @@ class Gate:
         return most is not None and len(forecast) > 0 and begins(self.all.num + num - 1, forecast) > most
 
     def _crowd(self, tenant: str | None) -> Crowd:
-        if tenant is None:
-            return self.all
-        crowd = self._tenants.get(tenant)
-        if crowd is None:
-            of_name = self._of_name.get(tenant)
-            limits = (None, None) if of_name is None else (of_name.max_waiting, of_name.max_waiting_tokens)
-            crowd = self._tenants[tenant] = Crowd(*limits)
-        return crowd
+        """The requests of a tenant whose settings name it; those of all for any other, which has no limits of its own."""
+        return self._tenants.get(tenant, self.all)
 
     def _count(self, tenant: str | None, num: int, tokens: int) -> None:
         for each in {self.all, self._crowd(tenant)}:

@@ -201,3 +201,9 @@ def test_a_call_whose_engine_dies_while_its_prompt_is_read_holds_no_place():
         return front.num_open, front.gate.all.num
 
     assert asyncio.run(call()) == (0, 0)
+
+
+def test_a_tenant_that_no_settings_name_waits_as_long_as_any_other_client():
+    door = gate()
+    assert [refused(door, f"r{i}", 0.0, tenant="t") for i in range(4)] == [None] * 4
+    assert refused(door, "late", 0.0, [3.0, 5.0, 6.0, 9.0], tenant="t") == 3.0
