@@ -18,7 +18,7 @@ from paged.serving.kv_wire import END_SEQ, SEQ_BYTES, decoded
 class KvSubscriber:
     """Reads one publisher's events: `endpoint` and `replay_endpoint` are where it publishes and answers, `topic` is its topic.
 
-    `patience` is how many seconds an answer may pause before it is asked for anew. Raises zmq.ZMQError for an address that is none.
+    `patience` is how many seconds an answer may pause before it is requested again. Raises zmq.ZMQError for an address that is none.
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str, *, topic: str = "", patience: float = 5.0) -> None:
@@ -35,6 +35,7 @@ class KvSubscriber:
         self._dealer: zmq.Socket[bytes] | None = None
         try:
             self._sub.connect(endpoint)
+            self._connect_dealer()
         except zmq.ZMQError:
             self.close()
             raise
@@ -70,7 +71,7 @@ class KvSubscriber:
         self._sub.disable_monitor()
         self._connections.close()
         self._sub.close()
-        self._hang_up()
+        self._close_dealer()
 
     def _new(self, timeout: float) -> list[Numbered]:
         """What comes by itself; at the first doubt, and after silence, nothing."""
@@ -93,24 +94,27 @@ class KvSubscriber:
 
     def _answer(self, start: int) -> list[Numbered] | None:
         """All of a replay, None where it does not come."""
-        if self._dealer is None:
-            self._dealer = self._context.socket(zmq.DEALER)
-            self._dealer.linger = 0
-            self._dealer.set_hwm(0)
-            self._dealer.connect(self._replay_endpoint)
-        self._dealer.send_multipart((b"", start.to_bytes(SEQ_BYTES, "big")))
+        dealer = self._dealer or self._connect_dealer()
+        dealer.send_multipart((b"", start.to_bytes(SEQ_BYTES, "big")))
         found: list[Numbered] = []
-        while self._dealer.poll(round(self._patience * 1000)):
-            _, *message = self._dealer.recv_multipart()
+        while dealer.poll(round(self._patience * 1000)):
+            _, *message = dealer.recv_multipart()
             if len(message) == 3 and message[1] == END_SEQ:
                 return found
             if (batch := _numbered(message)) is not None:
                 found.append(batch)
         # The rest of it would be taken for the next answer.
-        self._hang_up()
+        self._close_dealer()
         return None
 
-    def _hang_up(self) -> None:
+    def _connect_dealer(self) -> zmq.Socket[bytes]:
+        dealer = self._dealer = self._context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.set_hwm(0)
+        dealer.connect(self._replay_endpoint)
+        return dealer
+
+    def _close_dealer(self) -> None:
         if self._dealer is not None:
             self._dealer.close()
             self._dealer = None

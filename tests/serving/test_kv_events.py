@@ -194,6 +194,12 @@ def test_a_salt_is_nowhere_and_namespaces_are_told_apart():
     assert "extra_keys" not in four and four["lora_name"] is None
 
 
+def test_a_reader_of_an_address_that_is_none_is_refused_at_once():
+    for addresses in (("nowhere", "tcp://127.0.0.1:1"), ("tcp://127.0.0.1:1", "nowhere")):
+        with pytest.raises(zmq.ZMQError):
+            KvSubscriber(*addresses)
+
+
 def test_what_is_no_request_or_no_zeromq_is_passed_over_and_the_next_request_is_answered():
     engine = TinyEngine()
     with publisher_of(engine) as publisher, dealer(publisher) as one, dealer(publisher) as large:
