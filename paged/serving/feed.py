@@ -29,6 +29,8 @@ def snapshots(url: str, key: str | None = None) -> Iterator[Snapshot]:
     Raises NoFeed for an address that is none, at once where nothing answers, the key is refused or no engine runs, and later when the server
     goes away.
     """
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise NoFeed(url, "no server has this key: a key is printable ASCII text.")
     connection, path = _connection(url)
     headers = {"Accept": "text/event-stream", **({} if key is None else {"Authorization": f"Bearer {key}"})}
     try:

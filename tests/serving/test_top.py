@@ -130,6 +130,12 @@ def test_where_nothing_answers_or_no_address_is_given_one_line_says_so(top, url,
     assert said in err
 
 
+@pytest.mark.parametrize("key", ["a\nb", "ü"])
+def test_a_key_that_no_server_has_is_refused_before_one_is_asked(key):
+    with pytest.raises(NoFeed, match="a key is printable ASCII text"):
+        next(snapshots(f"http://127.0.0.1:{free_port()}", key))
+
+
 @pytest.mark.parametrize(
     ("kind", "body", "said"),
     [
