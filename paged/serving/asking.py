@@ -142,7 +142,8 @@ class Asking:
             name = "n" if n > settings.max_n else "best_of"
             raise wrong(f"{max(n, best_of or 1):,} answers; a request may have {settings.max_n:,}.", name)
         if logprobs is not None and logprobs > settings.max_logprobs:
-            raise wrong(f"{logprobs:,} alternatives; a request may have {settings.max_logprobs:,}.", "logprobs")
+            name = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
+            raise wrong(f"{logprobs:,} alternatives; a request may have {settings.max_logprobs:,}.", name)
         draws = temperature > 0
         form = _form(body.response_format, body.structured_outputs)
         options = body.stream_options
