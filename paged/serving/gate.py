@@ -1,12 +1,11 @@
-"""Admission of clients under overload: some wait in the queue, the others get a time to come again.
+"""Admission of calls to the queue under overload: when it is full, a client gets a time to come again, and a place is kept for it.
 
     | waiting requests | places kept for clients that come again | free |        up to max_waiting
 
-A client that is not admitted gets a time to come again, from the scheduler's forecast of free places. From then on a
-place is kept for it. When it comes again, recognised by its key and its request, it goes before all that came later.
-Clients that are alike in both have a place each, and the one that comes when a place is due takes it. One that comes
-before any is due has no place yet, and gets a time of its own. A kept place lapses when its client does not come. Half of
-the places are never kept, so that clients that do not come again leave no engine idle.
+The time comes from the scheduler's forecast of free places. A client that comes again is recognised by its key and its
+body, and goes before all that came later. Equal calls have a place each; the first one to come after a place is due
+takes it. A client that comes before its place is due gets another time, and another place. A place lapses when its client does not come. Half
+of the places are never kept, so that clients that stay away leave no engine idle.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from paged.serving.errors import overloaded
 from paged.serving.settings import Settings
 
 EARLY_S = 0.01
-"""A client may come this much before its time: it counts from the moment when it reads the answer, and a timer may be a little early."""
+"""A client may come so much too early: timers may be early."""
 LAPSE_S = 10.0
-"""Seconds after its time for which a client's place is kept; more for a client that had to wait long."""
+"""A place is kept so long after its time, or as long as its client waited, if that is more."""
 MOST_KEPT = 10_000
 MOST_ALIKE = 512
-"""Places beside the first for clients that look alike, in all: one that asks every second, whatever the answer, looks like many."""
+"""Kept places beside the first of each call, over all calls: a client that sends one call every second looks like many clients."""
 LEAST_WAIT_S = 0.5
 SPARE = 1.15
-"""Places pass before a promised one for each place that is promised already: were all promised, each delay would turn a client away."""
+"""So many requests have to begin for each place that is kept already: the spare ones make up for late steps."""
 UNKNOWN_S, UNKNOWN_EACH_S = 1.0, 0.02
-"""While nothing is known, before the first step has ended: until a first place is free, and for each place behind it."""
+"""Without a forecast, before the first step has ended: until the first waiting request begins, and between two of them."""
 
 
-class Kept:
-    """Places that are kept for a client, one a prompt: `due` is the time in its answer, `lapses` when it is kept no more."""
+class KeptPlaces:
+    """Places that are kept for one call, one a prompt: from the time `due`, which its client got, to `lapses`; -1: given up."""
 
     __slots__ = ("due", "lapses", "num")
 
@@ -45,8 +44,8 @@ class Kept:
         self.lapses = lapses
 
 
-class Crowd:
-    """The waiting requests of one tenant, or of all: how many, how many tokens, and what is kept."""
+class Waiting:
+    """The waiting requests of one tenant, or of all: their number, their prompt tokens, and the places kept beside them."""
 
     def __init__(self, max_waiting: int | None, max_tokens: int | None) -> None:
         self.max_waiting = max_waiting
@@ -56,11 +55,11 @@ class Crowd:
         self.num_kept = 0
 
     def has_room(self, num: int, tokens: int, *, is_kept: bool) -> bool:
-        """Whether so many more requests of so many tokens may wait. One alone always may wait for tokens that are too many."""
+        """Whether so many more requests of so many prompt tokens may wait. An empty queue takes any call, whatever its size."""
         limit = self.max_waiting
         if limit is not None:
             if is_kept:
-                # A promise is kept, though the forecast was a little too hopeful.
+                # Though the forecast was a little too early.
                 limit += max(1, limit // 4)
             elif self.num >= limit // 2:
                 limit -= min(self.num_kept, limit)
@@ -69,54 +68,54 @@ class Crowd:
         return self.max_tokens is None or not self.num or self.tokens + tokens <= self.max_tokens
 
     def num_over(self, num: int) -> int:
-        """Requests that have to begin before so many more have room."""
+        """Return how many requests have to begin before so many more have room."""
         if self.max_waiting is None:
-            return max(1, self.num // 2)
+            return 1 if self.max_tokens is None else max(1, self.num // 2)
         return max(1, self.num + round(SPARE * self.num_kept) + num - self.max_waiting)
 
 
 class Gate:
-    """Counts waiting requests, admits new ones, and keeps places."""
+    """The waiting requests, and the places that are kept."""
 
     def __init__(self, settings: Settings) -> None:
         self._max_queue_s = settings.max_queue_s
-        self.all = Crowd(settings.max_waiting, settings.max_waiting_tokens)
-        self._tenants: dict[str | None, Crowd] = {
-            tenant.name: Crowd(tenant.max_waiting, tenant.max_waiting_tokens) for tenant in settings.tenants
+        self.all = Waiting(settings.max_waiting, settings.max_waiting_tokens)
+        self._tenants: dict[str | None, Waiting] = {
+            tenant.name: Waiting(tenant.max_waiting, tenant.max_waiting_tokens) for tenant in settings.tenants
         }
-        # Of each, the earliest first.
-        self._kept: dict[tuple[str | None, bytes], list[Kept]] = {}
-        # In the order in which they were promised, over all clients: those at the front lapse first, or nearly.
-        self._promised: deque[tuple[tuple[str | None, bytes], Kept]] = deque()
-        # Places beside the first of each.
+        # By tenant and fingerprint; the earliest due first.
+        self._kept: dict[tuple[str | None, bytes], list[KeptPlaces]] = {}
+        # All of them in the order in which they were kept: the first ones lapse first, or nearly.
+        self._all_kept: deque[tuple[tuple[str | None, bytes], KeptPlaces]] = deque()
+        # Of them, those beside the first of each call.
         self._num_alike = 0
 
     def enter(
         self, tenant: str | None, fingerprint: bytes, num: int, tokens: int, now: float, forecast: Sequence[float]
     ) -> None:
-        """Let so many requests of so many prompt tokens in, which wait from now on. `forecast`: in how many seconds each waiting request
-        begins, and those that would come behind them.
+        """Add `num` requests of `tokens` prompt tokens to the queue. `forecast`: in how many seconds each waiting request begins, then
+        further ones behind them.
 
-        Raises ApiError (429) with the time after which there is room, and keeps it.
+        Raises ApiError (429), with the time after which there is room, if they may not wait; keeps places for them from then on.
         """
         self._lapse(now)
-        crowd, key = self._crowd(tenant), (tenant, fingerprint)
-        mine = self._kept.get(key)
-        is_kept = mine is not None and now >= mine[0].due - EARLY_S
-        has_room = all(each.has_room(num, tokens, is_kept=is_kept) for each in {self.all, crowd})
-        if mine is not None and is_kept:
-            # The client takes it, or gets another time.
-            self._give_up(key, mine[0])
+        own, key = self._waiting_of(tenant), (tenant, fingerprint)
+        kept = self._kept.get(key)
+        is_kept = kept is not None and now >= kept[0].due - EARLY_S
+        has_room = all(each.has_room(num, tokens, is_kept=is_kept) for each in {self.all, own})
+        if kept is not None and is_kept:
+            # The call takes its place, or gets another time.
+            self._give_up(key, kept[0])
         if has_room and (is_kept or not self._is_too_long(num, forecast)):
             self._count(tenant, num, tokens)
             return
-        wait = self._wait(crowd, num, forecast)
-        self._keep(key, Kept(num, now + wait, now + wait + max(LAPSE_S, wait)))
-        full = f"{self.all.num} requests wait" if crowd is self.all else f"{crowd.num} requests of yours wait"
+        wait = self._wait(own, num, forecast)
+        self._keep(key, KeptPlaces(num, now + wait, now + wait + max(LAPSE_S, wait)))
+        full = f"{self.all.num} requests wait" if own is self.all else f"{own.num} requests of yours wait"
         raise overloaded(f"{full}; there is room in about {wait:.1f} s.", wait)
 
     def leave(self, tenant: str | None, num: int, tokens: int) -> None:
-        """Note that admitted requests wait no more: they have begun, or ended."""
+        """Remove requests from the queue: they have begun, or ended."""
         self._count(tenant, -num, -tokens)
 
     @property
@@ -124,63 +123,61 @@ class Gate:
         """Places that are kept."""
         return self.all.num_kept
 
-    def _wait(self, crowd: Crowd, num: int, forecast: Sequence[float]) -> float:
-        """Seconds until places for so many more, behind all that are kept, are free, and near enough to the head of the queue."""
-        over = max(self.all.num_over(num), crowd.num_over(num) if crowd is not self.all else 0)
-        wait = begins(over - 1, forecast)
+    def _wait(self, own: Waiting, num: int, forecast: Sequence[float]) -> float:
+        """Return the seconds until so many more have room, behind all kept places, and would not wait longer than `max_queue_s`."""
+        wait = begins(max(self.all.num_over(num), own.num_over(num)) - 1, forecast)
         if self._max_queue_s is not None:
-            # The queue is to be shorter by then than what is waited at most, with something to spare.
+            # With a quarter of `max_queue_s` to spare.
             wait = max(wait, begins(self.all.num + self.num_kept + num - 1, forecast) - 0.75 * self._max_queue_s)
         return max(LEAST_WAIT_S, wait)
 
     def _is_too_long(self, num: int, forecast: Sequence[float]) -> bool:
-        """Whether the last of so many new ones would wait longer than `max_queue_s`; what is not known is not too long."""
+        """Whether the last of so many new ones would wait longer than `max_queue_s`; False without a forecast."""
         most = self._max_queue_s
         return most is not None and len(forecast) > 0 and begins(self.all.num + num - 1, forecast) > most
 
-    def _crowd(self, tenant: str | None) -> Crowd:
+    def _waiting_of(self, tenant: str | None) -> Waiting:
         """The requests of a tenant whose settings name it; those of all for any other, which has no limits of its own."""
         return self._tenants.get(tenant, self.all)
 
     def _count(self, tenant: str | None, num: int, tokens: int) -> None:
-        for each in {self.all, self._crowd(tenant)}:
+        for each in {self.all, self._waiting_of(tenant)}:
             each.num += num
             each.tokens += tokens
-            assert each.num >= 0, "who leaves was let in"
+            assert each.num >= 0, "a request leaves once"
 
-    def _keep(self, key: tuple[str | None, bytes], kept: Kept) -> None:
+    def _keep(self, key: tuple[str | None, bytes], kept: KeptPlaces) -> None:
         """Keep a place, unless too many are kept."""
         is_alike = key in self._kept
-        if len(self._promised) >= MOST_KEPT or (is_alike and self._num_alike >= MOST_ALIKE):
+        if len(self._all_kept) >= MOST_KEPT or (is_alike and self._num_alike >= MOST_ALIKE):
             return
         self._num_alike += is_alike
         insort(self._kept.setdefault(key, []), kept, key=attrgetter("due"))
-        self._promised.append((key, kept))
-        for each in {self.all, self._crowd(key[0])}:
+        self._all_kept.append((key, kept))
+        for each in {self.all, self._waiting_of(key[0])}:
             each.num_kept += kept.num
 
-    def _give_up(self, key: tuple[str | None, bytes], kept: Kept) -> None:
+    def _give_up(self, key: tuple[str | None, bytes], kept: KeptPlaces) -> None:
         """Give up a kept place."""
-        mine = self._kept[key]
-        mine.remove(kept)
-        if mine:
+        of_call = self._kept[key]
+        of_call.remove(kept)
+        if of_call:
             self._num_alike -= 1
         else:
             del self._kept[key]
         kept.lapses = -1.0
-        for each in {self.all, self._crowd(key[0])}:
+        for each in {self.all, self._waiting_of(key[0])}:
             each.num_kept -= kept.num
 
     def _lapse(self, now: float) -> None:
-        promised = self._promised
-        while promised and (promised[0][1].lapses < 0 or promised[0][1].lapses <= now):
-            key, kept = promised.popleft()
+        while self._all_kept and self._all_kept[0][1].lapses <= now:
+            key, kept = self._all_kept.popleft()
             if kept.lapses >= 0:
                 self._give_up(key, kept)
 
 
 def begins(place: int, forecast: Sequence[float]) -> float:
-    """In how many seconds the waiting request at this place begins; beyond what is foreseen as fast as the last of those that are."""
+    """Return in how many seconds the waiting request at this place begins; behind the forecast's end as fast as in its second half."""
     if not forecast:
         return UNKNOWN_S + UNKNOWN_EACH_S * place
     if place < len(forecast):
@@ -191,15 +188,15 @@ def begins(place: int, forecast: Sequence[float]) -> float:
 
 
 def later(forecast: Sequence[float], num_begun: int, age: float) -> list[float]:
-    """The same forecast so many seconds later, when so many of its requests have begun: it is as long as it was, and its first place is that of
-    who waits at the head now."""
+    """Return the forecast `age` seconds later, when `num_begun` of its requests have begun: as long as before, from the request that
+    is first now."""
     left = list(forecast[num_begun:])
     left += [begins(place, forecast) for place in range(max(num_begun, len(forecast)), num_begun + len(forecast))]
     return [max(0.0, each - age) for each in left]
 
 
 def fingerprint_of(client: str, body: bytes) -> bytes:
-    """Return the digest that recognises a client that comes again: its request, and its key or address."""
+    """Return the digest, 16 bytes, by which a client that comes again is recognised: of its body, and its key or address."""
     return hashlib.blake2b(
         body, key=hashlib.sha256(client.encode("utf-8", "surrogateescape")).digest(), digest_size=16
     ).digest()

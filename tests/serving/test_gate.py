@@ -203,7 +203,8 @@ def test_a_call_whose_engine_dies_while_its_prompt_is_read_holds_no_place():
     assert asyncio.run(call()) == (0, 0)
 
 
-def test_a_tenant_that_no_settings_name_waits_as_long_as_any_other_client():
-    door = gate()
+@pytest.mark.parametrize("tenants", [(), (Tenant(name="t"),)])
+def test_a_tenant_without_limits_of_its_own_waits_as_long_as_any_other_client(tenants):
+    door = gate(tenants=tenants)
     assert [refused(door, f"r{i}", 0.0, tenant="t") for i in range(4)] == [None] * 4
     assert refused(door, "late", 0.0, [3.0, 5.0, 6.0, 9.0], tenant="t") == 3.0
