@@ -1,9 +1,9 @@
-"""The answer to one call: writes the engine's outputs to the client, whole or as they come.
+"""The answer to one call: the engine's outputs, written to the client whole or as they come.
 
-    wait for the first news ─> status and headers ─> pieces ─> usage, [DONE]
+    wait for the first outputs ─> status and headers ─> pieces ─> usage, [DONE]
 
-Nothing is sent before there is an answer, so that an error until then has a status of its own. A client that
-goes, a deadline that passes and a queue that takes too long end the call, and its requests with it.
+Nothing is sent before the first outputs, so that an error until then has its own HTTP status. When the client goes, a
+deadline passes or the queue takes too long, the call ends, and its requests with it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from paged.serving.records import RequestRecord
 
 Send = Callable[[dict[str, Any]], Any]
 _BODY = "http.response.body"
-# Errors of the engine that say that a request is too long for it.
+# The engine's errors for a request that is too long.
 _TOO_LONG = {"NeverFits"}
 
 
 class Answering(Response):
-    """The response to one call. `on_end` is called once, however it ends."""
+    """The response to one call. Calls `on_end` once, however it ends."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Answering(Response):
         self._prompts = prompts
         self._options = StreamOptions() if options is None else options
         self._opening_text = opening_text
-        # The field that names the answers' form.
+        # The body's field that describes the form of the answers.
         self._form_param = form_param
         self._clock = clock
         self._on_end = on_end
@@ -61,12 +61,12 @@ class Answering(Response):
         self._usage = Usage()
         self._num_out = 0
         self._lengths: dict[int, int] = {}
-        # Since when a write waits for the client, and the task that writes.
+        # When the write that waits for the client began; None: none waits. And the task that writes.
         self.sending_since: float | None = None
         self.task: asyncio.Task[Any] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer."""
+        """Write the answer, or an error, and end the call."""
         self.task = asyncio.current_task()
         listener = asyncio.get_running_loop().create_task(self._listen(receive))
         record = self.record
@@ -79,7 +79,7 @@ class Answering(Response):
             record.status, record.error = 499, record.error or "client_gone"
             record.finish_reason = "abort"
         except PagedError as error:
-            found = self._told(error)
+            found = self._as_api_error(error)
             record.status, record.error, record.finish_reason = (
                 found.status,
                 found.code or found.kind,
@@ -91,14 +91,15 @@ class Answering(Response):
             record.ended = self._clock()
             self._on_end(self)
 
-    def _told(self, error: PagedError) -> ApiError:
+    def _as_api_error(self, error: PagedError) -> ApiError:
+        """Return the error as the client gets it, with the form's field as the body names it."""
         found = as_api_error(error)
         if found.param == "structured_outputs":
             found.param = self._form_param
         return found
 
     def fail(self, error: PagedError) -> None:
-        """End the call: its deadline has passed, say."""
+        """End the call with an error, such as a deadline that has passed."""
         self.inbox.fail(error)
 
     async def _listen(self, receive: Any) -> None:
@@ -126,7 +127,7 @@ class Answering(Response):
         news = await self.inbox.take()
         for _, output in news:
             _must_be_answered(output.error, output.finish_reason)
-        # A proxy is to hand pieces on as they come.
+        # The last one keeps a proxy from buffering pieces.
         headers = {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
         await self._start(send, headers)
         opening = self._openings()
@@ -141,7 +142,7 @@ class Answering(Response):
         except (ClientGone, asyncio.CancelledError):
             raise
         except PagedError as error:
-            failure = self._told(error)
+            failure = self._as_api_error(error)
             self.record.error, self.record.finish_reason = failure.code or failure.kind, _reason_of(failure)
             await self._write(send, event(failure.body()) + DONE, more=False)
             return
@@ -164,7 +165,7 @@ class Answering(Response):
         return b"".join(found)
 
     def _pieces(self, news: list[tuple[int, EngineOutput]]) -> bytes:
-        """Return the new text as pieces, one for each choice."""
+        """Return the new outputs as pieces, one a choice, and account them. Raises ApiError for one that has failed."""
         now, record, form = self._clock(), self.record, self.form
         if len(news) == 1:
             grouped = {news[0][0] * self._n + news[0][1].sequence: [news[0][1]]}
@@ -177,8 +178,7 @@ class Answering(Response):
             num_tokens = 0
             for output in outputs:
                 num_tokens += len(output.token_ids)
-                if output.error is not None or output.finish_reason in ("rejected", "abort"):
-                    _must_be_answered(output.error, output.finish_reason)
+                _must_be_answered(output.error, output.finish_reason)
                 if output.finish_reason is not None:
                     record.finish_reason = record.finish_reason or output.finish_reason
                 if output.usage is not None:
@@ -202,7 +202,7 @@ class Answering(Response):
 
     def _take_usage(self, output: EngineOutput) -> None:
         used, record = output.usage, self.record
-        assert used is not None, "it was looked"
+        assert used is not None, "the last output of a request has its usage"
         self._usage.add(used)
         record.cached_tokens += used.hit_tokens
         record.recomputed_tokens += used.recomputed_tokens
@@ -212,7 +212,7 @@ class Answering(Response):
             record.longest_pause_s = max(record.longest_pause_s, output.timings.longest_gap_s)
 
     def _account(self, completion: Completion) -> None:
-        """Return the usage of a whole answer."""
+        """Add a whole answer to the usage and the record."""
         record, timings = self.record, completion.timings
         if completion.usage is not None:
             self._take_usage(EngineOutput(completion.id, [], usage=completion.usage, timings=timings))
@@ -239,7 +239,7 @@ def _reason_of(error: ApiError) -> str:
 
 
 def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
-    """Raise ApiError for a request that the engine ended without an answer."""
+    """Raise ApiError if the engine ended a request without an answer."""
     if error is not None and error.startswith(NoTokenAllowed.__name__):
         raise wrong("no token may follow: what the request allows and forbids excludes all.", code="no_token_allowed")
     if error is not None and error.startswith(GrammarFailed.__name__):
@@ -259,7 +259,7 @@ async def until_gone(receive: Any) -> None:
 
 
 def as_api_error(error: PagedError) -> ApiError:
-    """The error as a client gets it."""
+    """Return the error as a client gets it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RefusedByEngine):
@@ -270,6 +270,6 @@ def as_api_error(error: PagedError) -> ApiError:
 
 
 def error_response(error: PagedError, headers: dict[str, str]) -> JSONResponse:
-    """Return the answer to a client that gets this error, with these headers beside the error's own."""
+    """Return the response for an error, with these headers and the error's own."""
     found = as_api_error(error)
     return JSONResponse(found.body(), found.status, {**headers, **found.headers()})

@@ -1,6 +1,6 @@
 """A server from its settings: sockets, signals, and its end.
 
-SIGTERM ─> no new requests, running ones go on ─> all have ended, or the time is over ─> the end
+SIGTERM ─> no new requests, running ones go on ─> all have ended, or shutdown_timeout_s is over ─> the end
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paged.serving.settings import Settings
 from paged.serving.wire import Ready
 
 _BACKLOG = 4096
-# Beside connections: the engine's pipes, files, sockets of ours.
+# Beside connections: the engine's pipes, files, our own sockets.
 _OTHER_FILES = 256
 
 
@@ -42,10 +42,10 @@ class Hosted(Protocol):
         """The log for the server's own lines."""
 
     async def wait_until_ready(self) -> Ready:
-        """Once requests are taken. Raises EngineAway where they never will be."""
+        """Wait until it takes requests. Raises EngineAway if it never will."""
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more calls, and let the open ones end within so many seconds."""
+        """Take no more calls, and wait up to `timeout_s` for the open ones to end."""
 
 
 def _own(settings: Settings) -> tuple[Hosted, Any]:
@@ -54,7 +54,7 @@ def _own(settings: Settings) -> tuple[Hosted, Any]:
 
 
 class _Draining(uvicorn.Server):
-    """uvicorn's server, which lets requests end before it does. A second signal ends it at once."""
+    """uvicorn's server, but that it lets requests end first. A second signal ends it at once."""
 
     def __init__(self, config: uvicorn.Config, hosted: Hosted, timeout_s: float) -> None:
         super().__init__(config)
@@ -75,7 +75,7 @@ class _Draining(uvicorn.Server):
         self.signal = sig
         if self._loop is None or self._ending is not None:
             self.should_exit = self.force_exit = True
-            # Whatever is cut off now would complain.
+            # Each request that is cut off would log a traceback.
             logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
             return
         self._loop.call_soon_threadsafe(self._drain)
@@ -93,14 +93,17 @@ def serve(
     on_ready: Callable[[Ready, int], None] | None = None,
     make: Callable[[Settings], tuple[Hosted, Any]] = _own,
 ) -> bool:
-    """Serve until a signal comes. `on_ready` is called with what an engine has, and the port, when requests are taken; `make` makes what is
-    hosted and its ASGI application, once the port is ours. Returns whether running requests were let end: a second signal ends them.
+    """Serve until a signal comes. Return whether running requests could end: False after a second signal.
 
-    Raises KeyboardInterrupt at the end where the signal was Ctrl-C; before it begins, InvalidConfig, ServerFailed (the port is taken, the engine cannot begin), CheckpointNotFound, and the tokenizer's BrokenCheckpoint.
+    on_ready  called with the engine's `Ready` and the port, once requests are taken
+    make      makes the hosted part and its ASGI application, once the port is bound
+
+    Raises InvalidConfig, ServerFailed (the port is taken, the engine cannot begin), CheckpointNotFound and BrokenCheckpoint before it
+    serves; KeyboardInterrupt after it has ended, if the signal was Ctrl-C.
     """
     if settings.log == "json":
         divert(to_stderr)
-    # Before a tokenizer's library is loaded, which takes seconds.
+    # Before the tokenizer's library is loaded, which takes seconds.
     context = None if settings.tls_certificate is None else _tls(settings)
     check_folder(Path(named_or_shipped(settings.engine.model.model)))
     listening = _bound(settings.host, settings.port)
@@ -124,27 +127,27 @@ def serve(
         timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]
         timeout_graceful_shutdown=2,
         ssl_context_factory=None if context is None else lambda *_: context,
-        # Guard makes paths of it.
-        root_path="",
     )
     server = _Draining(config, hosted, settings.shutdown_timeout_s)
     failure: list[str] = []
 
     async def watch() -> None:
+        while not server.started:
+            await asyncio.sleep(0.01)
         try:
             ready = await hosted.wait_until_ready()
         except EngineAway as error:
             failure.append(str(error))
             server.should_exit = True
             return
-        # What was loaded lives as long as the process: a collector that looked at it would hold streams up for 15 ms.
+        # What was loaded lives as long as the process: a collection that visited it would delay streams by 15 ms.
         gc.collect()
         gc.freeze()
         if on_ready is not None:
-            on_ready(ready, _port_of(server))
+            on_ready(ready, listening.getsockname()[1])
 
     async def run() -> None:
-        watcher = asyncio.get_running_loop().create_task(_when_started(server, watch))
+        watcher = asyncio.get_running_loop().create_task(watch())
         try:
             await server.serve(sockets=[listening])
         finally:
@@ -159,14 +162,8 @@ def serve(
     return not server.force_exit
 
 
-async def _when_started(server: uvicorn.Server, then: Callable[[], Any]) -> None:
-    while not server.started:
-        await asyncio.sleep(0.01)
-    await then()
-
-
 def _tls(settings: Settings) -> ssl.SSLContext:
-    """Read the certificate, its key, and who signs for clients. Raises InvalidConfig with the file's name, which libraries leave out."""
+    """Read the certificate, its key, and the CA of clients. Raises InvalidConfig with the file's name, which the library leaves out."""
     certificate, key, clients = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
     for path in (certificate, key, clients):
         try:
@@ -175,7 +172,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
                     pass
         except OSError as error:
             raise InvalidConfig(f"{path}: {error.strerror}.") from None
-    assert certificate is not None, "only with one there is TLS"
+    assert certificate is not None, "TLS has a certificate"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key)
@@ -191,7 +188,7 @@ def _tls(settings: Settings) -> ssl.SSLContext:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket with this address, before anything is loaded. Raises ServerFailed."""
+    """Bind a socket to this address. Raises ServerFailed."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -223,7 +220,3 @@ def _raise_file_limit(wanted: int) -> None:
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def _port_of(server: uvicorn.Server) -> int:
-    return int(server.servers[0].sockets[0].getsockname()[1])
