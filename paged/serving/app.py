@@ -1,4 +1,4 @@
-"""The paths of the server: which clients may call them, and the front's method for each."""
+"""The paths of a server: who may call each, and the front's method behind it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAGES = {"/": "index", "/dashboard": "page", "/docs": "docs"}
 _OPEN = {"/health", "/ping", "/ready", "/version", "/load", "/metrics", "/openapi.json", *_PAGES}
 _ADMIN = ("/requests/", "/dashboard/", "/debug/", "/explain")
 _PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'"
-# A body that is longer by so many times is not read to its end.
+# A body of more than so many times `max_body_bytes` is not read to its end.
 _LINGERS = 8
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*\Z")
@@ -54,7 +54,7 @@ _ERRORS: dict[int | str, Any] = {
 
 
 class Guard:
-    """The checks before a path is looked up: an id, a key, a body that is neither too long nor too slow."""
+    """The checks before a path is looked up: one host, a key, and a body that is neither too long nor too slow. Gives each call its ids."""
 
     def __init__(self, app: Any, settings: Settings, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
         self._app = app
@@ -64,14 +64,14 @@ class Guard:
         self._keys += [(digest_of(key), tenant.name) for tenant in settings.tenants for key in tenant.keys]
         self._digests = [digest for digest, _ in self._keys]
         self._needs_key = settings.needs_key
-        # Without admin keys the server's own see its requests, and never a tenant's.
+        # Without admin keys the server's own keys show its requests; a tenant's never do.
         self._admins = [digest_of(key) for key in settings.admin_keys or settings.api_keys]
         header = settings.tenant_header
         self._tenant_header = None if header is None else header.lower().encode("latin-1")
         self._root = settings.root_path.rstrip("/")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request."""
+        """Check one request, and pass it on with its `Call` in `scope["state"]["call"]`."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -87,10 +87,10 @@ class Guard:
             body = await self._body(headers, receive) if scope["method"] in ("POST", "PUT", "PATCH") else b""
             must_be_text(body)
         except ApiError as error:
-            # What is left of the body is not read.
+            # The rest of the body is not read.
             await error_response(error, {"x-request-id": request_id, "connection": "close"})(scope, receive, send)
             return
-        # A key that every client may choose names none of them.
+        # Without keys a client may send any, so the key alone names none.
         client = key if self._needs_key else f"{(scope['client'] or ('',))[0]} {key}"
         traceparent = headers.get(b"traceparent", b"").decode("latin-1") or None
         call = Call(request_id, own_id, path, arrived, client, tenant, body, traceparent)
@@ -107,7 +107,7 @@ class Guard:
         await self._app(scope, read, send)
 
     def _who(self, path: str, method: str, headers: dict[bytes, bytes]) -> tuple[str | None, str]:
-        """The tenant and the key of the caller. Raises ApiError."""
+        """Return the tenant and the key of the caller. Raises ApiError."""
         shown = headers.get(b"authorization", b"").decode("latin-1")
         key = shown[7:].strip() if shown[:7].lower() == "bearer " else ""
         if method == "OPTIONS" or path in _OPEN:
@@ -129,7 +129,7 @@ class Guard:
         return tenant, key
 
     async def _body(self, headers: dict[bytes, bytes], receive: Any) -> bytes:
-        """All of the body. Raises ApiError for one that is too long or too slow."""
+        """Return the whole body. Raises ApiError for one that is too long or too slow."""
         settings = self._settings
         most = settings.max_body_bytes
         announced = headers.get(b"content-length", b"0")
@@ -147,7 +147,7 @@ class Guard:
                     if total <= most:
                         parts.append(part)
                     else:
-                        # A client that still writes would not read the answer: the rest is read, and forgotten.
+                        # A client that still writes would not read the answer: read the rest, and drop it.
                         parts.clear()
                     if total > _LINGERS * most or (total > most and not message.get("more_body", False)):
                         raise _too_long(most)
@@ -158,7 +158,7 @@ class Guard:
 
 
 def _must_name_one_host(scope: Any) -> None:
-    """Raise ApiError for what RFC 9112 has refused: a request of HTTP/1.1 names one host, in one header."""
+    """Raise ApiError unless a request of HTTP/1.1 names one host, in one header, as RFC 9112 demands."""
     hosts = [value.strip() for name, value in scope["headers"] if name == b"host"]
     if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
         raise wrong(f"a request has one header Host; this one has {len(hosts)}.")
@@ -171,12 +171,12 @@ def _too_long(most: int) -> ApiError:
 
 
 def build_app(front: Front) -> Any:
-    """The ASGI application of a front, which it starts and ends."""
+    """Return the ASGI application of a front. It starts and closes the front."""
     return guarded(paths_of(front), front.settings, front.clock, front.new_id)
 
 
 def guarded(app: Any, settings: Settings, clock: Callable[[], float], new_id: Callable[[], str]) -> Any:
-    """An ASGI application behind these checks; a call is in `scope["state"]["call"]`."""
+    """Return an ASGI application behind `Guard`, and behind CORS where origins are allowed."""
     found: Any = Guard(app, settings, clock, new_id)
     if settings.allowed_origins:
         found = CORSMiddleware(
@@ -190,7 +190,7 @@ def guarded(app: Any, settings: Settings, clock: Callable[[], float], new_id: Ca
 
 
 def paths_of(front: Front) -> FastAPI:
-    """The paths of a front, which they start and end, for calls that may come in."""
+    """Return the paths of a front, for calls that `Guard` has checked. Their lifespan starts and closes the front."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -198,7 +198,7 @@ def paths_of(front: Front) -> FastAPI:
         yield
         await front.close()
 
-    # FastAPI's pages take their scripts from elsewhere.
+    # FastAPI's own pages load scripts from elsewhere.
     app = FastAPI(
         title="paged",
         version=__version__,
@@ -224,7 +224,7 @@ def _headers(request: Request) -> dict[str, str]:
 
 
 def _say_errors(app: FastAPI) -> None:
-    """Give all errors OpenAI's form, wherever they are raised."""
+    """Give every error OpenAI's form."""
 
     @app.exception_handler(PagedError)
     async def _own(request: Request, error: PagedError) -> Response:
@@ -232,7 +232,7 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        # Each begins with where it is: the body, say.
+        # Each place begins with "body" or "query".
         return error_response(refused([{**each, "loc": each["loc"][1:]} for each in error.errors()]), _headers(request))
 
     @app.exception_handler(HTTPException)
@@ -358,7 +358,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
 
 
 def _must_be_one_text(body: TokenizeRequest | ExplainRequest) -> None:
-    """Raise ApiError for a body that does not have one of prompt and messages, or has what goes with the other."""
+    """Raise ApiError unless a body has one of prompt and messages, and only what goes with it."""
     if (body.prompt is None) == (body.messages is None):
         raise wrong("one of prompt and messages is needed.", "prompt")
     of_other = ("add_special_tokens",) if body.prompt is None else ("tools", "chat_template_kwargs")
@@ -436,13 +436,13 @@ def _add_watching(app: FastAPI, front: Front) -> None:
 
     @app.get("/debug/{what}", include_in_schema=False)
     async def debug(what: Literal["check", "index"]) -> Response:
-        """Every violated invariant, or the hashes of the content that each tier has: for tests of what is built on them."""
+        """Every violated invariant, or the hashes of each tier's content. For tests."""
         front.must_serve()
         return Response(await front.engine.ask(what), media_type="application/json")
 
 
 def _add_failure(app: FastAPI) -> None:
-    """The errors' shape, in the document of the interface."""
+    """Add the form of an error to the OpenAPI document."""
     usual = app.openapi
 
     def document() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A client's body as an engine takes it: token ids and sampling parameters."""
+"""A client's body as the engine takes it: token ids and sampling parameters."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from paged.serving.errors import wrong
 from paged.serving.settings import Settings
 
 DEFAULT_MAX_TOKENS = 16
-"""Of a completion that names none, as OpenAI has it."""
+"""OpenAI's default for a completion."""
 
 
 class Asking:
-    """Turns bodies into prompts and parameters. `tokenizer` may be None: then prompts have to be token ids."""
+    """Turns bodies into prompts and parameters. `tokenizer` None: prompts have to be token ids."""
 
     def __init__(self, settings: Settings, tokenizer: Any, is_shipped: bool) -> None:
         self._settings = settings
         self._tokenizer = tokenizer
         self._is_shipped = is_shipped
-        # A text of more than so many characters a token cannot be within a context.
+        # Characters: a text of n of them has at least n ÷ this tokens.
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
 
     def prompts(self, body: CompletionRequest, most: int) -> list[list[int]]:
-        """The token ids of each prompt of a completion, which has room for `most`. Raises ApiError."""
+        """Return the token ids of each prompt of a completion. Raises ApiError, also for text that cannot fit into `most` tokens."""
         prompt = body.prompt
         several: Sequence[Any]
         if isinstance(prompt, str) or isinstance(prompt[0], int):
@@ -50,7 +50,7 @@ class Asking:
         return [self.encoded(each, most) if isinstance(each, str) else list(each) for each in several]
 
     def encoded(self, text: str, most: int | None = None, *, add_special_tokens: bool = True) -> list[int]:
-        """Text as token ids. One that has more than `most` for sure is not looked at. Raises ApiError."""
+        """Return the token ids of a text. Raises ApiError; before it is tokenized for text that cannot fit into `most` tokens."""
         if self._tokenizer is None:
             raise wrong("the model has no tokenizer; prompts have to be token ids.", "prompt")
         try:
@@ -78,7 +78,7 @@ class Asking:
         options: dict[str, Any] | None = None,
         most: int | None = None,
     ) -> list[int]:
-        """A conversation as token ids, by the model's chat template. Raises ApiError."""
+        """Return the token ids of a conversation, by the model's chat template. Raises ApiError."""
         plain = [_plain(message) for message in messages]
         self._must_not_be_longer(sum(len(each["content"]) for each in plain), most, "messages")
         try:
@@ -93,7 +93,7 @@ class Asking:
             raise wrong(str(error), field_of(str(error)) or "messages") from None
 
     def text(self, tokens: list[int]) -> str:
-        """Token ids as text. Raises ApiError."""
+        """Return the text of token ids. Raises ApiError."""
         if self._tokenizer is None:
             raise wrong("the model has no tokenizer.", "tokens")
         size = len(self._tokenizer)
@@ -103,11 +103,11 @@ class Asking:
         return str(self._tokenizer.decode(tokens))
 
     def token_texts(self, tokens: list[int]) -> list[str]:
-        """Each token as the tokenizer writes it."""
+        """Return each token as the tokenizer writes it."""
         return [str(each) for each in self._tokenizer.convert_ids_to_tokens(tokens)]
 
     def completion_params(self, body: CompletionRequest) -> SamplingParams:
-        """How a completion is sampled. Raises ApiError."""
+        """Return the sampling parameters of a completion. Raises ApiError."""
         n = body.n or 1
         if body.best_of is not None and body.stream and body.best_of > n:
             raise wrong("best_of does not go with stream: which answers are best is known at the end.", "best_of")
@@ -120,7 +120,7 @@ class Asking:
         )
 
     def chat_params(self, body: ChatRequest, room: int) -> SamplingParams:
-        """How an answer of a conversation is sampled, which has `room` for so many tokens. Raises ApiError."""
+        """Return the sampling parameters of a conversation; `room` is the default of max_tokens. Raises ApiError."""
         if body.top_logprobs is not None and not body.logprobs:
             raise wrong("top_logprobs goes with logprobs: true.", "top_logprobs")
         most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -155,7 +155,7 @@ class Asking:
             return SamplingParams(
                 n=n,
                 temperature=temperature,
-                # What narrows a draw means nothing where nothing is drawn.
+                # A greedy answer draws nothing.
                 top_k=body.top_k if draws and body.top_k is not None and body.top_k > 0 else None,
                 top_p=float(body.top_p) if draws and body.top_p is not None and body.top_p < 1 else None,
                 min_p=float(body.min_p) if draws and body.min_p else None,
@@ -181,7 +181,7 @@ class Asking:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """As a chat template takes it."""
+    """Return a message as a chat template takes it."""
     found = message.model_dump(exclude_none=True)
     content = message.content
     if isinstance(content, list):
@@ -205,7 +205,7 @@ def _biases(named: dict[str, Any] | None) -> dict[int, float] | None:
 
 
 def _text_of(schema: dict[str, Any]) -> str:
-    """As the engine gets it: MessagePack has no integers of more than 64 bits."""
+    """Return a schema as text, for the engine: MessagePack has no integers of more than 64 bits."""
     try:
         return json.dumps(schema, ensure_ascii=False)
     except (ValueError, RecursionError) as error:

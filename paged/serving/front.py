@@ -1,4 +1,4 @@
-"""The server without its sockets: checks calls, admits them, gives them to the engine, answers and accounts them.
+"""The server without its sockets: checks calls, admits them, sends them to the engine, answers and accounts them.
 
 body ─> tokens and parameters ─> gate ─> engine ─> Answering ─> record
 """
@@ -40,18 +40,23 @@ from paged.serving.wire import Add, Ready, sent
 
 SWEEP_S = 1.0
 INLINE_CHARS = 8_000
-"""Longer texts are made tokens of in another thread."""
+"""Another thread tokenizes longer bodies."""
 MOST_NAMED = 1000
-"""Calls that are found by their X-Request-Id."""
+"""Calls that can be found by their X-Request-Id."""
 LAST_S = 1.0
-"""In which errors go out to those who were not answered in time."""
+"""Time for the errors of calls that a drain cut off."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One call: `client` is its key, or the address that it comes from; `tenant` is its tenant. `id` may be the
-    client's own, for its logs and ours; several calls may have it. `own_id` is the server's, and no other call has it. `on_begun` is called when
-    the engine begins with one of its prompts. `routed` is the router that chose this server, and its number of the call."""
+    """One call.
+
+    id        its X-Request-Id, for the client's logs and ours: several calls may have the same; else `own_id`
+    own_id    made by the server; no other call has it
+    client    its key, or the address that it comes from
+    on_begun  called when the engine begins with one of its prompts
+    routed    the router that chose this server, and the router's number of the call
+    """
 
     id: str
     own_id: str
@@ -86,7 +91,7 @@ class Front:
         if settings.traces_endpoint is not None:
             tracing = import_with_extra("paged.serving.tracing", "serving.tracing")
             self.traces = tracing.Traces(settings.traces_endpoint, model_name=self.names[0])
-        # From here on nothing is refused: an engine has a folder.
+        # After all that may be refused: it makes a folder.
         self.gate = Gate(settings)
         self.engine = EngineClient(settings, self.names[0], clock)
         self.sight = Sight(self.engine)
@@ -110,12 +115,12 @@ class Front:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the engine, and the watch for slow readers."""
+        """Start the engine, and the search for clients that read nothing."""
         self.engine.start()
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def close(self) -> None:
-        """End everything."""
+        """End the engine, its requests and the streams, then the log and the traces."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.sight.close()
@@ -125,11 +130,11 @@ class Front:
                 await asyncio.to_thread(each.close)
 
     async def wait_until_ready(self) -> Ready:
-        """Once the engine takes requests. Raises EngineAway where it cannot begin."""
+        """Wait until the engine takes requests. Raises EngineAway if it cannot begin."""
         return await self.engine.wait_until_ready()
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more calls, and let the open ones end within so many seconds."""
+        """Take no more calls, and wait up to `timeout_s` for the open ones to end; the others get an error."""
         self.is_draining = True
         self.sight.close()
         await while_any(lambda: self.num_open, self.clock, timeout_s)
@@ -143,24 +148,27 @@ class Front:
         return len(self._open)
 
     def engine_id(self, name: str, tenant: str | None) -> str:
-        """The engine's name for the first prompt of a tenant's latest call with this X-Request-Id; else of the call whose answer has this id;
-        the name itself where a request is alive by it."""
+        """Return the engine's id of the request that a tenant calls `name`.
+
+        The first of: its latest call with this X-Request-Id; a live request of this id; the call whose answer has this id. Of a call with
+        several prompts it is the first.
+        """
         return self._named.get((tenant, name), name if self.engine.is_alive(name) else f"{name}-0")
 
     def engine_ids(self, name: str) -> list[str]:
-        """What may be meant by a name, of any tenant's: the engine's own, the id of an answer, and the latest call with this X-Request-Id."""
+        """Return the engine's ids that `name` may stand for: itself, the call whose answer has this id, any tenant's latest call with this X-Request-Id."""
         named = (found for (_, own), found in reversed(self._named.items()) if own == name)
         return [name, f"{name}-0", *islice(named, 1)]
 
     def must_serve(self) -> Ready:
-        """Raise ApiError if no request is taken at the moment."""
+        """Return what the engine has. Raises ApiError if it takes no requests now."""
         if self.is_draining:
             raise unavailable("the server ends, and takes no more requests.", 1.0, "shutdown")
         try:
             self.engine.must_take()
         except EngineAway as error:
             raise as_api_error(error) from None
-        assert self.engine.ready is not None, "it takes requests"
+        assert self.engine.ready is not None, "an engine that takes requests is ready"
         return self.engine.ready
 
     def must_have_begun(self) -> None:
@@ -169,7 +177,7 @@ class Front:
             self.must_serve()
 
     def must_know(self, model: str | None) -> str:
-        """Return the model's name, which the client may leave out. Raises ApiError for another one."""
+        """Return the model's name; None stands for the first. Raises ApiError for an unknown one."""
         if model is not None and model not in self.names:
             raise ApiError(
                 404,
@@ -180,7 +188,7 @@ class Front:
         return model or self.names[0]
 
     async def completion(self, body: CompletionRequest, call: Call) -> Answering:
-        """Answer a completion. Raises ApiError before anything was begun."""
+        """Answer a completion. Raises ApiError before anything has begun."""
         with self._accounting(call):
             longest, model = self.must_serve().max_model_len, self.must_know(body.model)
             size = len(call.body)
@@ -193,7 +201,7 @@ class Front:
             return self._answering(call, body, prompts, params, form, opening)
 
     async def chat(self, body: ChatRequest, call: Call) -> Answering:
-        """Answer a conversation. Raises ApiError before anything was begun."""
+        """Answer a conversation. Raises ApiError before anything has begun."""
         with self._accounting(call):
             ready, model = self.must_serve(), self.must_know(body.model)
             tools = body.tools if body.tool_choice != "none" else None
@@ -216,7 +224,7 @@ class Front:
             raise
 
     async def _away(self, size: int, what: Callable[[], Any]) -> Any:
-        """Run a function, in another thread if it takes a while."""
+        """Run a function, in another thread if the body is long."""
         return what() if size <= INLINE_CHARS else await asyncio.to_thread(what)
 
     def _answering(
@@ -325,7 +333,7 @@ class Front:
     def _hints_of(
         self, body: CompletionRequest | ChatRequest, tenant: str | None, request_id: str, prompts: list[list[int]]
     ) -> tuple[list[KvAction] | None, str | None]:
-        """What its hints are to the engine, and its session. Raises ApiError."""
+        """Return the actions of a body's hints, and the engine's id of its session. Raises ApiError."""
         must_have_one_prompt(len(prompts), body.session_id, body.kv_hints)
         session_id = None if body.session_id is None else scoped(tenant, body.session_id)
         if body.kv_hints is None:
@@ -334,7 +342,7 @@ class Front:
         return actions_of(body.kv_hints, asked), session_id
 
     def _enter(self, call: Call, prompts: list[list[int]], now: float, deadline_s: float | None) -> None:
-        """Take places in the queue for a call. Raises ApiError (429)."""
+        """Take a place in the queue for each prompt of a call. Raises ApiError (429)."""
         forecast = self.forecast(now)
         num, behind = len(prompts), self.gate.all.num
         if deadline_s is not None and behind < len(forecast) and forecast[behind] > deadline_s:
@@ -346,7 +354,7 @@ class Front:
         self.gate.enter(call.tenant, fingerprint_of(call.client, call.body), num, sum(map(len, prompts)), now, forecast)
 
     def forecast(self, now: float) -> list[float]:
-        """Return in how many seconds each waiting request begins, and further ones behind them, by the engine's last figures."""
+        """Return in how many seconds each waiting request begins, then requests behind them, by the engine's last figures."""
         figures = self.engine.figures
         if figures is None:
             return []
@@ -360,7 +368,7 @@ class Front:
             answering.fail(overloaded(f"it waited for {limit:g} s and had not begun.", max(1.0, wait), "queue_timeout"))
 
     async def _sweep(self) -> None:
-        """End calls whose clients read nothing."""
+        """End calls whose clients have read nothing for `stall_timeout_s`."""
         while True:
             await asyncio.sleep(SWEEP_S)
             late = self.clock() - self.settings.stall_timeout_s
@@ -374,12 +382,12 @@ class Front:
                     answering.task.cancel()
 
     def _account(self, answering: Answering, call: Call) -> None:
-        """Account a taken call that has ended."""
+        """Account a call that was taken, and has ended."""
         self.metrics.ended(answering.record)
         self._write_down(answering.record, call)
 
     def _refuse(self, call: Call, error: ApiError) -> None:
-        """Account a refused call."""
+        """Account a call that was refused."""
         record = RequestRecord(
             call.id, call.path, call.arrived, call.tenant, status=error.status, error=error.code or error.kind
         )
@@ -395,20 +403,20 @@ class Front:
 
 
 async def while_any(num: Callable[[], int], clock: Callable[[], float], limit_s: float) -> None:
-    """Wait while there are any, and no longer than so many seconds."""
+    """Wait until `num` is 0, at most `limit_s` seconds."""
     until = clock() + limit_s
     while num() and clock() < until:
         await asyncio.sleep(0.02)
 
 
 def _room(prompt_len: int, num_sequences: int, ready: Ready) -> int:
-    """Return the tokens that each of so many answers to a prompt may have: they run together, and share only the prompt's whole blocks."""
+    """Return the most tokens of each of `num_sequences` answers to a prompt: they run together, and share only the prompt's full blocks."""
     room = ready.longest(prompt_len) - prompt_len
     if num_sequences == 1:
         return room
     shared = prompt_len // ready.block_size if ready.prefix_caching else 0
     each = shared + max(0, ready.num_blocks - shared) // num_sequences
-    # K and V of the last token are never needed.
+    # K and V of the last token are never written.
     return min(room, each * ready.block_size - prompt_len + 1)
 
 
@@ -437,7 +445,7 @@ def _must_fit(prompt: list[int], params: SamplingParams, ready: Ready) -> None:
 
 
 def salt_of(tenant: str | None, salt: str | None) -> str | None:
-    """Return a salt that no two tenants share, whatever salts they choose."""
+    """Return the engine's salt of a tenant's salt: two tenants never share one, whatever they choose."""
     if tenant is None and salt is None:
         return None
     name = "" if tenant is None else tenant

@@ -25,9 +25,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One of several clients that share a server.
 
     keys         API keys, each in plain text, or as "sha256:" and 64 hexadecimal digits
-    weight       its share of tokens relative to the others', while all want more than there is
+    weight       its share of tokens relative to the others' weights, while all have requests that wait
     max_waiting, max_waiting_tokens
-                 limits of its own, within the server's
+                 its own limits, within the server's; None: no limit
     """
 
     name: str
@@ -38,7 +38,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 SERVED = EngineConfig.of(policy="paged-fair", max_sequences=64, remember_evicted=1000)
-"""The engine of a server by default."""
+"""The default engine of a server."""
 
 SHIPPED_NAME = "paged"
 _HEADER = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
@@ -63,7 +63,7 @@ def _kv_events(value: Any) -> KvEventsConfig:
 
 # fmt: off
 class Settings(Config, frozen=True, kw_only=True):
-    """A server: its engine, and the settings of its front. A key is plain text, or "sha256:" and a digest."""
+    """A server: its engine, and the settings of its front. A key is plain text, or "sha256:" and its digest."""
 
     of_what: ClassVar[str] = "a server"
 
@@ -114,7 +114,7 @@ class Settings(Config, frozen=True, kw_only=True):
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise InvalidConfig("tls_client_ca goes with tls_certificate and tls_key.")
         if self.tenants and self.engine.scheduling.tenant_weights:
-            raise InvalidConfig("tenant_weights and the weights of tenants say the same thing twice; name one.")
+            raise InvalidConfig("tenant_weights and the tenants' own weights both say how tokens are shared; leave tenant_weights out.")
         everyone = [*self.api_keys, *self.admin_keys, *(key for tenant in self.tenants for key in tenant.keys)]
         for key in everyone:
             if not key or not key.isascii() or key != key.strip():
@@ -140,7 +140,7 @@ def _check_tenants(tenants: tuple[Tenant, ...]) -> None:
     keys: set[bytes] = set()
     for tenant in tenants:
         if not tenant.name or tenant.name in seen:
-            raise InvalidConfig(f'each tenant needs a name of its own; got "{tenant.name}".')
+            raise InvalidConfig(f'each tenant needs its own name; got "{tenant.name}".')
         seen.add(tenant.name)
         if not (math.isfinite(tenant.weight) and tenant.weight > 0):
             raise InvalidConfig(
@@ -151,12 +151,12 @@ def _check_tenants(tenants: tuple[Tenant, ...]) -> None:
                 raise InvalidConfig(f'tenant "{tenant.name}": {name} has to be an integer of at least 1; got {limit}.')
         for key in tenant.keys:
             if (digest := digest_of(key)) in keys:
-                raise InvalidConfig(f'tenant "{tenant.name}": a key of it is another tenant\'s, too.')
+                raise InvalidConfig(f'tenant "{tenant.name}": one of its keys is another tenant\'s, too.')
             keys.add(digest)
 
 
 def digest_of(key: str) -> bytes:
-    """SHA-256 of a key, 32 bytes, which may be written as its digest. Raises InvalidConfig."""
+    """Return the SHA-256 of a key, 32 bytes; the key may be written as "sha256:" and that. Raises InvalidConfig."""
     if not key.startswith("sha256:"):
         return hashlib.sha256(key.encode()).digest()
     try:
@@ -169,7 +169,7 @@ def digest_of(key: str) -> bytes:
 
 
 def is_one_of(key: str, digests: list[bytes]) -> int | None:
-    """Return the place of the key among these, None if it is none of them. All are compared, each in constant time."""
+    """Return the index of the key's digest among these, or None. Compares all of them, each in constant time."""
     mine, found = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest(), None
     for place, digest in enumerate(digests):
         if hmac.compare_digest(mine, digest):
@@ -178,8 +178,8 @@ def is_one_of(key: str, digests: list[bytes]) -> int | None:
 
 
 def read_settings(path: Path | None, server: Mapping[str, Any], engine: Mapping[str, Any]) -> Settings:
-    """The settings of a TOML file (None: the usual ones), over its [engine] the environment, and over both what was said of the server and of its
-    engine. Raises InvalidConfig, naming the setting, and OSError where the file cannot be read."""
+    """Read settings: the defaults, over them the file `path` (TOML; None: no file), over its [engine] the environment, over all
+    `server` and `engine`. Raises InvalidConfig, which names the setting, and OSError for a file that cannot be read."""
     found = {} if path is None else read_toml(path)
     table = engine_table(path, found)
     found.pop("engine", None)
