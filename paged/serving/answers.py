@@ -13,6 +13,7 @@ from paged.serving.kv_hints import KvOutcome
 
 encode = msgspec.json.Encoder().encode
 _REASONS = {"stop": "stop", "length": "length", "abort": "abort", "rejected": "length"}
+"""OpenAI's finish reasons, by ours."""
 
 
 class PromptDetails(msgspec.Struct):
@@ -30,7 +31,7 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptDetails = msgspec.field(default_factory=PromptDetails)
 
     def add(self, used: RequestUsage) -> None:
-        """One more prompt and its answers."""
+        """Add a prompt and its answers."""
         self.prompt_tokens += used.prompt_tokens
         self.completion_tokens += used.output_tokens
         self.total_tokens = self.prompt_tokens + self.completion_tokens
@@ -38,7 +39,7 @@ class Usage(msgspec.Struct):
 
 
 class TextLogprobs(msgspec.Struct):
-    """How likely each token of a completion was."""
+    """The log-probabilities of a completion's tokens."""
 
     tokens: list[str] = msgspec.field(default_factory=list)
     token_logprobs: list[float | None] = msgspec.field(default_factory=list)
@@ -47,7 +48,7 @@ class TextLogprobs(msgspec.Struct):
 
 
 class TokenLogprob(msgspec.Struct):
-    """The likelihood of a token of a message, or of an alternative to one."""
+    """The log-probability of a token of a message, or of an alternative to one."""
 
     token: str
     logprob: float
@@ -55,13 +56,13 @@ class TokenLogprob(msgspec.Struct):
 
 
 class ChosenLogprob(TokenLogprob):
-    """The same with its alternatives."""
+    """The log-probability of a message's token, with its alternatives."""
 
     top_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
 
 class ChatLogprobs(msgspec.Struct):
-    """How likely each token of a message was."""
+    """The log-probabilities of a message's tokens."""
 
     content: list[ChosenLogprob]
 
@@ -76,8 +77,8 @@ class TextChoice(msgspec.Struct):
     stop_reason: int | str | None = None
 
 
-class Said(msgspec.Struct, omit_defaults=True):
-    """A message, or a piece of it."""
+class MessagePart(msgspec.Struct, omit_defaults=True):
+    """The role and text of a message, or of a piece of one."""
 
     role: str | None = None
     content: str | None = None
@@ -87,7 +88,7 @@ class ChatChoice(msgspec.Struct):
     """One message."""
 
     index: int
-    message: Said
+    message: MessagePart
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -97,7 +98,7 @@ class ChatPiece(msgspec.Struct):
     """A piece of a message."""
 
     index: int
-    delta: Said
+    delta: MessagePart
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -107,7 +108,7 @@ Choice = TextChoice | ChatChoice | ChatPiece
 
 
 class Answer(msgspec.Struct):
-    """A whole answer, or a piece of a stream, which has a usage only if the client asked for that."""
+    """A whole answer, or a piece of a stream. A piece has a usage only if the client asked for one."""
 
     id: str
     object: str
@@ -118,15 +119,10 @@ class Answer(msgspec.Struct):
     kv_hint_outcomes: list[KvOutcome] | msgspec.UnsetType = msgspec.UNSET
 
 
-def reason_of(finish_reason: str | None) -> str | None:
-    """As OpenAI names it."""
-    return None if finish_reason is None else _REASONS.get(finish_reason, finish_reason)
-
-
 def text_logprobs(
     places: Sequence[Alternatives | None], tokens: Sequence[int], count: int, offset: int = 0
 ) -> TextLogprobs:
-    """Of a completion's tokens at these places, with `count` alternatives of each; `offset`: characters before."""
+    """Return the log-probabilities of a completion's tokens, with their alternatives unless `count` is 0. `offset`: characters before them."""
     found = TextLogprobs()
     for each, token in zip(places, tokens, strict=True):
         mine = None if each is None else each.get(token)
@@ -142,7 +138,7 @@ def text_logprobs(
 
 
 def chat_logprobs(places: Sequence[Alternatives], tokens: Sequence[int], count: int) -> ChatLogprobs:
-    """The same of a message's."""
+    """Return the log-probabilities of a message's tokens, with the `count` likeliest alternatives of each."""
     content = []
     for each, token in zip(places, tokens, strict=True):
         mine = each[token]
@@ -167,13 +163,13 @@ class Form:
         self.id, self.created, self.model = id, created, model
         self.is_chat = is_chat
         self.num_logprobs = num_logprobs
-        # Characters said so far, by choice: where a completion's next token begins.
-        self._said: dict[int, int] = {}
+        # By choice, characters so far: where a completion's next token begins.
+        self._num_chars: dict[int, int] = {}
         self._piece_of = "chat.completion.chunk" if is_chat else "text_completion"
 
     def opening(self, index: int) -> bytes:
         """Return the first piece of a message, with its role."""
-        return self._piece(ChatPiece(index, Said("assistant", "")))
+        return self._piece(ChatPiece(index, MessagePart("assistant", "")))
 
     def piece(self, outputs: Sequence[EngineOutput], index: int, usage: Usage | None = None) -> bytes | None:
         """Return the new text of one choice as one piece; None if a client would see nothing."""
@@ -183,18 +179,18 @@ class Form:
             return None
         tokens = [token for output in outputs for token in output.token_ids]
         places = [place for output in outputs for place in output.logprobs or ()]
-        likely = self._likely(places, tokens, self._said.get(index, 0))
-        self._said[index] = self._said.get(index, 0) + len(text)
-        return self._piece(self._choice(index, text, likely, last), usage)
+        offset = self._num_chars.get(index, 0)
+        self._num_chars[index] = offset + len(text)
+        return self._piece(self._choice(index, text, self._logprobs(places, tokens, offset), last), usage)
 
     def last_piece(self, usage: Usage | None, hinted: list[KvOutcome] | None) -> bytes:
-        """Return the last piece of a stream: its usage, where that was asked for, and its hints' outcomes; empty without both."""
+        """Return the last piece of a stream: its usage and the outcomes of its hints; b"" if both are None."""
         if usage is None and hinted is None:
             return b""
         return self._piece(None, usage, hinted)
 
     def whole(self, completions: Sequence[Completion], usage: Usage, hinted: list[KvOutcome] | None = None) -> bytes:
-        """All answers at once, and what became of the hints that came with the request."""
+        """Return the body with all answers, and the outcomes of the request's hints."""
         choices: list[Choice] = []
         for completion in completions:
             for output in completion.outputs:
@@ -202,25 +198,25 @@ class Form:
                 tokens = list(output.token_ids)
                 if completion.prompt_logprobs is not None:
                     places, tokens = [*completion.prompt_logprobs, *places], [*completion.prompt_token_ids, *tokens]
-                likely = self._likely(places, tokens, 0)
-                choices.append(self._choice(len(choices), output.text, likely, output, "assistant"))
+                logprobs = self._logprobs(places, tokens, 0)
+                choices.append(self._choice(len(choices), output.text, logprobs, output, "assistant"))
         kind = "chat.completion" if self.is_chat else "text_completion"
         return encode(Answer(self.id, kind, self.created, self.model, choices, usage, _given(hinted)))
 
-    def _likely(self, places: Sequence[Any], tokens: Sequence[int], offset: int) -> Any:
-        """How likely these tokens were, behind so many characters; None where that was not asked for."""
+    def _logprobs(self, places: Sequence[Any], tokens: Sequence[int], offset: int) -> Any:
+        """Return the log-probabilities of these tokens, which begin behind `offset` characters; None if the client wants none."""
         if self.num_logprobs is None:
             return None
         if self.is_chat:
             return chat_logprobs(places, tokens, self.num_logprobs)
         return text_logprobs(places, tokens, self.num_logprobs, offset)
 
-    def _choice(self, index: int, text: str, likely: Any, last: Any, role: str | None = None) -> Choice:
-        """Text of a choice, up to the output `last`; it is whole where its role is given."""
-        end = reason_of(last.finish_reason), last.stop_reason
+    def _choice(self, index: int, text: str, logprobs: Any, last: Any, role: str | None = None) -> Choice:
+        """Return a choice with this text, whose last output is `last`; a whole one if its role is given, else a piece."""
+        end = _REASONS.get(last.finish_reason, last.finish_reason), last.stop_reason
         if not self.is_chat:
-            return TextChoice(index, text, likely, *end)
-        return (ChatPiece if role is None else ChatChoice)(index, Said(role, text), likely, *end)
+            return TextChoice(index, text, logprobs, *end)
+        return (ChatPiece if role is None else ChatChoice)(index, MessagePart(role, text), logprobs, *end)
 
     def _piece(self, choice: Choice | None, usage: Usage | None = None, hinted: list[KvOutcome] | None = None) -> bytes:
         choices = () if choice is None else (choice,)
@@ -236,5 +232,5 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(content: Any) -> bytes:
-    """One event of a stream: a piece of an answer, or the body of an error."""
+    """Return an event of a stream: a piece of an answer, or the body of an error."""
     return b"data: " + encode(content) + b"\n\n"

@@ -1,6 +1,6 @@
 """The bodies of OpenAI's interface, with vLLM's additions, and a limit on each field.
 
-No field is ignored. An unknown one is refused. One of OpenAI's or vLLM's that is not supported is refused too, unless its value asks for nothing.
+No field is ignored. An unknown one is refused. An unsupported one of OpenAI's or vLLM's is refused, too, unless its value asks for nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ResponseFormat(Body):
 
 
 class StructuredOutputs(Body):
-    """The answer's form, as vLLM has it: exactly one of these."""
+    """The answer's form, as vLLM has it: exactly one of json, json_object, regex, choice and grammar."""
 
     unsupported: ClassVar[Reasons] = {
         "whitespace_pattern": ("disable_any_whitespace says whether JSON has white space.", ()),
@@ -108,7 +108,7 @@ class StructuredOutputs(Body):
     disable_any_whitespace: StrictBool = True
 
 
-class _Asked(Body):
+class _Request(Body):
     """The fields of both kinds of requests."""
 
     unsupported: ClassVar[Reasons] = _BOTH
@@ -162,7 +162,7 @@ class _Asked(Body):
     prompt_cache_retention: Label = None
 
 
-class CompletionRequest(_Asked):
+class CompletionRequest(_Request):
     """Text, or token ids, to be continued."""
 
     unsupported: ClassVar[Reasons] = _BOTH | {
@@ -214,7 +214,7 @@ class Tool(Body):
     function: dict[str, Any]
 
 
-class ChatRequest(_Asked):
+class ChatRequest(_Request):
     """A conversation to be continued by the assistant."""
 
     unsupported: ClassVar[Reasons] = _BOTH | _CHAT
@@ -247,7 +247,7 @@ class TokenizeRequest(Body):
 
 
 class ExplainRequest(Body):
-    """A prompt, of which is asked why it is in the cache no further."""
+    """A prompt, to explain why no more of it is in the cache."""
 
     unsupported: ClassVar[Reasons] = TokenizeRequest.unsupported
     model: StrictStr | None = None
@@ -268,6 +268,6 @@ class DetokenizeRequest(Body):
 
 
 def field_of(message: str) -> str | None:
-    """The field of a request that an error's message begins with, if it does."""
+    """Return the field of a request that an error's message begins with; None if it begins with none."""
     first = message.split(maxsplit=1)[0].rstrip(":")
     return first if first in ChatRequest.model_fields or first in CompletionRequest.model_fields else None

@@ -17,8 +17,8 @@ OVERLOADED, SERVER, TIMEOUT = "overloaded_error", "server_error", "timeout_error
 class ApiError(PagedError):
     """An error that a client gets instead of an answer.
 
-    status, kind (its `type`), code, param  as OpenAI's interface has them
-    retry_after                seconds after which to try again; None: not given
+    status, kind (its `type`), code, param  as in OpenAI's interface
+    retry_after  seconds after which to try again; None: not given
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class ApiError(PagedError):
         param: str | None = None,
         retry_after: float | None = None,
     ) -> None:
-        # Libraries may quote all that they were given.
+        # A library's message may quote a whole prompt.
         message = message if len(message) <= MAX_CHARS else f"{message[:MAX_CHARS]} …"
         super().__init__(message)
         self.status = status
@@ -46,7 +46,7 @@ class ApiError(PagedError):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """When to come again: in whole seconds, as HTTP has it, and in milliseconds, which OpenAI's client prefers."""
+        """Return the headers: Retry-After in whole seconds, and in milliseconds, which OpenAI's client prefers."""
         found = {"www-authenticate": "Bearer"} if self.status == 401 else {}
         if self.retry_after is not None:
             found["retry-after"] = str(max(1, math.ceil(self.retry_after)))
@@ -55,15 +55,15 @@ class ApiError(PagedError):
 
 
 def wrong(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """A request that can never be answered as it is."""
+    """Return the error for a request that can never be answered as it is."""
     return ApiError(400, message, param=param, code=code)
 
 
 def overloaded(message: str, retry_after: float, code: str = "overloaded") -> ApiError:
-    """Too much at the moment; `retry_after` is when there will be room."""
+    """Return the error for too many requests; `retry_after`: in how many seconds there will be room."""
     return ApiError(429, message, kind=OVERLOADED, code=code, retry_after=retry_after)
 
 
 def unavailable(message: str, retry_after: float | None, code: str = "engine_unavailable") -> ApiError:
-    """No request can be answered at the moment."""
+    """Return the error while no request can be answered."""
     return ApiError(503, message, kind=SERVER, code=code, retry_after=retry_after)

@@ -17,11 +17,11 @@ Number = StrictFloat | StrictInt
 Token = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 UNKNOWN, UNSUPPORTED = "unknown_field", "unsupported_field"
 Reasons = dict[str, tuple[str, tuple[Any, ...]]]
-"""By field: why it is not supported, and the values that ask for nothing, beside null."""
+"""By field: why it is not supported, and the values beside null that ask for nothing."""
 
 
 class Body(BaseModel):
-    """A JSON object without unknown fields. `unsupported` are fields that are refused unless they ask for nothing."""
+    """A JSON object without unknown fields. A field in `unsupported` is refused unless it asks for nothing."""
 
     model_config = ConfigDict(extra="forbid")
     unsupported: ClassVar[Reasons] = {}
@@ -49,11 +49,11 @@ _KINDS = {"str", "int", "float", "bool", "TextPart", "KvHint", "KvHintsEnvelope"
 
 
 def refused(found: Sequence[Any], within: tuple[str, ...] = ()) -> ApiError:
-    """The error that names the field which pydantic did not take, `within` an object of the body."""
-    # A field that is refused by name says more than the kinds of values that were tried beside it.
+    """Return the error for what pydantic refused, which names the field. `within`: the object of the body that has it."""
+    # A field that is refused by name says more than the types that were tried beside it.
     first = next((each for each in found if each["type"] in (UNKNOWN, UNSUPPORTED)), None) or _nearest(found)
     code = first["type"] if first["type"] in (UNKNOWN, UNSUPPORTED) else "invalid_value"
-    # Between fields and places pydantic names the kinds that were tried.
+    # Between fields and indices pydantic names the types that it tried.
     named = [str(part) for part in (*within, *first["loc"]) if str(part).isidentifier() or str(part).isdigit()]
     named += [first["ctx"]["field"]] if code != "invalid_value" else []
     place = ".".join(part for part in named if part not in _KINDS)[:200]
@@ -66,7 +66,7 @@ def refused(found: Sequence[Any], within: tuple[str, ...] = ()) -> ApiError:
 
 
 def _nearest(found: Sequence[Any]) -> Any:
-    """Of the kinds of values that were tried for the first wrong field, the error of the one that the value is nearest to."""
+    """Return one error of the first wrong field: that of the type that its value is nearest to."""
     tried = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
     nearest = max(tried, key=lambda each: (not each["type"].endswith("_type"), len(each["loc"])))
     if nearest["type"] == "string_type" and any(each["type"] == "list_type" for each in tried):
@@ -74,18 +74,18 @@ def _nearest(found: Sequence[Any]) -> Any:
     return nearest
 
 
-# Half of a surrogate pair, as JSON escapes it or as bytes; an escaped backslash before it may make it none.
+# Half of a surrogate pair, escaped or as bytes. Behind an escaped backslash it may be plain text.
 _HALF = re.compile(rb"\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F]|\xed[\xa0-\xbf]")
 
 
 def must_be_text(body: bytes) -> None:
-    """Raise ApiError, naming the field, for JSON with half of a surrogate pair, which stands for no character, in a text or a key."""
+    """Raise ApiError, which names the field, for JSON with half of a surrogate pair in a text or a key: it stands for no character."""
     if _HALF.search(body) is None:
         return
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):
-        # It is no JSON: its reader says so.
+        # No JSON: pydantic says so.
         return
     for name, value in given.items() if isinstance(given, dict) else [("", given)]:
         try:

@@ -24,8 +24,14 @@ from paged.serving.kv_hints import KvAction, KvOutcome
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """The start of the engine's process: ZeroMQ endpoints, which the front has bound; `name` is the model's. `says_json`: what it
-    says on standard error are lines of JSON. `policies_of` are the modules that registered policies in the front."""
+    """The start of the engine's process.
+
+    name          the model's
+    to_engine, from_engine
+                  ZeroMQ endpoints, which the front has bound
+    says_json     it writes lines of JSON on standard error
+    policies_of   modules that registered policies in the front
+    """
 
     engine: EngineConfig
     name: str
@@ -37,11 +43,13 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):
-    """A request. `params` are the fields of SamplingParams that are not the usual ones; `arrival` is when it came to the server.
+    """A request.
 
-    streams  its outputs are sent as they come; else its whole completion at the end
+    params   the fields of SamplingParams that differ from the default
+    arrival  when it came to the server
+    streams  True: its outputs are sent as they come; False: its whole completion at the end
     actions  those of its KvHintsEnvelope; None: it has none
-    routed   the router that chose this engine, and its number of the request; None: none did
+    routed   the router that chose this engine, and the router's number of the request; None: no router did
     """
 
     id: str
@@ -58,15 +66,23 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """Requests to abort, for they have no reader any more; their last outputs still come."""
+    """Requests to abort, since they have no reader any more. Their last outputs still come."""
 
     ids: list[str]
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """A question, answered by an Answered of the same number: "snapshot" is what the dashboard shows, "story" the life of request `id`, "check" every
-    violated invariant, "index" the hashes of the content that each tier has, "session" and "sessions" what is known of session `id`, or of
-    `limit` whose ids begin with it, "prefix" why no more of the prompt of `hint` is cached; "hint" carries `hint` out."""
+    """A question, answered by an `Answered` of the same number. `what` is one of:
+
+    snapshot  what the dashboard shows
+    story     the life of request `id`
+    session, sessions
+              session `id`, or `limit` sessions whose ids begin with it
+    hint      carry out `hint`
+    prefix    why no more of the prompt of `hint` is cached
+    check     every violated invariant
+    index     the hashes of each tier's content
+    """
 
     number: int
     what: str
@@ -81,12 +97,12 @@ ToEngine = Add | Abort | Ask
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine takes requests.
 
-    cache_tokens   tokens that the device's memory holds: of a model whose layers are of several kinds, in one sequence
+    cache_tokens   tokens of the longest sequence that the device's memory holds
     max_model_len  tokens of one sequence, as model and pool allow
-    groups         of a model whose layers are of several kinds; else empty
-    rotary_limit   tokens that are computed of a sequence whose prompt has no more; None: as many as of any
+    groups         layer groups of a model whose layers are of several kinds; else empty
+    rotary_limit   most tokens computed of a sequence whose prompt has no more than that; None: no such limit
     kv_endpoint, kv_replay_endpoint
-                   where KV events are published and repeated; None: nowhere
+                   where KV events are published and replayed; None: nowhere
     """
 
     block_size: int
@@ -111,14 +127,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
     @property
     def cache_dtype(self) -> str:
-        """What K and V are stored in."""
+        """The dtype of stored K and V."""
         return self.dtype if self.kv_dtype == AUTO else self.kv_dtype
 
     def longest(self, length: int) -> int:
-        """Tokens of a sequence whose prompt has so many."""
+        """Return the most tokens of a sequence whose prompt has `length`."""
         if self.rotary_limit is None or length > self.rotary_limit:
             return self.max_model_len
-        # The last token is not computed.
+        # The last token is sampled, and never computed.
         return min(self.max_model_len, self.rotary_limit + 1)
 
 
@@ -129,7 +145,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A request was not taken: the class of the error and what it says."""
+    """The engine refused a request: `kind` is the error's class, `error` its message."""
 
     id: str
     kind: str
@@ -137,11 +153,11 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Figures of now, and totals since the engine began. Requests, blocks, tokens and seconds, as their names say.
+    """Figures of now, and totals since the engine began: requests, blocks, tokens and seconds, as their names say.
 
-    forecast  in how many seconds each waiting request is let in, and after them as many more of the usual size
-    groups    of a model whose layers are of several kinds; else empty
-    load      what routers go by, as far as the engine knows it
+    forecast  in how many seconds each waiting request is admitted, then further ones behind them, of the usual size
+    groups    layer groups of a model whose layers are of several kinds; else empty
+    load      what routers choose by, as far as the engine knows it
     disk_hit_tokens, disk_blocks
               prompt tokens that came from the disk, and blocks that it has
     """
@@ -175,7 +191,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 class Hinted(msgspec.Struct, frozen=True, tag="hinted"):
-    """What became of the actions that came with a request, before its last output."""
+    """The outcomes of the actions that came with a request; sent before its last output."""
 
     id: str
     outcomes: list[KvOutcome]
@@ -184,10 +200,10 @@ class Hinted(msgspec.Struct, frozen=True, tag="hinted"):
 class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
     """A step has ended, or requests ended outside any.
 
-    begun     requests that were let in for the first time
+    begun     requests that were admitted for the first time
     tokens    computed in it
-    sent      when it was sent
-    figures   now and then
+    sent      when this was sent
+    figures   None in most steps
     """
 
     outputs: list[EngineOutput]
@@ -200,7 +216,7 @@ class Stepped(msgspec.Struct, frozen=True, tag="stepped"):
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered"):
-    """The answer to a question, as JSON; None: there is no such request. `kind` and `error` are the class of an error and what it says."""
+    """The answer to a question, as JSON; None: there is no such request or session, or an error, with its class `kind` and its message `error`."""
 
     number: int
     answer: bytes | None
@@ -214,13 +230,13 @@ _USUAL = SamplingParams()
 
 
 def sent(params: SamplingParams) -> dict[str, Any]:
-    """Sampling parameters as plain values, without what is as usual."""
+    """Return sampling parameters as plain values, without defaults."""
     named = {name: getattr(params, name) for name in params.__struct_fields__}
     return {name: msgspec.to_builtins(value) for name, value in named.items() if value != getattr(_USUAL, name)}
 
 
 def received(fields: dict[str, Any]) -> SamplingParams:
-    """The same again. Raises InvalidSampling."""
+    """Return the sampling parameters that were `sent`. Raises InvalidSampling."""
     form = fields.get("structured_outputs")
     if form is not None:
         fields = {**fields, "structured_outputs": StructuredOutputsParams(**form)}
