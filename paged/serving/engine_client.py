@@ -2,7 +2,7 @@
 
     starting ─> ready ─> restarting ─> ready          dead: it died too often, or could not begin
 
-An engine that dies is replaced. Requests that it had begun end with EngineDied, for their state is lost;
+An engine that dies is replaced. The requests that it had begun end with EngineDied, since their state is lost;
 the others go to the next engine, once.
 """
 
@@ -44,49 +44,49 @@ from paged.serving.wire import (
 )
 
 MOST_TRIES = 2
-"""Engines that a request is given to."""
+"""Engines that a request is sent to."""
 
 
 def policies_of() -> list[str]:
-    """The modules whose import registered policies with strategies of their own."""
+    """Return the modules whose import registered policies with their own strategies."""
     found = {getattr(policy.strategies, "__module__", None) for policy in POLICIES.values()}
     return sorted(module for module in found if module not in (None, "__main__"))
 
 
 class Inbox:
-    """The outputs of one call's prompts. One task takes from it; the rest is kept, and is bounded by the answers' length."""
+    """The outputs of one call's prompts, until its one task takes them. The answers' lengths bound its size."""
 
-    __slots__ = ("_error", "_news", "_waiter", "begun", "completions", "hint_outcomes", "num_open", "on_begun")
+    __slots__ = ("_error", "_outputs", "_waiter", "begun", "completions", "hint_outcomes", "num_open", "on_begun")
 
     def __init__(self) -> None:
         self.begun: float | None = None
         self.num_open = 0
         self.completions: dict[int, Completion] = {}
-        # Of the actions that came with it, once its end is near; None: none came with it.
+        # Of the actions that came with the call, which arrive before its last output; None: it had none, or has no outcomes yet.
         self.hint_outcomes: list[KvOutcome] | None = None
         self.on_begun: Callable[[int], None] | None = None
-        self._news: list[tuple[int, EngineOutput]] = []
+        self._outputs: list[tuple[int, EngineOutput]] = []
         self._error: PagedError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> list[tuple[int, EngineOutput]]:
-        """Return the outputs since the last time, each with the place of its prompt: at least one, or none once all have ended. Raises what
-        the call failed with."""
-        while not self._news and self.num_open and self._error is None:
+        """Wait for outputs, and return those since the last call, each with its prompt's index; none once all prompts have ended.
+        Raises the error that the call failed with."""
+        while not self._outputs and self.num_open and self._error is None:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        if self._news:
-            taken, self._news = self._news, []
+        if self._outputs:
+            taken, self._outputs = self._outputs, []
             return taken
         if self._error is not None:
             raise self._error
         return []
 
     def begin(self, place: int, now: float) -> None:
-        """Note that the prompt at this place was admitted."""
+        """Note that the prompt at this index was admitted."""
         if self.begun is None:
             self.begun = now
         if self.on_begun is not None:
@@ -94,19 +94,19 @@ class Inbox:
 
     def push(self, place: int, output: EngineOutput) -> None:
         """Add an output."""
-        self._news.append((place, output))
+        self._outputs.append((place, output))
         if output.finished:
             self.num_open -= 1
         self._wake()
 
     def complete(self, place: int, completion: Completion) -> None:
-        """Note that all of a prompt's answers have come."""
+        """Add all of a prompt's answers."""
         self.completions[place] = completion
         self.num_open -= 1
         self._wake()
 
     def fail(self, error: PagedError) -> None:
-        """End the call with an error; outputs that have come are kept."""
+        """End the call with an error. `take` still returns the outputs before it first."""
         if self._error is None:
             self._error = error
         self._wake()
@@ -117,7 +117,7 @@ class Inbox:
 
 
 class _Held:
-    """A request that the engine has, or will get: its call, and the number of engines that it was given to."""
+    """A request that the engine has, or will get: its call, and the number of engines that it was sent to."""
 
     __slots__ = ("add", "has_begun", "inbox", "latest", "num_tries", "place")
 
@@ -127,16 +127,18 @@ class _Held:
         self.place = place
         self.has_begun = False
         self.num_tries = 0
-        # By sequence, when the engine sent its latest tokens.
+        # By sequence, when the engine sent the latest tokens.
         self.latest: dict[int, float] = {}
 
 
 class EngineClient:
     """The engine of a server. Belongs to one event loop.
 
-    on_ready, on_stepped, on_death, on_gap, on_said
-                called with Ready, with each Stepped, when an engine died, with the seconds between two steps' tokens of an answer, and with
-                each line that it says on standard error (None: that is the server's own)
+    on_ready    called with the Ready of each engine
+    on_stepped  called with each Stepped
+    on_death    called when an engine has died
+    on_gap      called with the seconds between the tokens that two steps gave a sequence
+    on_said     called with each line of the engine's standard error; None: the engine writes to the server's
     """
 
     def __init__(self, settings: Settings, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -162,9 +164,8 @@ class EngineClient:
         self.why = ""
         self.ready: Ready | None = None
         self.figures: Figures | None = None
-        # Requests that have begun since.
+        # Requests that have begun since `figures`.
         self.num_begun = 0
-        self.num_restarts = 0
         self.on_ready: Callable[[Ready], None] | None = None
         self.on_stepped: Callable[[Stepped], None] | None = None
         self.on_death: Callable[[], None] | None = None
@@ -172,25 +173,15 @@ class EngineClient:
         self.on_said: Callable[[bytes], None] | None = None
 
     def start(self) -> None:
-        """Start an engine, and a new one when it dies."""
+        """Start an engine, and another one whenever it dies."""
         self._keeper = asyncio.get_running_loop().create_task(self._keep())
 
     async def wait_until_ready(self) -> Ready:
-        """Once the engine takes requests. Raises EngineAway where it cannot begin."""
+        """Wait until the engine takes requests. Raises EngineAway if it cannot begin."""
         await self._has_begun.wait()
         if self.ready is None:
             raise EngineAway(self.why, None)
         return self.ready
-
-    @property
-    def process_id(self) -> int | None:
-        """Of the engine that runs."""
-        return None if self._process is None else self._process.pid
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that have not begun."""
-        return sum(not held.has_begun for held in self._held.values())
 
     @property
     def num_alive(self) -> int:
@@ -202,13 +193,13 @@ class EngineClient:
         return request_id in self._held
 
     def tenant_of(self, request_id: str) -> str | None:
-        """Whose a request is that has not ended; None: no tenant's, or there is no such request."""
+        """Return the tenant of a request that has not ended; None: it has none, or there is no such request."""
         held = self._held.get(request_id)
         return None if held is None else held.add.tenant
 
     @property
     def back_in_s(self) -> float | None:
-        """Seconds until the engine takes requests, if it starts as fast as the last time; None: it never will."""
+        """Seconds until the engine takes requests, if it starts as fast as the last one did; None: it never will."""
         if self.state == "ready":
             return 0.0
         if self.state in ("dead", "closed"):
@@ -216,19 +207,19 @@ class EngineClient:
         return max(1.0, self._began_at + self._takes_s - self._clock())
 
     def must_take(self) -> None:
-        """Raise EngineAway if no requests are taken."""
+        """Raise EngineAway if the engine takes no requests now."""
         if self.state == "starting":
             raise EngineAway("the engine is starting.", self.back_in_s, "engine_starting")
         if self.state != "ready":
             raise EngineAway(self.why or f"the engine is {self.state}.", self.back_in_s)
 
     def submit(self, adds: list[Add], inbox: Inbox) -> None:
-        """Give the engine a call's requests. Raises EngineAway."""
+        """Send a call's requests to the engine. Raises EngineAway."""
         self.must_take()
         for place, add in enumerate(adds):
             held = self._held[add.id] = _Held(add, inbox, place)
             inbox.num_open += 1
-            self._give(held)
+            self._send_request(held)
 
     def abort(self, ids: list[str]) -> None:
         """Abort requests that have no reader any more."""
@@ -237,22 +228,22 @@ class EngineClient:
             self._send(Abort(alive))
 
     async def ask(self, what: str, name: str = "", hint: Hint | None = None, limit: int = 0) -> bytes | None:
-        """Return the engine's answer to an `Ask`, as JSON; None for an unknown request. Raises EngineAway, and RefusedByEngine with
-        what it raised."""
+        """Return the engine's answer to an `Ask`, as JSON; None for an unknown request or session. Raises EngineAway, and RefusedByEngine
+        for an error of the engine's."""
         self.must_take()
         self._num_asked += 1
         number = self._num_asked
-        answer = self._questions[number] = asyncio.get_running_loop().create_future()
+        waiter = self._questions[number] = asyncio.get_running_loop().create_future()
         self._send(Ask(number, what, name, hint, limit))
         try:
-            told = await answer
+            answered = await waiter
         finally:
             self._questions.pop(number, None)
-        if told is None:
+        if answered is None:
             raise EngineAway("the engine died before it answered.", self.back_in_s)
-        if told.kind:
-            raise RefusedByEngine(told.error, told.kind)
-        return told.answer
+        if answered.kind:
+            raise RefusedByEngine(answered.error, answered.kind)
+        return answered.answer
 
     async def close(self) -> None:
         """End the engine and all its requests."""
@@ -272,8 +263,8 @@ class EngineClient:
         while True:
             failure = await self._live()
             now = self._clock()
-            if failure is not None and self.num_restarts == 0 and self.ready is None:
-                # It could not even begin: the next one could not either.
+            if self.ready is None:
+                # No engine has begun: the next one could not either.
                 self._die(failure)
                 return
             self.figures = None
@@ -290,16 +281,15 @@ class EngineClient:
                     f"the engine died {len(self._deaths)} times within {self._settings.restart_window_s:g} s, and is not begun again."
                 )
                 return
-            self.num_restarts += 1
-            self._pass_on()
+            self._fail_begun()
 
     def _die(self, why: str) -> None:
         self.state, self.why, self.ready = "dead", why, None
         self._fail_all(EngineDied(why, None))
         self._has_begun.set()
 
-    async def _live(self) -> str | None:
-        """Run one engine from its beginning to its end. Return why it could not begin, if it could not."""
+    async def _live(self) -> str:
+        """Run one engine from its start to its end. Return why it could not begin; of one that did begin it means nothing."""
         self._life += 1
         self._began_at = self._clock()
         to_engine, from_engine = (f"ipc://{self._folder}/{name}{self._life}" for name in ("to", "from"))
@@ -321,14 +311,14 @@ class EngineClient:
             stderr=asyncio.subprocess.PIPE if says_json else None,
             start_new_session=True,
         )
-        assert process.stdin is not None, "it was asked for"
+        assert process.stdin is not None, "it is a pipe"
         process.stdin.write(msgspec.json.encode(beginning) + b"\n")
         self._out = out
         reader = asyncio.get_running_loop().create_task(self._read(incoming))
         listener = asyncio.get_running_loop().create_task(self._listen(process.stderr))
         try:
             status = await process.wait()
-            # What it sent before it died has come already, or will at once.
+            # What the engine sent before it died has come already, or comes at once.
             await asyncio.wait([reader, listener], timeout=0.2)
         finally:
             if process.returncode is None:
@@ -348,7 +338,7 @@ class EngineClient:
         return found if isinstance(found, str) else f"the engine ended with status {status} while it began."
 
     async def _read(self, incoming: zmq.asyncio.Socket) -> str:
-        """Read and sort the engine's messages, until one says that it cannot begin."""
+        """Dispatch the engine's messages until one says that it cannot begin; return why."""
         while True:
             message = self._decode(await incoming.recv())
             if isinstance(message, Stepped):
@@ -387,7 +377,7 @@ class EngineClient:
             self.on_ready(ready)
         self._has_begun.set()
         for held in list(self._held.values()):
-            self._give(held)
+            self._send_request(held)
 
     def _stepped(self, step: Stepped) -> None:
         held_ones, on_gap = self._held, self.on_gap
@@ -418,8 +408,8 @@ class EngineClient:
         if self.on_stepped is not None:
             self.on_stepped(step)
 
-    def _pass_on(self) -> None:
-        """Fail the requests that a dead engine had begun; the rest waits for the next one."""
+    def _fail_begun(self) -> None:
+        """Fail the requests that a dead engine had begun, or that have had all of their tries; the others wait for the next engine."""
         error = EngineDied("the engine died while it had this request; it was not finished.", self.back_in_s)
         for request_id, held in list(self._held.items()):
             if held.has_begun or held.num_tries >= MOST_TRIES:
@@ -431,11 +421,11 @@ class EngineClient:
         for held in held_ones.values():
             held.inbox.fail(error)
 
-    def _give(self, held: _Held) -> None:
+    def _send_request(self, held: _Held) -> None:
         held.num_tries += 1
         self._send(held.add)
 
     def _send(self, message: Any) -> None:
         assert self._out is not None, "there is an engine"
-        # Without a limit on what is on its way this neither waits nor fails. The future is done at once.
+        # Without a high-water mark this neither waits nor fails, and the future is done at once.
         self._out.send(self._encode(message), zmq.NOBLOCK)

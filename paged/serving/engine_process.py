@@ -1,9 +1,9 @@
 """The engine's process: takes requests as messages, runs steps, and sends the outputs, one message a step.
 
-    stdin: how to begin, a line       to: messages in       from: messages out
+    stdin: a `Beginning`, one line       to: messages in       from: messages out
 
 It never waits for its reader: ZeroMQ keeps messages until the front takes them. It ends when its standard
-input does, so that no engine outlives its server, however that ended.
+input is closed, so that no engine outlives its server.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from paged.serving.wire import (
 )
 
 FIGURES_SHARE = 0.01
-"""Making Figures takes this share of the time at most, while steps are made; they are made after REPORT_S at the earliest."""
+"""While steps run, Figures take at most this share of the time, and come at most every REPORT_S."""
 MORE = 64
-"""Requests behind the queue that are looked at; farther ones come as fast."""
+"""Requests behind the queue in a forecast."""
 MOST_FAILED = 3
-"""Steps in a row that may raise before the process gives up, and a new one is to begin."""
+"""So many steps in a row may raise; then the process ends, and the front starts another."""
 READ, MOST_READ = "inproc://read", 32
-"""Where the engine's thread hears that a form has been read; fewer wait for it than forms are kept, so that none is read twice."""
+"""Wakes the engine's thread when a form has been read. Fewer forms wait for it than the engine keeps, so that none is read twice."""
 READER_STACK_BYTES = 256 * 2**20
-"""As form_probe.STACK_BYTES, which needs llguidance."""
+"""Equal to form_probe.STACK_BYTES, whose module needs llguidance."""
 UNRECOVERABLE = 70
-"""The exit status then."""
+"""Exit status after MOST_FAILED steps, or an EngineFailed."""
 
 
 class EngineServer:
@@ -87,35 +87,35 @@ class EngineServer:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ToEngine).decode
         self._pace = Pace()
-        # Requests that have not been let in, and those of which only the whole is wanted.
+        # Requests that were never admitted, and those that are answered whole.
         self._waiting: set[str] = set()
         self._whole: dict[str, LiveRequest] = {}
         self._begun: list[str] = []
-        # Of each router, the number of the latest request that it sent here.
+        # By router, its number of the latest request that came from it.
         self._received: dict[str, int] = {}
-        # Requests that came with hints, and what became of those by action so far.
+        # Requests that came with hints; by action, the outcomes so far.
         self._hinted: dict[str, tuple[Add, list[list[HintOutcome]]]] = {}
         self._batch: Batch | None = None
         self._tokens = 0
         self.watcher = Watcher(engine, time.monotonic, model=name)
-        # Of the latest requests, in the mean.
+        # Moving mean over requests.
         self._prompt_len = 128.0
         self._next_figures = 0.0
         engine.on_batch = self._note_batch
-        # Requests whose forms are being read by a thread, and what came of it, which does not run far ahead of who takes it.
+        # Requests whose forms a thread reads; and what it has read, which is bounded.
         self._reading: dict[str, Add] = {}
         self._to_read: SimpleQueue[Add] = SimpleQueue()
         self._read: Queue[tuple[Add, Exception | None]] = Queue(MOST_READ)
         incoming.bind(READ)
         wake = incoming.context.socket(zmq.PUSH)
         wake.connect(READ)
-        # A form that nests deeply is read recursively.
+        # The reader recurses into a nested form.
         usual = stack_size(READER_STACK_BYTES)
         Thread(target=self._read_forms, args=(wake,), daemon=True).start()
         stack_size(usual)
 
     def serve(self) -> None:
-        """Take messages and run steps, for as long as the process lives."""
+        """Take messages and run steps, until the process ends."""
         num_failed = 0
         while True:
             self._take_messages()
@@ -148,10 +148,10 @@ class EngineServer:
             elif isinstance(message, Abort):
                 self._abort(message.ids)
             else:
-                self._tell(message)
+                self._answer(message)
 
     def _read_forms(self, wake: zmq.Socket[bytes]) -> None:
-        """Read forms that were never read, one after the other, beside the steps."""
+        """Read forms one after the other, beside the steps."""
         while True:
             asked, error = self._to_read.get(), None
             try:
@@ -181,7 +181,7 @@ class EngineServer:
             self._to_read.put(asked)
 
     def _add_read(self, asked: Add, error: Exception | None) -> None:
-        """Add a request whose form has been read, or refuse it if that failed; its client may have gone meanwhile."""
+        """Add a request whose form has been read, or refuse it if that failed. Its client may have gone meanwhile."""
         if self._reading.pop(asked.id, None) is None:
             return
         if error is None:
@@ -220,7 +220,7 @@ class EngineServer:
             self._whole[asked.id] = live
 
     def _carry_out(self, action: KvAction, asked: Add, *, at_end: bool) -> list[HintOutcome]:
-        """Carry out the hints of an action that are due."""
+        """Carry out an action's hints for the end of its request, or those for its beginning; return their outcomes."""
         outcomes = []
         for planned in action.hints:
             if planned.at_end is at_end:
@@ -237,10 +237,9 @@ class EngineServer:
         return outcomes
 
     def _conclude_hints(self, last: EngineOutput) -> None:
-        """Carry out the hints of a request that has ended, and send their outcomes before its last output. Of one that did not
-        finish nothing more is done."""
+        """Carry out the hints for the end of a request, and send all outcomes before its last output. Neither if it was aborted or failed."""
         asked, outcomes = self._hinted.pop(last.id)
-        assert asked.actions is not None, "it was looked"
+        assert asked.actions is not None, "only requests with actions are in _hinted"
         if last.finish_reason not in ("stop", "length", "rejected"):
             return
         concluded = [
@@ -259,7 +258,7 @@ class EngineServer:
             try:
                 output = self.engine.abort(request_id)
             except UnknownRequest:
-                # It has ended, or was refused: the front will see.
+                # It has ended, or was refused; that message is on its way.
                 continue
             if output is not None:
                 outputs.append(output)
@@ -267,7 +266,7 @@ class EngineServer:
             self._deliver(outputs, 0.0)
 
     def _prefix_of(self, asked: Add) -> str | None:
-        """Return the dashboard's name for requests with an equal beginning: a digest of their first block and its namespace."""
+        """Return the dashboard's name for requests with an equal first block: a digest of it and the salt; None for a shorter prompt."""
         size = self.engine.manager.block_size
         if len(asked.prompt) < size:
             return None
@@ -275,8 +274,8 @@ class EngineServer:
         first.update(struct.pack(f"<{size}i", *asked.prompt[:size]))
         return first.hexdigest()
 
-    def _tell(self, asked: Ask) -> None:
-        """Answer a question, or say what the engine raised."""
+    def _answer(self, asked: Ask) -> None:
+        """Answer a question, with an error if the engine raised one."""
         try:
             answer = Answered(asked.number, msgspec.json.encode(_ANSWERS[asked.what](self, asked)))
         except (PagedError, MissingExtra) as error:
@@ -293,7 +292,7 @@ class EngineServer:
         return held
 
     def _note_batch(self, batch: Batch) -> None:
-        """Note a batch that ran."""
+        """Note a batch that ran, and which requests it admitted."""
         self._batch = batch
         self._tokens += batch.num_scheduled_tokens
         if self._waiting:
@@ -334,7 +333,7 @@ class EngineServer:
             self._publisher.publish(time.time())
 
     def _split(self, outputs: list[EngineOutput], completions: list[Completion]) -> list[EngineOutput]:
-        """Return the outputs of streaming requests; `completions` gets the whole answers of others."""
+        """Return the outputs of streamed requests; append the whole answers of others to `completions`."""
         streamed = []
         for output in outputs:
             if output.id not in self._whole:
@@ -342,7 +341,7 @@ class EngineServer:
             elif output.finished:
                 self._waiting.discard(output.id)
                 whole = self._whole.pop(output.id).completion()
-                # The front has it.
+                # The front has the prompt.
                 completions.append(msgspec.structs.replace(whole, prompt=None, prompt_token_ids=[]))
         return streamed
 
@@ -376,7 +375,7 @@ class EngineServer:
         )
 
     def _forecast(self, outlook: Outlook) -> list[float]:
-        """Return in how many seconds each waiting request is admitted, and further ones behind them."""
+        """Return in how many seconds each waiting request is admitted, then further ones behind them."""
         found = forecast(outlook, more=MORE, prompt_len=max(1, round(self._prompt_len)))
         step, each = self._pace.coefficients()
         seconds = step * found.steps + each * found.tokens
@@ -396,12 +395,12 @@ _ANSWERS: dict[str, Callable[[EngineServer, Any], Any]] = {
     "index": lambda server, _: server.index(),
     "story": lambda server, asked: server.watcher.story(asked.id),
 }
-"""By what an `Ask` asks; the answer to one of _OF_ONE is None where there is no such session or request."""
+"""By `Ask.what`; an answer of _OF_ONE is None if there is no such session or request."""
 _OF_ONE = ("session", "story")
 
 
 def ready(engine: Engine, publisher: KvEventPublisher | None = None) -> Ready:
-    """What the front has to know of it."""
+    """Return what the front has to know of an engine."""
     limits, manager, model = engine.scheduler.limits, engine.manager, engine.model
     longest = manager.longest if limits.max_model_len is None else min(manager.longest, limits.max_model_len)
     return Ready(
@@ -428,9 +427,9 @@ def ready(engine: Engine, publisher: KvEventPublisher | None = None) -> Ready:
 
 
 def main() -> None:
-    """Start as standard input says, and serve until it ends."""
+    """Start as standard input says, and serve until it is closed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The front gets the signal to end, and ends this process when its requests have ended.
+        # The front gets these, too, and ends this process when its requests have ended.
         signal.signal(number, signal.SIG_IGN)
     beginning = msgspec.json.decode(sys.stdin.buffer.readline(), type=Beginning)
     if beginning.says_json:
@@ -451,7 +450,7 @@ def main() -> None:
         context.destroy(linger=5000)
         os._exit(2)
     outgoing.send(msgspec.msgpack.encode(ready(engine, publisher)))
-    # What was loaded lives as long as the process: the collector need not look at it again.
+    # What was loaded lives as long as the process: no collection need visit it.
     gc.collect()
     gc.freeze()
     EngineServer(engine, beginning.name, incoming, outgoing, publisher).serve()

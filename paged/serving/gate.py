@@ -118,17 +118,12 @@ class Gate:
         """Remove requests from the queue: they have begun, or ended."""
         self._count(tenant, -num, -tokens)
 
-    @property
-    def num_kept(self) -> int:
-        """Places that are kept."""
-        return self.all.num_kept
-
     def _wait(self, own: Waiting, num: int, forecast: Sequence[float]) -> float:
         """Return the seconds until so many more have room, behind all kept places, and would not wait longer than `max_queue_s`."""
         wait = begins(max(self.all.num_over(num), own.num_over(num)) - 1, forecast)
         if self._max_queue_s is not None:
             # With a quarter of `max_queue_s` to spare.
-            wait = max(wait, begins(self.all.num + self.num_kept + num - 1, forecast) - 0.75 * self._max_queue_s)
+            wait = max(wait, begins(self.all.num + self.all.num_kept + num - 1, forecast) - 0.75 * self._max_queue_s)
         return max(LEAST_WAIT_S, wait)
 
     def _is_too_long(self, num: int, forecast: Sequence[float]) -> bool:

@@ -57,10 +57,10 @@ def test_one_that_asks_again_and_again_is_kept_no_more_places_than_there_are_for
     for moment in range(2 * MOST_ALIKE):
         with pytest.raises(ApiError, match=r"^4 requests wait; there is room in about [\d.]+ s\.$"):
             door.enter(None, b"same", 1, 10, moment / 1e6, [1e4] * 4)
-    assert door.num_kept == 1 + MOST_ALIKE
+    assert door.all.num_kept == 1 + MOST_ALIKE
     # Another one has his place all the same.
     assert refused(door, "other", 1.0, [1e4] * 4) is not None
-    assert door.num_kept == 2 + MOST_ALIKE
+    assert door.all.num_kept == 2 + MOST_ALIKE
 
 
 def test_who_does_not_come_loses_his_place():
@@ -127,7 +127,7 @@ def test_counts_are_those_of_who_was_let_in_and_no_more_wait_than_may(most, call
         assert door.all.num == len(inside) <= most + max(1, most // 4)
         assert door.all.tokens == 10 * len(inside)
         assert inside.count("a") <= 3
-        assert door.num_kept >= 0
+        assert door.all.num_kept >= 0
     while inside:
         door.leave(inside.pop(), 1, 10)
     assert door.all.num == door.all.tokens == 0
