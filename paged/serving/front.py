@@ -30,7 +30,7 @@ from paged.serving.engine_client import EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
 from paged.serving.gate import Gate, fingerprint_of, later
 from paged.serving.kept import Kept
-from paged.serving.kv_hints import Asked, KvAction, actions_of, must_have_one_prompt, scoped
+from paged.serving.kv_hints import KvAction, Origin, actions_of, must_have_one_prompt, scoped
 from paged.serving.metrics import Metrics
 from paged.serving.records import RequestRecord
 from paged.serving.request_log import RequestLog
@@ -338,8 +338,8 @@ class Front:
         session_id = None if body.session_id is None else scoped(tenant, body.session_id)
         if body.kv_hints is None:
             return None, session_id
-        asked = Asked(tenant, request_id, body.session_id, len(prompts[0]))
-        return actions_of(body.kv_hints, asked), session_id
+        origin = Origin(tenant, request_id, body.session_id, len(prompts[0]))
+        return actions_of(body.kv_hints, origin), session_id
 
     def _enter(self, call: Call, prompts: list[list[int]], now: float, deadline_s: float | None) -> None:
         """Take a place in the queue for each prompt of a call. Raises ApiError (429)."""

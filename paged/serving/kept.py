@@ -1,6 +1,6 @@
-"""What clients ask of memory: hints outside of requests, sessions, and why a prompt is in the cache no further.
+"""Hints outside of requests, sessions, and why no more of a prompt is in the cache: what clients want of memory.
 
-A session belongs to its tenant, and no other one sees it.
+A session belongs to its tenant; other tenants do not see it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paged.serving.bodies import ExplainRequest
 from paged.serving.engine_client import EngineClient
 from paged.serving.errors import ApiError, wrong
 from paged.serving.kv_hints import (
-    Asked,
     KvHint,
     KvHintsEnvelope,
     KvOutcome,
+    Origin,
     actions_of,
     scoped,
     shown,
@@ -33,9 +33,9 @@ MOST_LISTED = 200
 
 
 class Kept:
-    """Answers of a server whose engine is `engine`, in JSON's own kinds.
+    """Answers about an engine's memory, in JSON's own types.
 
-    salt_of  the engine's salt of a tenant and a salt of its own
+    salt_of  the engine's salt of a tenant and the tenant's own salt
     unix     Unix time of a time of the engine's clock
     """
 
@@ -49,12 +49,12 @@ class Kept:
         self._engine, self._asking, self._salt_of, self._unix = engine, asking, salt_of, unix
 
     async def hint(self, body: KvHint, tenant: str | None, request_id: str | None) -> dict[str, Any]:
-        """Carry out a hint of ours, of the request that the engine knows by `request_id`. Raises ApiError."""
+        """Carry out a hint of ours; `request_id` is the engine's id of the request that it names. Raises ApiError."""
         targets = [name for name in ("session_id", "request_id", "prompt") if getattr(body, name) is not None]
         if len(targets) != 1:
             names = " and ".join(targets) or "none"
             raise wrong(
-                f"a hint is of one session_id, request_id or prompt; got {names}.", (targets or ["session_id"])[-1]
+                f"a hint names one of session_id, request_id and prompt; got {names}.", (targets or ["session_id"])[-1]
             )
         if body.cache_salt is not None and body.prompt is None:
             raise wrong("cache_salt goes with prompt.", "cache_salt")
@@ -86,32 +86,32 @@ class Kept:
     async def envelope(self, envelope: KvHintsEnvelope, tenant: str | None) -> dict[str, Any]:
         """Carry out the actions of an envelope that came without a request. Raises ApiError."""
         outcomes = list[KvOutcome]()
-        for action in actions_of(envelope, Asked(tenant), ""):
-            became = [await self._carried_out(each.hint, tenant) for each in action.hints]
-            outcomes.append(action.concluded(became, tenant))
+        for action in actions_of(envelope, Origin(tenant), ""):
+            of_hints = [await self._carried_out(each.hint, tenant) for each in action.hints]
+            outcomes.append(action.concluded(of_hints, tenant))
         return {"message_id": envelope.message_id, "kv_hint_outcomes": msgspec.to_builtins(outcomes)}
 
     async def sessions(self, tenant: str | None, limit: int) -> dict[str, Any]:
-        """A tenant's sessions, those whose turns ended last first. Raises EngineAway."""
-        views = await self._told(list[SessionView], "sessions", scoped(tenant, ""), limit=limit)
+        """Return a tenant's sessions, the latest ended turns first. Raises EngineAway."""
+        views = await self._asked(list[SessionView], "sessions", scoped(tenant, ""), limit=limit)
         return {"sessions": [self._shown(each) for each in views or ()]}
 
     async def session(self, tenant: str | None, session_id: str) -> dict[str, Any]:
-        """One of them. Raises ApiError (404) and EngineAway."""
-        found = await self._told(SessionView, "session", scoped(tenant, session_id))
+        """Return one session. Raises ApiError (404) and EngineAway."""
+        found = await self._asked(SessionView, "session", scoped(tenant, session_id))
         if found is None:
             raise _unknown(session_id)
         return self._shown(found)
 
     async def end(self, tenant: str | None, session_id: str) -> dict[str, Any]:
-        """End a session: no turn of it comes. Raises ApiError (404) and EngineAway."""
-        became = await self._carried_out(Hint(action="end", session=scoped(tenant, session_id)), tenant)
-        if became.status == "missing":
+        """End a session: no further turn of it comes. Raises ApiError (404) and EngineAway."""
+        outcome = await self._carried_out(Hint(action="end", session=scoped(tenant, session_id)), tenant)
+        if outcome.status == "missing":
             raise _unknown(session_id)
-        return msgspec.to_builtins(became)  # type: ignore[no-any-return]
+        return msgspec.to_builtins(outcome)  # type: ignore[no-any-return]
 
     async def explain(self, body: ExplainRequest) -> bytes:
-        """What of a prompt is cached, and why no more is. Raises ApiError."""
+        """Return what of a prompt is cached, and why no more is, as JSON. Raises ApiError."""
         if body.messages is not None:
             how = body.messages, body.tools, body.chat_template_kwargs, self._most
             tokens = self._within(await asyncio.to_thread(self._asking.chat, *how), "messages")
@@ -122,12 +122,13 @@ class Kept:
 
     @property
     def _most(self) -> int:
-        """Tokens of the longest prompt: more of one are never in the cache."""
-        assert self._engine.ready is not None, "it was looked whether it takes requests"
+        """Most tokens of a prompt. Raises EngineAway."""
+        self._engine.must_take()
+        assert self._engine.ready is not None, "an engine that takes requests is ready"
         return self._engine.ready.max_model_len
 
     async def _encoded(self, prompt: str | list[int], **how: bool) -> list[int]:
-        """A prompt as token ids. Raises ApiError, for one that is too long, too."""
+        """Return the token ids of a prompt. Raises ApiError, also for one that is too long."""
         if not isinstance(prompt, str):
             return self._within(prompt)
         return self._within(await asyncio.to_thread(self._asking.encoded, prompt, self._most, **how))
@@ -139,7 +140,7 @@ class Kept:
         return tokens
 
     def _shown(self, view: SessionView) -> dict[str, Any]:
-        """A session as its tenant names it, with Unix times."""
+        """Return a session by its tenant's name for it, with Unix times."""
         found: dict[str, Any] = msgspec.to_builtins(view)
         for name in ("ended_at", "expected_at", "retained_until"):
             if found[name] is not None:
@@ -148,13 +149,14 @@ class Kept:
 
     async def _carried_out(self, hint: Hint, tenant: str | None) -> HintOutcome:
         try:
-            found = await self._told(HintOutcome, "hint", hint=hint)
+            found = await self._asked(HintOutcome, "hint", hint=hint)
         except PagedError as error:
             raise as_api_error(error) from None
         assert found is not None, "a hint has an outcome"
         return msgspec.structs.replace(found, reason=unscoped(found.reason, tenant))
 
-    async def _told(self, kind: Any, what: str, name: str = "", **more: Any) -> Any:
+    async def _asked(self, kind: Any, what: str, name: str = "", **more: Any) -> Any:
+        """Return the engine's answer to an `Ask`, decoded as a `kind`; None for none."""
         answer = await self._engine.ask(what, name, **more)
         return None if answer is None else msgspec.json.decode(answer, type=kind)
 

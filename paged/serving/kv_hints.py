@@ -1,10 +1,10 @@
-"""Hints over HTTP: a `KvHintsEnvelope`, as vLLM and SGLang carry it, and what each of its actions becomes here.
+"""Hints over HTTP: a `KvHintsEnvelope`, as vLLM and SGLang carry it, and our hints for each of its actions.
 
     {"protocol_version": "0.1", "message_id": "m1", "actions": [
         {"action_id": "a1", "action_type": "kv.retain", "action_version": "1.0", "payload": {…}}]}
 
-Priorities of 1 to 100 are levels: 1 to 33 is level 1, to 66 level 2, beyond level 3. No action is passed over: what cannot be
-carried out is "rejected" by name.
+Priorities of 1 to 33 are level 1, to 66 level 2, above that level 3. No action is ignored: the outcome of one that cannot be
+carried out is "rejected".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paged.serving.errors import wrong
 from paged.serving.strict import Body, Number, Token, refused
 
 MAX_ACTIONS, MAX_DIRECTIVES, MAX_DURATION_S = 64, 128, 30 * 24 * 3600
-"""vLLM's limits; of actions SGLang's."""
+"""SGLang's limit on actions, and vLLM's on the others."""
 MAX_HASHES = 65_536
 LEVELS = 3
 
@@ -34,24 +34,23 @@ _OTHERS = {
     "kv.fetch": "K and V are taken from no other engine.",
     "kv.share": "K and V are given to no other engine.",
 }
-
-
-_APART = "\x1f"
+# No session's id has it.
+_SEPARATOR = "\x1f"
 
 
 def scoped(tenant: str | None, session_id: str) -> str:
-    """The engine's id of a tenant's session: a character between them that no session has."""
-    return f"{tenant or ''}{_APART}{session_id}"
+    """Return the engine's id of a tenant's session."""
+    return f"{tenant or ''}{_SEPARATOR}{session_id}"
 
 
 def shown(engine_id: str) -> tuple[str, str]:
-    """The tenant and the id of a session that the engine knows by this id; "": no tenant's."""
-    tenant, _, session_id = engine_id.rpartition(_APART)
+    """Return the tenant, "" for none, and its id of a session from the engine's id."""
+    tenant, _, session_id = engine_id.rpartition(_SEPARATOR)
     return tenant, session_id
 
 
 def unscoped(reason: str, tenant: str | None) -> str:
-    """A sentence of the engine's with a tenant's sessions as the tenant names them."""
+    """Return a sentence of the engine's with its ids of a tenant's sessions replaced by the tenant's."""
     return reason.replace(scoped(tenant, ""), "")
 
 
@@ -65,7 +64,7 @@ class KvHintAction(Body):
 
 
 class KvHintsEnvelope(Body):
-    """Hints with a request, or outside of any."""
+    """Hints that come with a request, or without one."""
 
     protocol_version: Annotated[StrictStr, Field(pattern=r"^[01]\.[0-9]+$", description="0.1 or 1.0.")]
     message_id: Annotated[StrictStr, Field(min_length=1, max_length=512)]
@@ -73,7 +72,7 @@ class KvHintsEnvelope(Body):
 
 
 class KvHint(Body):
-    """A hint of our own: `Hint` of `paged`, of a session, of a request that lives, or of a prompt."""
+    """A hint of our own, a `Hint` of `paged`: about a session, a live request or a prompt."""
 
     action: Literal["retain", "pin", "unpin", "prefetch", "demote", "end"]
     session_id: SessionId | None = None
@@ -113,7 +112,7 @@ class _OfSession(Body):
 
 
 class _Blocks(_OfSession):
-    """As Dynamo names blocks."""
+    """Blocks as Dynamo names them."""
 
     execute_at: Literal["request_completion"] | None = None
     include_current_request: StrictBool = False
@@ -135,8 +134,8 @@ class _Pin(_OfSession):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A hint, and when it is carried out: `at_end` of the request that it came with, or at once. `prefix`: of so many tokens of
-    that request's prompt; None: of what it names."""
+    """A hint, and when it is carried out: `at_end` of the request that it came with, or at once. `prefix`: it is about the first so
+    many tokens of that request's prompt; None: about what the hint names."""
 
     hint: Hint
     at_end: bool
@@ -144,8 +143,8 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class KvAction(msgspec.Struct, frozen=True):
-    """What the engine does of an action: `hints` in order, those at the end last. `notes` are sentences for its outcome, and
-    `is_clipped` if they say that a part is not done. `rejected`: why nothing is done; "": it is."""
+    """The engine's hints for an action, in order, those `at_end` last. `notes` are sentences for its outcome, and
+    `is_clipped` if they say that a part is not done. `rejected`: why nothing is done; "": something is."""
 
     action_id: str
     hints: list[Planned] = []
@@ -154,7 +153,7 @@ class KvAction(msgspec.Struct, frozen=True):
     rejected: str = ""
 
     def concluded(self, outcomes: list[HintOutcome], tenant: str | None) -> KvOutcome:
-        """What became of it, where this became of its hints, which are a tenant's."""
+        """Return the outcome of the action from the outcomes of its hints, which are a tenant's."""
         if self.rejected:
             return KvOutcome(self.action_id, "rejected", self.rejected)
         done = [each for each in outcomes if each.status not in ("missing", "rejected")]
@@ -170,14 +169,14 @@ class KvAction(msgspec.Struct, frozen=True):
         return KvOutcome(self.action_id, status, reason, max((each.num_tokens for each in done), default=0))
 
     def undone(self, outcomes: list[HintOutcome], tenant: str | None) -> KvOutcome:
-        """The same where its request was not finished, and nothing was done at its end."""
+        """Return the outcome if the request did not finish, so that nothing was done at its end. `outcomes`: of the hints at its beginning."""
         left = HintOutcome("rejected", "the request was not finished.")
         begun = [left if each.status == "deferred" else each for each in outcomes]
         return self.concluded([*begun, *(left for each in self.hints if each.at_end)], tenant)
 
 
 class KvOutcome(msgspec.Struct, frozen=True):
-    """`status`: accepted, clipped, deferred, rejected or missing, as `HintOutcome` has it."""
+    """The outcome of an action. `status`: accepted, clipped, deferred, rejected or missing, as of `HintOutcome`."""
 
     action_id: str
     status: str
@@ -185,35 +184,31 @@ class KvOutcome(msgspec.Struct, frozen=True):
     num_tokens: int = 0
 
 
-class Asked(NamedTuple):
-    """Whose an envelope is, and the request that it came with; its id None: with none."""
+class Origin(NamedTuple):
+    """The tenant of an envelope, and the request that it came with; `request_id` None: it came without one."""
 
     tenant: str | None
     request_id: str | None = None
     session_id: str | None = None
     prompt_len: int = 0
 
-    def scoped(self, session_id: str) -> str:
-        """The engine's id of a session."""
-        return scoped(self.tenant, session_id)
-
 
 def level_of(priority: int) -> int:
-    """Our level of a priority: 0 of 0, and 1 to 3 of 1 to 100 and more."""
+    """Return our level for a priority: 0 for 0, 1 to 3 for 1 to 100, and 3 above that."""
     return min(LEVELS, -(-LEVELS * priority // 100))
 
 
-def actions_of(envelope: KvHintsEnvelope, asked: Asked, where: str = "kv_hints") -> list[KvAction]:
-    """What the engine does of each action. Raises ApiError, naming the field, before anything is done."""
+def actions_of(envelope: KvHintsEnvelope, origin: Origin, where: str = "kv_hints") -> list[KvAction]:
+    """Return what the engine does for each action. Raises ApiError, which names the field, before anything is done."""
     found, ranges = [], list[tuple[str, _OfRanges]]()
     for place, action in enumerate(envelope.actions):
         field = f"{where + '.' if where else ''}actions.{place}"
-        found.append(_action_of(action, asked, f"{field}.payload", ranges))
+        found.append(_action_of(action, origin, f"{field}.payload", ranges))
     _check_ranges(ranges)
     return found
 
 
-def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tuple[str, _OfRanges]]) -> KvAction:
+def _action_of(action: KvHintAction, origin: Origin, field: str, ranges: list[tuple[str, _OfRanges]]) -> KvAction:
     kind, payload = action.action_type, action.payload
     if kind in _OTHERS:
         return _rejected(action, _OTHERS[kind])
@@ -224,7 +219,7 @@ def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tupl
     if kind == "kv.retain" and "directives" in payload:
         of_ranges = _checked(_OfRanges, payload, field)
         ranges.append((field, of_ranges))
-        return _retained_ranges(action, of_ranges, asked)
+        return _retained_ranges(action, of_ranges, origin)
     verb, of_kind = _KINDS[kind]
     its = _checked(of_kind, payload, field)
     if isinstance(its, _Demote) and its.session_generation is not None:
@@ -232,16 +227,16 @@ def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tupl
     notes, hashes = list[str](), isinstance(its, _Blocks) and its.block_hashes
     if hashes:
         notes.append("Blocks are not looked up by their hashes; its session, or its request, is.")
-    is_own = its.session_id is None or its.session_id == asked.session_id
-    if its.session_id is None and asked.request_id is None:
+    is_own = its.session_id is None or its.session_id == origin.session_id
+    if its.session_id is None and origin.request_id is None:
         return _rejected(action, "outside of a request session_id has to name its object.")
-    if isinstance(its, _Blocks) and asked.request_id is None and (its.execute_at or its.include_current_request):
+    if isinstance(its, _Blocks) and origin.request_id is None and (its.execute_at or its.include_current_request):
         return _rejected(action, "execute_at and include_current_request are of a request, and there is none.")
     if isinstance(its, _Blocks) and its.session_id is None and not its.include_current_request and hashes:
         return _rejected(action, f"{notes[0]} without include_current_request it names neither.")
-    name = its.session_id if its.session_id is not None else asked.session_id
-    session = None if name is None else asked.scoped(name)
-    is_ours = is_own and asked.request_id is not None
+    name = its.session_id if its.session_id is not None else origin.session_id
+    session = None if name is None else scoped(origin.tenant, name)
+    is_ours = is_own and origin.request_id is not None
     if session is None and kind == "kv.deref":
         return _rejected(action, "it is of a session, and the request names none.")
     more: dict[str, Any] = {}
@@ -255,23 +250,23 @@ def _action_of(action: KvHintAction, asked: Asked, field: str, ranges: list[tupl
         elif its.waits_for is not None:
             notes.append(_NO_SESSION)
     elif isinstance(its, _Pin):
-        more = {"lasts": its.ttl_seconds, "tenant": asked.tenant}
+        more = {"lasts": its.ttl_seconds, "tenant": origin.tenant}
     elif verb == "unpin":
-        more = {"tenant": asked.tenant}
+        more = {"tenant": origin.tenant}
     is_clipped = bool(hashes) or notes[-1:] == [_NO_SESSION]
     if session is not None and not (is_ours and verb == "prefetch"):
-        # What a request leaves is there when it has finished.
+        # A request leaves its content when it has finished.
         planned = Planned(Hint(action=verb, session=session, **more), at_end=is_ours)
     elif verb in ("pin", "unpin"):
-        # Its outcome is known then, too.
-        planned = Planned(Hint(action=verb, **more), True, asked.prompt_len)
+        # Its outcome is known at the end, too.
+        planned = Planned(Hint(action=verb, **more), True, origin.prompt_len)
     else:
-        # The scheduler keeps it for the end by itself.
-        planned = Planned(Hint(action=verb, request=asked.request_id, **more), at_end=False)
+        # The scheduler itself keeps it until the request ends.
+        planned = Planned(Hint(action=verb, request=origin.request_id, **more), at_end=False)
     return KvAction(action.action_id, [planned], notes, is_clipped)
 
 
-# By kind of action, our verb and its payload.
+# By type of action, our verb and the type of its payload.
 _KINDS: dict[str, tuple[Any, type[_OfSession]]] = {
     "kv.retain": ("retain", _Retain),
     "kv.evict": ("demote", _Blocks),
@@ -285,12 +280,12 @@ _RELEASES = "Priority 0, or a duration of 0, retains nothing; what was retained 
 _NO_SESSION = "waits_for is of a session, and the request names none."
 
 
-def _retained_ranges(action: KvHintAction, its: _OfRanges, asked: Asked) -> KvAction:
-    """Ranges of a request's tokens as prefixes: a block is found with all before it, or not at all."""
-    if asked.request_id is None:
+def _retained_ranges(action: KvHintAction, its: _OfRanges, origin: Origin) -> KvAction:
+    """Return hints for ranges of a request's tokens. They become prefixes: a block is found with all before it, or not at all."""
+    if origin.request_id is None:
         return _rejected(action, "directives are ranges of a request's tokens, and there is none.")
     notes, parts, hints, covered = list[str](), list[str](), list[Planned](), 0
-    own = None if asked.session_id is None else asked.scoped(asked.session_id)
+    own = None if origin.session_id is None else scoped(origin.tenant, origin.session_id)
     waits_for = its.waits_for if own is not None else None
     if its.scope is not None:
         parts.append("Scope is not used: what is retained is its session's, or its request's.")
@@ -298,7 +293,7 @@ def _retained_ranges(action: KvHintAction, its: _OfRanges, asked: Asked) -> KvAc
         parts.append(_NO_SESSION)
     whole: Planned | None = None
     for each in sorted(its.directives, key=_start_of):
-        start = asked.prompt_len if each.covers_output else each.start
+        start = origin.prompt_len if each.covers_output else each.start
         end = None if each.covers_output else each.end
         if not (level := level_of(each.priority)) or each.duration == 0:
             parts.append(_RELEASES)
@@ -306,15 +301,15 @@ def _retained_ranges(action: KvHintAction, its: _OfRanges, asked: Asked) -> KvAc
         notes.append(f"Priority {each.priority} is level {level} of {LEVELS}.")
         if start > covered:
             parts.append(f"Tokens {covered:,} to {start:,} are kept with those behind them.")
-        if end is not None and end > asked.prompt_len:
-            parts.append(f"Of a range that ends at {end:,} the {asked.prompt_len:,} tokens of the prompt are kept.")
-            end = asked.prompt_len
-        covered = max(covered, asked.prompt_len if end is None else end)
+        if end is not None and end > origin.prompt_len:
+            parts.append(f"Of a range that ends at {end:,} the {origin.prompt_len:,} tokens of the prompt are kept.")
+            end = origin.prompt_len
+        covered = max(covered, origin.prompt_len if end is None else end)
         more: dict[str, Any] = {"priority": level, "lasts": None if each.duration is None else float(each.duration)}
         if end is not None:
             hints.append(Planned(Hint(action="retain", **more), True, end))
         elif whole is None and own is None:
-            whole = Planned(Hint(action="retain", request=asked.request_id, **more), at_end=False)
+            whole = Planned(Hint(action="retain", request=origin.request_id, **more), at_end=False)
         elif whole is None:
             whole = Planned(Hint(action="retain", session=own, waits_for=waits_for, **more), at_end=True)
     if whole is None and waits_for is not None:
@@ -328,7 +323,7 @@ def _start_of(directive: _Directive) -> float:
 
 
 def _check_ranges(ranges: list[tuple[str, _OfRanges]]) -> None:
-    """Raise ApiError where directives of an envelope contradict each other, as vLLM does."""
+    """Raise ApiError if directives of an envelope contradict each other, as vLLM does."""
     if sum(len(its.directives) for _, its in ranges) > MAX_DIRECTIVES:
         raise wrong(f"an envelope may have {MAX_DIRECTIVES} directives.", ranges[-1][0] + ".directives")
     for field, its in ranges:
@@ -361,7 +356,7 @@ def _rejected(action: KvHintAction, why: str) -> KvAction:
 
 
 def must_have_one_prompt(num_prompts: int, session_id: str | None, envelope: KvHintsEnvelope | None) -> None:
-    """Raise ApiError for hints with a body of several prompts, each of which is a request."""
+    """Raise ApiError for hints in a body with several prompts, since each is a request."""
     for name, value in (("session_id", session_id), ("kv_hints", envelope)):
         if value is not None and num_prompts > 1:
             raise wrong(f"{name} goes with one prompt; there are {num_prompts:,}.", name)

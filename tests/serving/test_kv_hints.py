@@ -7,13 +7,13 @@ from pydantic import ValidationError
 
 from paged import Hint, HintOutcome
 from paged.serving.errors import ApiError
-from paged.serving.kv_hints import MAX_DIRECTIVES, Asked, KvHintsEnvelope, Planned, actions_of, level_of, scoped
+from paged.serving.kv_hints import MAX_DIRECTIVES, KvHintsEnvelope, Origin, Planned, actions_of, level_of, scoped
 
 from ..shown import shown_in  # noqa: TID252
 
-OF_REQUEST = Asked("research", "cmpl-1-0", prompt_len=100)
-OF_TURN = Asked("research", "cmpl-1-0", "agent", 100)
-WITHOUT = Asked("research")
+OF_REQUEST = Origin("research", "cmpl-1-0", prompt_len=100)
+OF_TURN = Origin("research", "cmpl-1-0", "agent", 100)
+WITHOUT = Origin("research")
 AGENT = scoped("research", "agent")
 DONE = HintOutcome("accepted", "4 blocks are retained.", 64)
 
