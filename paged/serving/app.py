@@ -413,7 +413,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     async def feed() -> Response:
         """What it shows, as server-sent events."""
         front.must_serve()
-        return front.sight.feed()
+        return front.viewers.feed()
 
     @app.get("/requests/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def story(name: str, request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""The owner of each block of a pool, as numbers for a picture.
+"""The owner of each block of a pool, as a number: a cell of the dashboard's and the demo's map.
 
 a request's number (0 and more) | SHARED | CACHED | RETAINED | FREE | HELD
 """
@@ -17,18 +17,18 @@ CACHED = -2
 SHARED = -3
 """In the tables of several sequences."""
 RETAINED = -4
-"""Cached, and evicted after all that is merely cached."""
+"""Cached, and evicted after what is merely cached."""
 HELD = -5
-"""In no table, and used: by a load that has not ended."""
+"""Used, and in no table: by a load that has not ended."""
 
 
 def groups_of(manager: BlockManager) -> tuple[GroupStats, ...]:
-    """Figures of each layer group, where layers are of several kinds; else none."""
+    """Return the figures of each layer group if layers are of several kinds; else none."""
     return () if manager.layout.is_plain else manager.stats().groups
 
 
 def tables_of(manager: BlockManager) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """What each live row holds, pages of all its layer groups one after the other: `tables` and `table_lengths` of `block_cells`."""
+    """Return what each live row holds, as `tables` and `table_lengths` of `block_cells`: its blocks, or the pages of all its layer groups."""
     rows = manager.rows.live
     if manager.layout.is_plain:
         lengths = manager.rows.num_blocks[rows]
@@ -50,11 +50,13 @@ def block_cells(
     states: NDArray[np.int8],
     levels: NDArray[np.int8] | None = None,
 ) -> NDArray[np.int64]:
-    """Whose each block is, int64 [blocks].
+    """Return the owner of each block, int64 [blocks].
 
-    `tables` int32 [rows, columns] and `table_lengths` [rows] are what live rows hold (`tables_of`), `owners` [rows] the number of the
-    request that each row belongs to, `states` int8 [blocks] is 0 for free, 1 for cached, 2 for used, and `levels` int8 [blocks] above 0 where
-    content is retained.
+    tables         int32 [rows, columns]: what live rows hold (`tables_of`)
+    table_lengths  int64 [rows]
+    owners         int64 [rows]: the number of each row's request
+    states         int8 [blocks]: 0 free, 1 cached, 2 used
+    levels         int8 [blocks]: above 0 for retained content; None: no content is retained
     """
     cells = np.array([FREE, CACHED, HELD], np.int64)[states]
     if levels is not None:
@@ -68,7 +70,7 @@ def block_cells(
 
 
 def merged(cells: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """One cell for every `size` of them, int64 [⌈n ÷ size⌉]: what most of the size are, where most are one thing; else one of those there."""
+    """Return one cell for every `size`, int64 [⌈n ÷ size⌉]: the majority's, or one of them if there is none."""
     if size == 1:
         return cells
     num = -(-len(cells) // size)
@@ -78,7 +80,7 @@ def merged(cells: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def runs_of(cells: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """The same as (cell, how many in a row)."""
+    """Return equal neighbours as (cell, how many)."""
     starts = np.concatenate([[0], (cells[1:] != cells[:-1]).nonzero()[0] + 1])
     lengths = np.diff(np.append(starts, len(cells)))
     return list(zip(cells[starts].tolist(), lengths.tolist(), strict=True))

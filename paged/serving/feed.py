@@ -1,4 +1,4 @@
-"""A reader of a running server's pictures: GET dashboard/feed, server-sent events, each a Snapshot as JSON."""
+"""A reader of a running server's snapshots: GET dashboard/feed, server-sent events, each a Snapshot as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged.errors import NoFeed
 from paged.serving.sight import Snapshot
 
 SILENCE_S = 10.0
-"""A server that says nothing for so long is away."""
+"""A server that sends nothing for so long is taken for gone."""
 
 
 class _Error(msgspec.Struct):
@@ -24,10 +24,10 @@ class _Failure(msgspec.Struct):
 
 
 def snapshots(url: str, key: str | None = None) -> Iterator[Snapshot]:
-    """The server's pictures as they come, without an end. `url` is the server's, with what a proxy strips off the path.
+    """Yield the server's snapshots as they come, without an end. `url` is the server's, with what a proxy strips off the path.
 
-    Raises NoFeed for an address that is none, at once where nothing answers, the key is refused or no engine runs, and later when the server
-    goes away.
+    The first one raises NoFeed for an invalid address or key, if nothing answers, the server refuses the key or no engine runs; a later
+    one when the server goes away.
     """
     if key is not None and not (key.isascii() and key.isprintable()):
         raise NoFeed(url, "no server has this key: a key is printable ASCII text.")

@@ -35,7 +35,7 @@ from paged.serving.metrics import Metrics
 from paged.serving.records import RequestRecord
 from paged.serving.request_log import RequestLog
 from paged.serving.settings import Settings
-from paged.serving.sights import Sight
+from paged.serving.viewers import Viewers
 from paged.serving.wire import Add, Ready, sent
 
 SWEEP_S = 1.0
@@ -94,7 +94,7 @@ class Front:
         # After all that may be refused: it makes a folder.
         self.gate = Gate(settings)
         self.engine = EngineClient(settings, self.names[0], clock)
-        self.sight = Sight(self.engine)
+        self.viewers = Viewers(self.engine)
         self.kept = Kept(self.engine, self.asking, salt_of, lambda at: self.wall() + at - self.clock())
         self.metrics = Metrics(self.names[0])
         self.log = (
@@ -123,7 +123,7 @@ class Front:
         """End the engine, its requests and the streams, then the log and the traces."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self.sight.close()
+        self.viewers.close()
         await self.engine.close()
         for each in (self.log, self.traces):
             if each is not None:
@@ -136,7 +136,7 @@ class Front:
     async def drain(self, timeout_s: float) -> None:
         """Take no more calls, and wait up to `timeout_s` for the open ones to end; the others get an error."""
         self.is_draining = True
-        self.sight.close()
+        self.viewers.close()
         await while_any(lambda: self.num_open, self.clock, timeout_s)
         for answering in list(self._open):
             answering.fail(unavailable("the server ends, and this request was not finished in time.", None, "shutdown"))

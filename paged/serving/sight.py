@@ -1,9 +1,9 @@
-"""The pictures of a running server: structs that leave the engine's process as MessagePack and reach a browser as JSON.
+"""What the dashboard shows of a running server, as structs: MessagePack between the processes, JSON in a browser.
 
     Snapshot   the whole at one moment: block map, queues, requests, totals, steps, events, prefixes, sessions
     Story      one request from its arrival to its end, with the reason for each wait
 
-Nothing here holds a word or a token of a prompt or an answer.
+They hold no word and no token of a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paged.block_manager import GroupStats
 from paged.scheduler import SchedulerStats
 
 Moment = tuple[float, str, str]
-"""Seconds since a request came, a kind (one of KINDS, or "waits"), a detail."""
+"""Seconds since a request came, a kind (one of KINDS, or "waits"), and a detail."""
 
 KINDS = (
     "came",
@@ -28,14 +28,14 @@ KINDS = (
     "rejected",
     "error",
 )
-"""Of events, in the order in which a request may meet them."""
+"""Kinds of events, in the order in which they may happen to a request."""
 
 
 class BlockSight(msgspec.Struct, frozen=True):
-    """The blocks of the device; pages, where layers are of several kinds.
+    """The blocks of the device; pages if layers are of several kinds.
 
     cell_blocks  blocks that one cell of the map stands for; 1 but in large pools
-    runs         the map in the order of block ids, as (cell, how many in a row): a request's number, or what `serving.block_map` names below 0
+    runs         the map in the order of block ids, as (cell, number of equal ones): a cell is a request's number, or a state of `serving.block_map`, below 0
     free, cached, retained, shared, own, held
                  blocks by state, exact; `own` are in one sequence's table, `held` in none
     """
@@ -59,7 +59,7 @@ class HostSight(msgspec.Struct, frozen=True):
 
 
 class DiskSight(msgspec.Struct, frozen=True):
-    """The disk: blocks of this model that lie there, and those that are still to be written; prompt tokens that came from it."""
+    """The disk: blocks of this model on it, blocks still to be written, and prompt tokens that came from it."""
 
     blocks: int
     queued: int
@@ -67,13 +67,13 @@ class DiskSight(msgspec.Struct, frozen=True):
 
 
 class SessionSight(msgspec.Struct, frozen=True):
-    """A session: its turns that are alive, and what its last turn left.
+    """A session: its live turns, and what its last turn left.
 
-    waits_for    what its next turn waits for: "tool", "person", or "" where that was not said
+    waits_for    what its next turn waits for: "tool", "person", or "" if that is unknown
     priority     the level at which it is retained, 1 to 3; 0: it is not
-    blocks       full blocks of its last turn; device_blocks, host_blocks: those that are there still
+    blocks       full blocks of its last turn; device_blocks, host_blocks: those that are still there
     idle_s, expected_in_s, retained_s
-                 seconds since that turn ended, to the next one, and that it is retained for; None: there is no such time
+                 seconds since that turn ended, until the next one, and until retention ends; None: there is no such time
     """
 
     id: str
@@ -91,7 +91,7 @@ class SessionSight(msgspec.Struct, frozen=True):
 
 
 class QueueSight(msgspec.Struct, frozen=True):
-    """Requests that are alive, by state."""
+    """Live requests by state."""
 
     waiting: int
     running: int
@@ -101,8 +101,11 @@ class QueueSight(msgspec.Struct, frozen=True):
 
 
 class RequestSight(msgspec.Struct, frozen=True):
-    """A request that is alive. number is that of the block map's cells. Seconds; reason is why it does not run, "" where it does, and where
-    many do not and it is not among the first."""
+    """A live request.
+
+    number  its cells in the block map have it
+    reason  why it does not run; "" if it runs, and of all but the first of those that do not
+    """
 
     id: str
     tenant: str
@@ -121,8 +124,8 @@ class RequestSight(msgspec.Struct, frozen=True):
 
 
 class StepSight(msgspec.Struct, frozen=True):
-    """A step: its number from 1 on, rows, tokens of rows that decode (drafts included) and of prompts, and how long it took. A prompt of which
-    one token was left to compute counts among those that decode."""
+    """A step: its number from 1 on, rows, tokens of rows that decode (with drafts) and of prompts, and its seconds. The last token of a
+    prompt, computed alone, counts as a decode."""
 
     number: int
     sequences: int
@@ -132,7 +135,7 @@ class StepSight(msgspec.Struct, frozen=True):
 
 
 class PointSight(msgspec.Struct, frozen=True, array_like=True):
-    """The device's blocks at a moment, Unix time, and totals until then."""
+    """The device's blocks at the Unix time `at`, and totals until then."""
 
     at: float
     used: int
@@ -142,7 +145,7 @@ class PointSight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventSight(msgspec.Struct, frozen=True):
-    """What happened: its number from 1 on, Unix time, kind (one of KINDS), request and a detail."""
+    """An event: its number from 1 on, Unix time, kind (one of KINDS), request and a detail."""
 
     number: int
     at: float
@@ -152,8 +155,8 @@ class EventSight(msgspec.Struct, frozen=True):
 
 
 class PrefixSight(msgspec.Struct, frozen=True):
-    """Requests that begin with one block's content, `hash` (8 hexadecimal digits of it), and were admitted: their number, their prompt tokens,
-    and those of these that were found in the cache."""
+    """Admitted requests that begin with the same block, of which `hash` is a digest (8 hexadecimal digits): their number, their prompt
+    tokens, and those of them that were in the cache."""
 
     hash: str
     requests: int
@@ -166,15 +169,14 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     unix_time, uptime_s  seconds
     block_size           tokens a block
-    requests             those that run, then those that were suspended, then those that wait, each in order; 200 at most
-    steps                the newest last, 120 at most
+    requests             running ones, then suspended ones, then waiting ones, each in order; at most 200
+    steps                at most 120, the newest last
     totals               since the engine began
-    history              of the last three minutes, the newest last and of this moment, 180 at most; between two points of which blocks and
-                         totals are the same nothing happened
-    happened             the newest last, 50 at most
-    prefixes             the most used first, 12 at most
-    groups               of a model whose layers are of several kinds; else empty
-    sessions             those whose turns ended last first, 50 at most, of num_sessions
+    history              points of the last three minutes, at most 180; the newest, of this moment, last
+    happened             at most 50 events, the newest last
+    prefixes             at most 12, the most used first
+    groups               layer groups of a model whose layers are of several kinds; else empty
+    sessions             at most 50 of num_sessions, the latest ended turns first
     pinned               blocks that hints have pinned
     disk                 None: there is none
     """
@@ -207,9 +209,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Story(msgspec.Struct, frozen=True):
     """One request's life. status is the scheduler's, or "error".
 
-    why       why it is where it is, to be acted on
-    timeline  in order; of a very long one the beginning and the end, and left_out moments between them are gone
-    holders   the other requests that hold blocks, and how many, most first; 20 at most
+    why       why it is in this status
+    timeline  in order; a very long one lacks left_out moments behind its beginning
+    holders   at most 20 other requests that hold blocks, and how many, most first
     """
 
     id: str

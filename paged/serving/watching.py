@@ -1,9 +1,9 @@
-"""A record of the requests on an engine, as events and lives, and pictures of a moment.
+"""A record of an engine's requests: events, the life of each, and snapshots of a moment.
 
-    came ──> admitted ──> first token ──> finished        a wait between two of them has a reason, kept when it begins
+    came ──> admitted ──> first token ──> finished        the reason for each wait between them is noted when it begins
                  └── preempted ──> returned ──┘
 
-Runs beside the engine, in its process and its thread.
+Runs in the engine's process and thread.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MAX_REQUESTS = 200
 MAX_REASONS = 30
 MAX_STEPS = 120
 MAX_POINTS, POINT_S, HISTORY_S = 180, 2.0, 180.0
-"""Of the blocks over time: how many points are kept, how far they are from each other while steps are made, and for how long."""
+"""Points of the history: how many, the time between them while steps run, and the time that they span."""
 MAX_EVENTS = 50
 MAX_PREFIXES = 12
 MAX_SESSIONS = 50
@@ -68,11 +68,11 @@ MAX_HOLDERS = 20
 _KEPT_PREFIXES = 4096
 _KEPT_MOMENTS = 256
 _FIRST_MOMENTS = 16
-"""Of a life that is longer than _KEPT_MOMENTS, the beginning that is kept."""
+"""Moments kept of the beginning of a life with more than _KEPT_MOMENTS."""
 _REASONS_A_STEP = 8
-"""A thousand requests may come at once; the reasons of those behind them are asked for in the steps after."""
-_STRANGERS = 1 << 32
-"""Numbers from here on are those of requests that were not announced."""
+"""Most reasons computed in a step, since a thousand requests may come at once; later steps compute the others."""
+_UNKNOWN = 1 << 32
+"""From here on numbers are of requests that `Watcher.came` did not name."""
 
 _ENDS = {"stop": "finished", "length": "finished", "abort": "aborted", "rejected": "rejected", "error": "error"}
 
@@ -102,7 +102,7 @@ class _Life:
         self.away_since: float | None = now
         self.waited = 0.0
         self.was_admitted = False
-        # Whether the reason for which it waits as the first of the queue is known.
+        # Whether its reason as the first of the queue is noted.
         self.has_led = False
         self.timeline: list[Moment] = []
         self.left_out = 0
@@ -115,13 +115,13 @@ class _Life:
             del self.timeline[_FIRST_MOMENTS]
             self.left_out += 1
 
-    def goes_away(self, now: float) -> None:
-        """It does not run from now on."""
+    def stop(self, now: float) -> None:
+        """Note that it does not run from now on."""
         if self.away_since is None:
             self.away_since = now
 
-    def runs(self, now: float) -> float:
-        """It runs from now on; seconds that it did not."""
+    def run(self, now: float) -> float:
+        """Note that it runs from now on; return the seconds that it did not."""
         if self.away_since is None:
             return 0.0
         gone, self.away_since = max(0.0, now - self.away_since), None
@@ -130,14 +130,14 @@ class _Life:
 
 
 class Watcher:
-    """Records arrivals, steps and ends, which the engine's caller reports; gives a Snapshot, or one request's Story.
+    """Records arrivals, steps and ends, which the engine's caller reports; makes a Snapshot, or one request's Story.
 
-    engine  whose public side is read; `Engine.on_batch` gives the batch that `stepped` wants
-    clock   seconds, the one that `now` is read from
+    engine  `Engine.on_batch` gives the batch that `stepped` takes
+    clock   seconds; `now` is of this clock
     model   the name to show; None: that of the model's folder
     wall    Unix time
 
-    Calls are serialised by the caller, with the engine's. Of prompts it keeps lengths, of answers nothing.
+    The caller serialises calls, with those of the engine. It keeps the lengths of prompts, and nothing of answers.
     """
 
     def __init__(
@@ -154,23 +154,22 @@ class Watcher:
         self._began = clock()
         self._alive: dict[str, _Life] = {}
         self._ended: OrderedDict[str, _Life] = OrderedDict()
-        # Who came, was not seen admitted, and has no reason yet.
+        # New requests: neither admitted, nor with a noted reason.
         self._fresh: dict[str, None] = {}
-        # Who was admitted and has no token yet.
+        # Admitted requests without a token.
         self._awaited: dict[str, None] = {}
         self._head: str | None = None
         self._steps: deque[StepSight] = deque(maxlen=MAX_STEPS)
         self._stepped_at = self._began
-        # Of the engine's clock.
+        # Their times are of the engine's clock.
         self._points = deque([self._point(self._began)], maxlen=MAX_POINTS - 2)
         self._events: deque[tuple[float, int, str, str, str]] = deque(maxlen=MAX_EVENTS)
-        # By hash: requests, hit tokens, prompt tokens; the latest used last.
+        # By hash: requests, hit tokens, prompt tokens; the latest use last.
         self._prefixes: OrderedDict[str, list[int]] = OrderedDict()
         self._num_came = self._num_steps = self._num_events = 0
 
     def came(self, request_id: str, tenant: str, num_prompt_tokens: int, prefix: str | None, now: float) -> None:
-        """The engine took a request at `now`. `prefix` are 8 hexadecimal digits of its first block's content, None where it has no whole block
-        or shares nothing."""
+        """Note that the engine took a request at `now`. `prefix`: 8 hexadecimal digits for its first block; None: it has no full block."""
         self._keep_points(now)
         self._ended.pop(request_id, None)
         self._num_came += 1
@@ -183,11 +182,11 @@ class Watcher:
         self._num_came += 1
         life = _Life(self._num_came, tenant, num_prompt_tokens, None, now)
         self._note(request_id, life, now, "rejected", why)
-        self._bury(request_id, life, "rejected", why, now)
+        self._end(request_id, life, "rejected", why)
 
     def stepped(self, batch: Batch | None, outputs: Iterable[EngineOutput], now: float, seconds: float) -> None:
-        """A step of the engine came to its end at `now`, and took `seconds`; `batch` is the one that ran, None where none did. Of its outputs only
-        those that are a request's first or last are looked at."""
+        """Note a step that took `seconds` and ended at `now`. `batch` is the one that ran; None: none did. Only a request's first and last
+        of `outputs` matter."""
         if batch is not None:
             self._count(batch, seconds)
             for request_id, how in batch.preempted:
@@ -195,8 +194,8 @@ class Watcher:
             for request_id in batch.admitted:
                 self._admitted(request_id, now)
             if self._fresh:
-                self._ask_reasons(now)
-            self._watch_the_head(now)
+                self._note_reasons(now)
+            self._note_first(now)
         self._stepped_at = now
         self._keep_points(now)
         awaited = self._awaited
@@ -207,7 +206,7 @@ class Watcher:
                 self._first_token(output.id, self._alive[output.id], now)
 
     def ended(self, output: EngineOutput, now: float) -> None:
-        """A request's last output came: in a step, or because its caller ended it. Nothing for one that is known to have ended."""
+        """Note a request's last output: of a step, or of an abort. Does nothing for a request that has ended already."""
         request_id, reason = output.id, output.finish_reason or ""
         life = self._alive.pop(request_id, None)
         if life is None:
@@ -215,13 +214,13 @@ class Watcher:
         kind = _ENDS[reason]
         usage = output.usage
         if not life.was_admitted and usage is not None and usage.output_tokens:
-            # The step that let it in was cancelled, and its second try was the last.
+            # The step that admitted it was cancelled, and the same step, tried again, was its last.
             self._begins(request_id, life, usage.hit_tokens, now)
         if output.token_ids and request_id in self._awaited:
             self._first_token(request_id, life, now)
         self._fresh.pop(request_id, None)
         self._awaited.pop(request_id, None)
-        life.runs(now)
+        life.run(now)
         wrote = f"{0 if usage is None else usage.output_tokens:,} tokens"
         if kind == "finished":
             detail = f"{'at a stop' if reason == 'stop' else 'by its length'}, after {wrote}"
@@ -232,10 +231,10 @@ class Watcher:
         else:
             detail = output.error or ""
         self._note(request_id, life, now, kind, detail)
-        self._bury(request_id, life, kind, detail, now)
+        self._end(request_id, life, kind, detail)
 
     def snapshot(self) -> Snapshot:
-        """Return a picture of now."""
+        """Return what the dashboard shows now."""
         engine, scheduler = self._engine, self._scheduler
         manager, limits, now, unix_time = engine.manager, scheduler.limits, self._clock(), self._wall()
         counts, offset = scheduler.counts(), unix_time - now
@@ -304,7 +303,7 @@ class Watcher:
         return PointSight(at, manager.device.num_used, manager.device.num_cached, preemptions, stats.output_tokens)
 
     def _newest_points(self, now: float) -> list[PointSight]:
-        """What is to be kept beside the points that are: after a rest, the end of the last step, too, since which all is as it is now."""
+        """Return the points to add: now, and before it the end of the last step, since nothing changes during a pause."""
         ends = [self._stepped_at] if self._points[-1].at < self._stepped_at < now else []
         return [self._point(at) for at in (*ends, now)]
 
@@ -315,7 +314,7 @@ class Watcher:
     def _preempted(self, request_id: str, how: str, now: float) -> None:
         life = self._life_of(request_id)
         if life is not None:
-            life.goes_away(now)
+            life.stop(now)
             life.has_led = request_id == self._scheduler.next_id
         self._note(request_id, life, now, f"preempted_{how}", self._reason_of(request_id))
 
@@ -324,22 +323,22 @@ class Watcher:
         if life is None:
             self._note(request_id, None, now, "admitted", "")
         elif life.was_admitted:
-            # Who only lost its place in a step was not said to be preempted.
+            # A request that only lost its place in a step is not among the preempted ones.
             kept_all = life.away_since is None
-            detail = "it had lost its place and none of its blocks" if kept_all else f"after {life.runs(now):.2f} s"
+            detail = "it had lost its place and none of its blocks" if kept_all else f"after {life.run(now):.2f} s"
             self._note(request_id, life, now, "returned", detail)
         else:
             try:
                 hit_tokens = self._scheduler.request(request_id).hit_tokens
             except UnknownRequest:
-                # Its first step was its last: the usage comes with its end, in the same step.
+                # Its first step was its last: `ended`, in the same step, has the usage.
                 return
             self._begins(request_id, life, hit_tokens, now)
 
     def _begins(self, request_id: str, life: _Life, hit_tokens: int, now: float) -> None:
         """Note that a request was admitted for the first time."""
         life.was_admitted = True
-        life.runs(now)
+        life.run(now)
         self._fresh.pop(request_id, None)
         self._awaited[request_id] = None
         self._note(request_id, life, now, "admitted", _found(hit_tokens, life.prompt_tokens))
@@ -349,18 +348,18 @@ class Watcher:
         del self._awaited[request_id]
         self._note(request_id, life, now, "first_token", f"after {now - life.came:.2f} s")
 
-    def _ask_reasons(self, now: float) -> None:
-        """Note why each request waits that came before this step and is not in it."""
+    def _note_reasons(self, now: float) -> None:
+        """Note why each new request waits that is not in this step."""
         for request_id in list(islice(self._fresh, _REASONS_A_STEP)):
             life = self._alive[request_id]
             if self._is_waiting(request_id):
                 life.note(now, "waits", self._reason_of(request_id))
                 life.has_led = request_id == self._scheduler.next_id
-            # Others are in a batch that has not ended.
+            # The others are in a batch that has not ended.
             del self._fresh[request_id]
 
-    def _watch_the_head(self, now: float) -> None:
-        """Note why the first of the queue waits; until now its reason was that it stood behind others."""
+    def _note_first(self, now: float) -> None:
+        """Note why the first of the queue waits, when another one becomes the first: until then it waited for those before it."""
         head = self._scheduler.next_id
         if head == self._head:
             return
@@ -383,13 +382,13 @@ class Watcher:
             return ""
 
     def _life_of(self, request_id: str) -> _Life | None:
-        """The life that a request of the scheduler's is part of; a branch of a search has its owner's id, and its own behind it."""
+        """Return the life that a request of the scheduler belongs to. The id of a search's branch begins with its owner's."""
         found = self._alive.get(request_id)
         return found if found is not None else self._alive.get(request_id.rpartition("/branch-")[0])
 
     def _number_of(self, request_id: str) -> int:
         life = self._life_of(request_id)
-        return life.number if life is not None else _STRANGERS + zlib.crc32(request_id.encode())
+        return life.number if life is not None else _UNKNOWN + zlib.crc32(request_id.encode())
 
     def _note(self, request_id: str, life: _Life | None, now: float, kind: str, detail: str) -> None:
         self._num_events += 1
@@ -397,7 +396,7 @@ class Watcher:
         if life is not None:
             life.note(now, kind, detail)
 
-    def _bury(self, request_id: str, life: _Life, status: str, detail: str, now: float) -> None:
+    def _end(self, request_id: str, life: _Life, status: str, detail: str) -> None:
         life.status = status
         spoken = detail if detail.endswith(".") else f"{detail}."
         life.why = f'request "{request_id}" is {status}: {spoken}' if detail else f'request "{request_id}" is {status}.'

@@ -163,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         server, path = self.server_of, self.path
         if path == "/dashboard":
-            return self._say(200, page(), "text/html; charset=utf-8")
+            return self._say(200, page("page"), "text/html; charset=utf-8")
         given = self.headers.get("Authorization")
         if server.key is not None and given != f"Bearer {server.key}":
             status = 401 if given is None else 403

@@ -1,8 +1,8 @@
-"""The server's pages, a file each without anything from elsewhere: page (the dashboard), index (links) and docs (the interface)."""
+"""The server's pages, each one file that loads nothing else: page (the dashboard), index (links) and docs (the interface)."""
 
 from importlib.resources import files
 
 
-def page(name: str = "page") -> bytes:
-    """A page, UTF-8."""
+def page(name: str) -> bytes:
+    """Return a page, UTF-8."""
     return (files(__name__) / f"{name}.html").read_bytes()
