@@ -1,7 +1,6 @@
-"""A Prometheus histogram that takes a value in a microsecond.
+"""A Prometheus histogram that observes a value in a microsecond; prometheus_client's own takes a lock for each.
 
-prometheus_client's own takes a lock for each. Belongs to one thread: what is noted while it is read may
-be in the counts and not yet in the sum.
+Belongs to one thread: a reader in another may find a value in the counts and not yet in the sum.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Histogram(Collector):
-    """One series. `buckets` are upper bounds, rising, each within its bucket; one without a bound follows them."""
+    """One series. `buckets` are rising upper bounds, each inclusive; a bucket without a bound follows them."""
 
     def __init__(
         self,
@@ -40,7 +39,7 @@ class Histogram(Collector):
         self._sum += value
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
-        """The series as it is now; see prometheus_client."""
+        """Return the series as it is now; see prometheus_client."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=list(self._labels))
         bounds = [floatToGoString(bound) for bound in (*self._bounds, math.inf)]
         cumulative = [float(count) for count in accumulate(self._counts)]

@@ -1,6 +1,6 @@
 """uvicorn's HTTP protocol with limits on the bytes and seconds of a request's head, and on open connections.
 
-A client that sends its head slowly, or without an end, holds a connection and nothing else, and not for long.
+A client that sends its head slowly, or without an end, holds only a connection, and not for long.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from paged.serving.errors import ApiError, unavailable, wrong
 MAX_HEAD_BYTES = 64 * 1024
 LINGER_S = 0.5
 PROBES_S = (0.2, 0.4, 2.0)
-"""Between the end of what a client sends and the first probe, and between probes."""
+"""Seconds from a client's end of file to the first probe, and between probes."""
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. `max_connections` and `header_timeout_s` are the server's; `limited` makes a class of these."""
+    """One connection. `limited` makes a subclass with a server's `max_connections` and `header_timeout_s`."""
 
     max_connections = 8192
     header_timeout_s = 20.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # Bytes of a head that has not ended; -1: none is being read.
+        # Bytes of the head that is being read; -1: none is.
         self._head = 0
         self._timer: asyncio.TimerHandle | None = None
         self._prober: asyncio.TimerHandle | None = None
@@ -52,7 +52,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of the client."""
+        """Take bytes from the client."""
         if self._is_refused or self.transport.is_closing():
             return
         if self._head >= 0:
@@ -62,9 +62,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self.refuse(ApiError(431, f"the request's head is longer than {MAX_HEAD_BYTES:,} bytes."))
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """It sends nothing more. One that has closed its sending half alone still reads: what it asked for whole is answered, and the
-        connection is closed behind that. One that has gone looks the same, and is found out by probes: bytes that it is sent come back as a
-        reset. Over TLS, and with HTTP/1.0, which has no such bytes, it counts as gone."""
+        """Take the client's end of file. Return whether the connection stays open, until its last whole request is answered.
+
+        A client may have closed its sending half alone, and still read. One that has gone looks the same, but answers a probe with a
+        reset. Over TLS, and with HTTP/1.0, which has no probes, it counts as gone.
+        """
         last = self.pipeline[0][0] if self.pipeline else self.cycle
         if self._is_refused or last is None or last.response_complete or last.more_body:
             return None
@@ -75,7 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self, more_s: tuple[float, ...]) -> None:
-        """Send an interim response, which HTTP/1.1 has clients skip. Pieces of an answer that has begun do the same."""
+        """Send an interim response, which clients of HTTP/1.1 skip, unless an answer has begun: its pieces are probes, too."""
         if self.transport.is_closing() or self.cycle.response_started:
             return
         self.transport.write(_PROBE)
@@ -83,24 +85,24 @@ class LimitedProtocol(HttpToolsProtocol):
             self._prober = self.loop.call_later(more_s[0], self._probe, more_s[1:])
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin to count a request's head."""
         super().on_message_begin()
         self._head = max(self._head, 0)
         if self._timer is None:
             self._timer = self.loop.call_later(self.header_timeout_s, self._too_slow)
 
     def on_headers_complete(self) -> None:
-        """Its head has come."""
+        """Note that the head has come."""
         self._head = -1
         self._stop_timer()
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """It is no HTTP."""
+        """Answer what is no HTTP."""
         self.refuse(wrong(msg))
 
     def refuse(self, error: ApiError) -> None:
-        """Answer with this error, and close. An answer that is being written is not broken into: then nothing is said."""
+        """Answer with this error, and close; only close while another answer is being written."""
         self._stop_timer()
         self._is_refused = True
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
@@ -118,13 +120,13 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head <= MAX_HEAD_BYTES:
             self.transport.close()
             return
-        # What it still sends is thrown away for a while: closed on it, it would not see the answer.
+        # For a while drop what the client still sends: a connection closed now would be reset, and the answer lost.
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def _too_slow(self) -> None:
         self._timer = None
         if self.cycle is not None and not self.cycle.response_complete:
-            # It is answered first, and its next request is not waited for any longer.
+            # The answer comes first; the connection closes behind it.
             self.cycle.keep_alive = False
         elif not self.transport.is_closing():
             self.refuse(ApiError(408, f"the request's head did not come within {self.header_timeout_s:g} s."))
@@ -136,7 +138,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def limited(max_connections: int, header_timeout_s: float) -> type[LimitedProtocol]:
-    """The protocol with these limits."""
+    """Return the protocol with these limits."""
     return type(
         "LimitedProtocol",
         (LimitedProtocol,),

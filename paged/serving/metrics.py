@@ -1,4 +1,4 @@
-"""A server's metrics for Prometheus: vLLM's names where the meaning is vLLM's, and ours beside them.
+"""A server's metrics for Prometheus: vLLM's names for vLLM's meanings, and our own.
 
     vllm:time_to_first_token_seconds        name, labels and buckets are vLLM's
     paged:blocks{state="cached"}            ours, which vLLM does not have
@@ -20,7 +20,7 @@ from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS,
 from paged.serving.records import Durations, RequestRecord, durations
 from paged.serving.wire import Figures, Ready, Stepped
 
-# vLLM's, so that one dashboard shows both; it ends those of tokens at the model's length.
+# vLLM's buckets, so that one dashboard shows both; only vLLM ends those of tokens at the model's length.
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -33,7 +33,7 @@ PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 TOKENS = (*(mantissa * 10**power for power in range(6) for mantissa in (1, 2, 5)), 10**6)
 
 FINISHED = ("stop", "length", "abort", "error")
-"""vLLM's words for how a request ended. Of ours, those in MISSED are "abort" there, and any other is "error"."""
+"""vLLM's finish reasons. Of ours, those in MISSED count as "abort", any other as "error"."""
 MISSED = ("deadline", "queue_timeout")
 """Finish reasons of requests whose time was up."""
 
@@ -41,18 +41,18 @@ CACHE_CONFIG = (
     *("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_size_tokens"),
     *("num_cpu_blocks", "num_gpu_blocks", "engine"),
 )
-"""Of vLLM's labels of that metric, those that say something here."""
+"""The labels of vLLM's cache_config_info that have a meaning here."""
 
 Observe = Callable[[RequestRecord, Durations], float | None]
 
 
 def _num_gaps(record: RequestRecord) -> float:
-    """Between an answer's tokens, in the mean."""
+    """Return the mean number of gaps in an answer."""
     return record.output_tokens / record.answers - 1
 
 
 def _token_time(record: RequestRecord, took: Durations) -> float | None:
-    """Mean gap. As with vLLM it is 0 of an answer of one token."""
+    """Return the mean gap; 0 of an answer of one token, as in vLLM."""
     num = _num_gaps(record)
     return None if took.decode is None else took.decode / num if num > 0 else 0.0
 
@@ -95,13 +95,13 @@ REQUESTS: tuple[tuple[str, str, Sequence[float], Observe], ...] = (
     ("vllm:request_decode_time_seconds", "From its first token to its last.", LATENCY, _took("decode")),
     ("vllm:request_inference_time_seconds", "From its beginning to its last token.", LATENCY, _took("inference")),
 )
-"""Histograms of requests that ended: name, documentation, buckets, and what is observed of a record; None: nothing is."""
+"""Histograms of requests that ended: name, documentation, buckets, and the value of a record; None: it is not observed."""
 
 Family = TypeVar("Family", Counter, Gauge)
 
 
 class Followed:
-    """A counter that follows a total, which may begin anew and then raises it further."""
+    """A counter that follows a total, and goes on when the total begins at 0 again."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -114,7 +114,7 @@ class Followed:
             self._seen = total
 
     def begin_anew(self) -> None:
-        """The next total counts from 0."""
+        """Note that the total begins at 0 again."""
         self._seen = 0.0
 
 
@@ -123,7 +123,7 @@ class Metrics:
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
-        # There is one engine. vLLM calls its first one "0".
+        # vLLM calls its first engine "0".
         self._labels = {"model_name": model_name, "engine": "0"}
         self._families: dict[str, Counter | Gauge] = {}
         self._shows_groups = False
@@ -136,12 +136,12 @@ class Metrics:
         """Note that an engine process takes requests."""
         self._caches_prefixes = ready.prefix_caching
         if not self._shows_groups and ready.groups:
-            # An engine that takes its place has the same model.
+            # Any later engine has the same model.
             self._shows_groups = True
             gauges, counters = readings_of(ready.groups)
             self._gauges += self._readings(Gauge, gauges)
             self._counters += self._followed(counters)
-        # An engine before it may have had another pool.
+        # A later engine may have a pool of another size.
         self._cache_config.clear()
         self._cache_config.labels(
             block_size=ready.block_size,
@@ -154,26 +154,25 @@ class Metrics:
         ).set(1)
 
     def restarted(self) -> None:
-        """The engine process has died: its requests are gone, and the totals of the next one begin at 0."""
+        """Note that the engine process has died: its requests are gone, and the totals of the next one begin at 0."""
         self._restarts.inc()
         for counter, _ in (*self._counters, *self._prefix_counters):
             counter.begin_anew()
         self._set_gauges(NO_ENGINE)
 
     def stepped(self, step: Stepped) -> None:
-        """Take the figures of a step, or of a moment."""
+        """Count a step, and show its figures if it has any."""
         if step.tokens:
             self._step_tokens.observe(step.tokens)
         if step.figures is not None:
             self._show(step.figures)
 
     def token_gap(self, seconds: float) -> None:
-        """A sequence got tokens so many seconds after its ones before. What a step gives a sequence is one gap, as with vLLM, however many
-        tokens it is; a sequence's first token has none."""
+        """Count the seconds between the tokens that two steps gave a sequence. As in vLLM this is one gap, however many tokens they are."""
         self._gap.observe(seconds)
 
     def ended(self, record: RequestRecord) -> None:
-        """Count a taken request that has ended, in any way."""
+        """Count a request that was taken and has ended, in any way."""
         reason = record.finish_reason
         if reason in MISSED:
             self._missed[reason].inc()
@@ -198,17 +197,16 @@ class Metrics:
         log_lines_lost: Callable[[], int] = int,
         spans_lost: Callable[[], int] = int,
     ) -> None:
-        """These are asked whenever the metrics are read: how many answers are being streamed, and totals of what the log and the traces
-        have lost."""
+        """Set what is called whenever the metrics are read: the number of answers being streamed, and totals of what log and traces lost."""
         self._open_streams.set_function(open_streams)
         self._log_lines_lost, self._spans_lost = log_lines_lost, spans_lost
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """All metrics and their content type: OpenMetrics where the Accept header names it, else Prometheus' text."""
+        """Return all metrics and their content type: OpenMetrics if the Accept header names it, else Prometheus' text."""
         self._lines_counted.follow(self._log_lines_lost())
         self._spans_counted.follow(self._spans_lost())
         if "application/openmetrics-text" in accept:
-            # The usual escaping makes an underscore of the colon in samples' names, which may stand there.
+            # The default escaping replaces the colon in samples' names, which is allowed there.
             page = openmetrics.generate_latest(self.registry, escaping=openmetrics.ALLOWUTF8)
             return page, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
@@ -261,7 +259,7 @@ class Metrics:
         }
 
     def _make_requests(self) -> None:
-        """The figures of each request."""
+        """Make the metrics of requests."""
         finished = "Requests that ended, by how."
         self._finished = {
             reason: self._series(Counter, "vllm:request_success", finished, ("finished_reason", reason))
@@ -273,7 +271,7 @@ class Metrics:
         )
 
     def _readings(self, kind: type[Family], readings: Iterable[Reading]) -> list[tuple[Family, Read]]:
-        """The series of each reading, and what it reads."""
+        """Make the series of each reading; return it and what it reads."""
         return [(self._series(kind, name, said, label), read) for name, said, read, label in readings]
 
     def _followed(self, readings: Iterable[Reading]) -> list[tuple[Followed, Read]]:
@@ -282,7 +280,7 @@ class Metrics:
     def _series(
         self, kind: type[Family], name: str, documentation: str, label: tuple[str, str] | None = None
     ) -> Family:
-        """A series of a metric, which is made with the first of its series. `label` is the one that only this metric has."""
+        """Make a series of a metric, and the metric with its first series. `label`: the metric's own, name and value."""
         labels = self._labels if label is None else {**self._labels, label[0]: label[1]}
         family = self._families.get(name)
         if family is None:

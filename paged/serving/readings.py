@@ -1,7 +1,6 @@
 """The metrics made from the engine's figures: tables of gauges and counters.
 
-A reading takes one number out of Figures and gives it a name and a label. A new metric of the engine is
-a line here, and one in docs/metrics.md.
+A new metric of the engine is a line here, and one in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ NO_ENGINE = convert(
     | {"totals": dict[str, int](), "forecast": list[float](), "groups": (), "load": ReplicaLoad()},
     Figures,
 )
-"""What is so while there is no engine process."""
+"""The figures while there is no engine process."""
 
 
 class Reading(NamedTuple):
-    """A series: its metric, what that says of itself, the number, and name and value of a label that only this metric has."""
+    """A series: its metric's name and documentation, its number, and its metric's own label, name and value."""
 
     name: str
     documentation: str
@@ -41,7 +40,7 @@ def _total(name: str) -> Read:
 
 
 def _away(figures: Figures) -> int:
-    """Requests that wait for room: those that have not begun, and those that were preempted."""
+    """Return the requests that wait for room: those that have not begun, and preempted ones."""
     return figures.waiting + figures.paused + figures.swapped
 
 
@@ -58,7 +57,7 @@ def _usage(figures: Figures) -> float:
 
 
 def _forecast(figures: Figures) -> float:
-    """The place behind all that wait, or the last place that was looked at."""
+    """Return the forecast of the place behind all waiting requests, or of the forecast's last place."""
     if not figures.forecast:
         return math.nan
     return figures.forecast[min(figures.waiting, len(figures.forecast) - 1)]
@@ -95,13 +94,13 @@ GAUGES = (
     ),
     Reading("paged:forecast_seconds", "In how many seconds a request that came now would begin.", _forecast),
 )
-"""What is so now."""
+"""Figures of now."""
 
 PREFIX_COUNTERS = (
     Reading("vllm:prefix_cache_queries", "Prompt tokens that were looked up.", _total("prompt_tokens")),
     Reading("vllm:prefix_cache_hits", "Of them, found in blocks of the device.", _device_hits),
 )
-"""Totals of the engine process that stay 0 where no prefix is looked up."""
+"""Totals since the engine process began, which stay 0 without prefix caching."""
 
 COUNTERS = (
     Reading("vllm:prompt_tokens", "Prompt tokens of requests that began.", _total("prompt_tokens")),
@@ -154,7 +153,7 @@ _GROUP_COUNTERS = (
 
 
 def readings_of(groups: Iterable[LayerGroup]) -> tuple[list[Reading], list[Reading]]:
-    """Gauges and counters of a model's layer groups; groups of one kind and reach are one series."""
+    """Return gauges and counters of a model's layer groups; groups of one kind and reach are one series."""
     labels = dict.fromkeys(map(_label, groups))
     gauges, counters = (
         [Reading(name, said, _of_group(each, field), ("group", each)) for name, said, field in kind for each in labels]

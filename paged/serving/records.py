@@ -1,6 +1,6 @@
 """The record of one request over HTTP, from its arrival to its end: for metrics, for the log and for traces.
 
-It holds no word of a prompt or an answer. The seconds of its parts have these names in metrics, log and traces:
+It holds no word of a prompt or an answer, unless the log is to have them. Metrics, log and traces use these names:
 
 arrived      submitted        begun             first               last     ended
    |             |── queue ─────|──── prefill ────|───── decode ──────|        |
@@ -17,20 +17,21 @@ from typing import NamedTuple
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One call of a client, which may have several prompts. Times are of the monotonic clock, None where it did not get there.
+    """One call of a client, which may have several prompts. Times are of the monotonic clock; None: it did not get there.
 
     endpoint          the path
     arrived           the head of the request had come
-    submitted         it was given to the engine
-    begun             the first of its prompts was let in
-    first, last       its first and latest token were handed to the socket
+    submitted         the engine got its requests
+    begun             the engine admitted the first of its prompts
+    first, last       its first and latest token went to the socket
     ended             all was written, or the client has gone
     status            of the HTTP answer; 499: the client went first
-    finish_reason     of its first answer: "stop", "length", "abort", "error", "deadline", "queue_timeout"; "" where it was refused
-    error             the code of the error body, if there was one
-    prompt_tokens     of all prompts; cached_tokens of them were found in the prefix cache
-    answers           of all prompts; longest_answer is the tokens of the longest
+    finish_reason     of its first answer: "stop", "length", "abort", "error", "deadline", "queue_timeout"; "": it was refused
+    error             the code of the error body; None: there was none
+    prompt_tokens     of all prompts; cached_tokens of them came from the prefix cache
+    answers           of all prompts; longest_answer: tokens of the longest
     longest_pause_s   longest gap between two tokens
+    prompt, answer    the body and the text, for a log with prompts; else None
     """
 
     id: str
@@ -62,7 +63,7 @@ class RequestRecord:
 
 
 class Durations(NamedTuple):
-    """Seconds, at least 0; None where the request did not get there."""
+    """Seconds, at least 0; None: the request did not get there."""
 
     waited: float | None
     queue: float | None
@@ -74,7 +75,7 @@ class Durations(NamedTuple):
 
 
 def durations(record: RequestRecord) -> Durations:
-    """All of them, by the monotonic clock alone."""
+    """Return the durations of a record."""
     return Durations(
         waited=_between(record.arrived, record.begun),
         queue=_between(record.submitted, record.begun),

@@ -1,9 +1,9 @@
-"""A log with a line of JSON for each request that ended, and for other messages, written by a thread of its own.
+"""A log with a line of JSON for each request that ended, and for other messages. A thread writes it.
 
     write ──> at most 8,192 lines, 16 MiB ──> thread ──> the stream's file descriptor
 
-A full disk, a closed pipe or a reader that sleeps costs lines, which are counted, and never holds a request up:
-`write` neither waits nor fails. `divert` makes lines of what libraries log, of warnings and of tracebacks.
+`write` neither waits nor fails: with a full disk, a closed pipe or a slow reader lines are lost, and counted.
+`divert` makes lines of libraries' log records, warnings and tracebacks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paged.serving.records import RequestRecord, durations
 
 MOST_LINES = 8192
 MOST_BYTES = 16 * 2**20
-"""That wait to be written; lines beyond are lost."""
+"""Limits on the lines that wait to be written; further ones are lost."""
 
 _BEGINNING = b'{"time":"'
 _FIELDS = (
@@ -35,26 +35,25 @@ _FIELDS = (
     *("output_tokens", "recomputed_tokens", "preemptions", "longest_pause_s", "waited_s", "ttft_s", "e2e_s"),
     *("n", "max_tokens", "streams"),
 )
-"""Of a request's line, in this order. Seconds count from its arrival; null: it did not get there."""
-_NOT_YET_OR_NO_MORE = {"engine_starting", "shutdown"}
-"""Codes of a request that came before the engine had begun, or after the signal to end: neither is the server's failure."""
+"""Fields of a request's line, in order. Seconds count from its arrival; null: it did not get there."""
+_NO_FAILURES = {"engine_starting", "shutdown"}
+"""Error codes of requests before the engine has begun, or after the signal to end: the server has not failed."""
 
 
 class HasFileno(Protocol):
     """A file, a pipe, a terminal."""
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return its file descriptor."""
 
 
 class RequestLog:
-    """The log of a server, on a stream with a file descriptor, which is written to directly: what the stream itself has buffered is not
-    flushed. `clock` gives the time of day, in seconds since 1970."""
+    """The log of a server. Writes to the stream's file descriptor, and does not flush the stream's own buffer. `clock`: Unix time."""
 
     def __init__(
         self, stream: HasFileno, *, with_prompts: bool = False, clock: Callable[[], float] = time.time
     ) -> None:
-        # Kept, so that the descriptor is not closed, and another file's.
+        # A stream that is collected closes its descriptor, which another file may then get.
         self._stream = stream
         self._file = stream.fileno()
         self._with_prompts = with_prompts
@@ -64,14 +63,14 @@ class RequestLog:
         self._num_bytes = 0
         self._is_closed = False
         self._lost = 0
-        # The rest of a line that could not be written stands in the file without an end.
+        # The last line in the file has no end, since the rest of it could not be written.
         self._is_torn = False
         self._thread = Thread(target=self._run, name="paged-log", daemon=True)
         self._thread.start()
 
     @property
     def lost(self) -> int:
-        """Lines that were not written, since the log began."""
+        """Lines that were not written since the log began."""
         return self._lost
 
     def write(self, record: RequestRecord) -> None:
@@ -99,7 +98,7 @@ class RequestLog:
             self._changed.notify()
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Write what waits, for as long as that; what is left then is lost."""
+        """Write the waiting lines for at most `timeout_s`; the others are lost."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -126,13 +125,13 @@ class RequestLog:
                 lost = self._lost
                 if lost == reported or self._lines:
                     continue
-            # All has been written that waited: it works again.
+            # No line waits: writing works again.
             num = lost - reported
             if self._put(_line(self._clock(), "warning", message=f"{num} lines of this log were lost.", lost=num)):
                 reported = lost
 
     def _put(self, line: bytes) -> bool:
-        """Write a line, and wait as long as that takes; whether it could be written."""
+        """Write a line, however long that takes. Return whether it could be written."""
         if self._is_torn:
             line = b"\n" + line
         rest = memoryview(line)
@@ -141,7 +140,7 @@ class RequestLog:
                 try:
                     rest = rest[os.write(self._file, rest) :]
                 except BlockingIOError:
-                    # The pipe is full, and a process that shares it does not want to wait.
+                    # The pipe is full, and another process has made it non-blocking.
                     room = select.poll()
                     room.register(self._file, select.POLLOUT)
                     room.poll()
@@ -161,14 +160,13 @@ class RequestLog:
 
 
 def to_stderr(level: str, message: str) -> None:
-    """Say something in a line on standard error, at once. Where that takes nothing, the work goes on without."""
+    """Write a line to standard error at once. Does nothing if that fails."""
     with suppress(OSError):
         os.write(2, _line(time.time(), level, message=message))
 
 
 def divert(say: Callable[[str, str], None]) -> None:
-    """From now on what this process logs and warns of, and each exception that is not caught, is said so: a level, and a message with the
-    traceback in it."""
+    """Pass this process's log records, warnings and uncaught exceptions to `say` from now on, as a level and a message with the traceback."""
     logging.basicConfig(handlers=[_Handler(say)], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
 
@@ -189,13 +187,13 @@ class _Handler(logging.Handler):
 
 
 def _line(now: float, level: str, **fields: Any) -> bytes:
-    """A line of the log, at a time of day."""
+    """Return a line of the log; `now` is Unix time."""
     moment = datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
     said = {"time": moment, "level": level, **fields}
     try:
         return msgspec.json.encode(said) + b"\n"
     except UnicodeEncodeError:
-        # Half a surrogate pair, which JSON can carry into a prompt, and UTF-8 cannot carry out.
+        # Half a surrogate pair: JSON can escape it, and UTF-8 has none.
         texts = {
             name: value.encode("utf-8", "replace").decode() for name, value in said.items() if isinstance(value, str)
         }
@@ -203,6 +201,6 @@ def _line(now: float, level: str, **fields: Any) -> bytes:
 
 
 def _level_of(record: RequestRecord) -> str:
-    if record.status >= 500 and (record.submitted is not None or record.error not in _NOT_YET_OR_NO_MORE):
+    if record.status >= 500 and (record.submitted is not None or record.error not in _NO_FAILURES):
         return "error"
     return "warning" if record.status >= 400 else "info"

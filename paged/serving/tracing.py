@@ -1,9 +1,9 @@
-"""Spans for OpenTelemetry: one a request, under its client's own span where that sent a `traceparent`.
+"""Spans for OpenTelemetry: one a request, a child of its client's span if that sent a `traceparent`.
 
     llm_request  |───── begun ───── first_token ─────────────────|      attributes by the names of vLLM and of the GenAI conventions
 
-A thread of its own sends them, in batches. Spans that a slow or absent collector does not take are lost, and
-counted: `span` neither waits nor fails. Needs the `otel` extra.
+Another thread sends them, in batches. `span` neither waits nor fails: spans that a slow or absent collector does not
+take are lost, and counted. Needs the `otel` extra.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 MOST_SPANS = 2048
-"""That wait for the collector; spans beyond are lost."""
+"""Limit on the spans that wait for the collector; further ones are lost."""
 
 
 class Traces:
-    """The spans of a server. `endpoint` is the collector's URL, to which /v1/traces is added where it has no path; `exporter` takes the
-    spans instead, if it is given. Sampling and the service's name are set by OpenTelemetry's own environment variables. Raises MissingExtra,
-    and InvalidConfig."""
+    """The spans of a server. OpenTelemetry's environment variables set sampling and the service's name.
+
+    endpoint  the collector's URL; without a path /v1/traces is added
+    exporter  takes the spans instead of the collector, if it is given
+
+    Raises MissingExtra and InvalidConfig.
+    """
 
     def __init__(self, endpoint: str, *, model_name: str = "paged", exporter: SpanExporter | None = None) -> None:
         url = checked_url(endpoint)
-        # Look for all parts first, so that the message names the missing one by the extra that brings it.
+        # First, so that the error of a missing part names the extra that brings it.
         for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"):
             import_with_extra(module, "serving.tracing.Traces")
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -43,7 +47,7 @@ class Traces:
 
         self._model_name = model_name
         self._sender = Sender(OTLPSpanExporter(url) if exporter is None else exporter)
-        # Not the process' own provider, and not ended by the interpreter, which would wait for the collector.
+        # Not the process's global provider, and not shut down at exit, which would wait for the collector.
         self._provider = TracerProvider(resource=_service(), shutdown_on_exit=False)
         sender = cast("SpanExporter", self._sender)
         self._provider.add_span_processor(BatchSpanProcessor(sender, max_queue_size=MOST_SPANS))
@@ -59,7 +63,7 @@ class Traces:
         return self._num_refused + self._sender.num_failed
 
     def span(self, record: RequestRecord, traceparent: str | None, wall: float) -> None:
-        """A request has ended, at the time of day `wall`, in seconds since 1970. `traceparent` is the header that it came with, if it did."""
+        """Make the span of a request that ended at the Unix time `wall`. `traceparent`: the header of that name; None: it had none."""
         from opentelemetry.trace import SpanKind, StatusCode
 
         if self._is_closed or self._num_given - self._sender.num_taken >= MOST_SPANS:
@@ -78,7 +82,7 @@ class Traces:
             start_time=at(record.arrived),
         )
         if not span.is_recording():
-            # Its client's trace is not sampled.
+            # The client's trace is not sampled.
             return
         for name, moment in (("begun", record.begun), ("first_token", record.first)):
             if moment is not None:
@@ -89,9 +93,9 @@ class Traces:
         span.end(at(ended))
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what waits, for as long as that; what is left then is lost."""
+        """Send the waiting spans for at most `timeout_s`; the others are lost."""
         self._is_closed = True
-        # The processor waits half a minute for its thread, and what that sends is tried again and again.
+        # The processor waits half a minute for its thread, which retries.
         ending = Thread(target=self._provider.shutdown, name="paged-traces-end", daemon=True)
         ending.start()
         ending.join(timeout_s)
@@ -100,10 +104,7 @@ class Traces:
 
 
 class Sender:
-    """An exporter that counts what goes through it.
-
-    num_taken   spans that do not wait any more; num_failed of them were not sent
-    """
+    """An exporter that counts spans: num_taken wait no more, num_failed of them were not sent."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -112,7 +113,7 @@ class Sender:
         self.num_failed = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send these, or do not."""
+        """Send spans, and count them."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         result = SpanExportResult.FAILURE
@@ -125,7 +126,7 @@ class Sender:
         return result
 
     def shutdown(self) -> None:
-        """Send no more, and do not try again what is being sent."""
+        """Send no more, and stop retrying."""
         if not self._is_shut:
             self._is_shut = True
             self._exporter.shutdown()
@@ -136,7 +137,7 @@ class Sender:
 
 
 def attributes(record: RequestRecord, model_name: str) -> dict[str, Any]:
-    """The attributes of a request's span."""
+    """Return the attributes of a request's span."""
     took = durations(record)
     said = {
         # vLLM's names.
@@ -170,7 +171,7 @@ def attributes(record: RequestRecord, model_name: str) -> dict[str, Any]:
 
 
 def checked_url(endpoint: str) -> str:
-    """The URL that spans are sent to. Raises InvalidConfig."""
+    """Return the URL that spans are sent to. Raises InvalidConfig."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidConfig(f'traces_endpoint has to be an http or https URL; got "{endpoint}".')
@@ -178,7 +179,7 @@ def checked_url(endpoint: str) -> str:
 
 
 def _service() -> Resource:
-    """As the environment names the service; "paged" where it does not."""
+    """Return the service as the environment names it; "paged" if it does not."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     found = Resource.create()
