@@ -16,6 +16,7 @@ from paged.study.hardware.kernels.layer_measurements import read_layers
 from paged.study.hardware.measured import layers_in
 from paged.study.report import writable
 from paged.study.simulator import Asked, closed_loops, read_run, validated
+from paged.study.simulator.closed_loops import COLUMNS
 from paged.study.traces import read_sessions, read_trace
 from paged.testing.saved import load, rerun
 
@@ -23,6 +24,7 @@ from ..shown import assert_refused, shown_in  # noqa: TID252
 from .files_of_others import (  # noqa: TID252
     BOX,
     CONFIGS,
+    META,
     PRICES as PROFILE,
     TINY,
     kernel_tables,
@@ -45,6 +47,7 @@ PROGRAM = {
     "format": 1, "paged": "0.1.0", "rig": "ManagerRig", "world": {"num_blocks": 4}, "calls": [["add", [0, 1], None]],
     "found": ["1: something"],
 }  # fmt: skip
+SERVED = {"input_lens": [3], "output_lens": [2], "ttfts": [0.1], "itls": [[0.1]], "start_times": [0.0]}
 HERE = Path()
 PRICES = msgspec.to_builtins(PROFILE)
 
@@ -70,6 +73,21 @@ def run_of(spoil=lambda rows: rows, **fields):
     write_run(HERE / "run", spoil=spoil)
     (HERE / "run" / "meta.json").write_text(json.dumps(meta_of(**fields)))
     return read_run(HERE / "run")
+
+
+def described_run(meta, *ticks):
+    """A recorded run with this description, whose engine logged these ticks."""
+    write_run(HERE / "run")
+    (HERE / "run" / "meta.json").write_text(json.dumps(meta))
+    (HERE / "run" / "timeseries.csv").write_text("\n".join(("t,running,waiting,kv_cache_pct", *ticks)))
+    return read_run(HERE / "run")
+
+
+def of_text(*lines):
+    """Tables of kernels of an H100, whose products are these lines."""
+    write_kernels(HERE, kernel_tables())
+    Path("gemm_perf.csv").write_text("\n".join(lines))
+    return fit_folder(HERE, "h100")
 
 
 def kernels(change=lambda i, row: row, lacks=""):

@@ -78,6 +78,8 @@ def closed_loops(path: str | Path, asked: Asked | None = None) -> Iterator[Cell]
         if missing:
             raise BadRun(path, None, f"there is no column {missing[0]}")
         for number, row in enumerate(rows, 2):
+            if None in row.values():
+                raise BadRun(path, number, f"it has fewer cells than the {len(rows.fieldnames or ())} of the header")
             try:
                 yield _cell(row, asked)
             except _BadCell as error:
@@ -159,7 +161,7 @@ def _simulated(setup: Prepared, prompt: int, output: int, clients: int) -> tuple
 
 
 def _count(row: dict[str, str], name: str) -> int:
-    if not (row[name] or "").isdigit() or not int(row[name]):
+    if not row[name].isdecimal() or not int(row[name]):
         raise _BadCell(f"{name} is {row[name]}; it has to be a whole number of at least 1")
     return int(row[name])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,8 @@ from paged.study.simulator import run_fields
 Times = NDArray[np.float64]
 Counts = NDArray[np.int64]
 _TIMES = ("queued_ts", "first_token_ts", "last_token_ts")
+_SERIES = ("t", "running", "waiting", "kv_cache_pct")
+_Read = TypeVar("_Read")
 
 
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +86,31 @@ class RecordedRun(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     clients: int | None = None
 
 
+class _Meta(msgspec.Struct):
+    """The fields of a meta.json that are read."""
+
+    model: Any = None
+    vllm_version: Any = None
+    engine_kwargs: dict[str, Any] | None = None
+    kv_cache: dict[str, Any] | None = None
+    hardware: dict[str, Any] | None = None
+    resolved_config: dict[str, Any] | None = None
+
+
+class _BenchServe(msgspec.Struct):
+    """The fields of a result of `vllm bench serve` that are read."""
+
+    input_lens: list[int] = []
+    output_lens: list[int] = []
+    ttfts: list[float] = []
+    itls: list[list[float]] = []
+    start_times: list[float] | None = None
+    max_concurrency: int | None = None
+    request_rate: Any = None
+    model_id: str | None = None
+    model: str | None = None
+
+
 def read_run(path: str | Path) -> RecordedRun:
     """A folder with requests.jsonl and meta.json, or a file of `vllm bench serve`. Raises BadRun with file and row, and OSError."""
     path = Path(path)
@@ -98,7 +125,7 @@ def _of_folder(folder: Path) -> RecordedRun:
     rows: list[list[float]] = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         if line.strip():
-            rows.append(_row(path, number, _parsed(path, number, line), wanted))
+            rows.append(_row(path, number, _parsed(path, number, line, dict[str, Any]), wanted))
     if not rows:
         raise BadRun(path, None, "it has no requests")
     table = np.array(rows)
@@ -119,16 +146,17 @@ def _of_folder(folder: Path) -> RecordedRun:
     )
 
 
-def _parsed(path: Path, number: int | None, text: str) -> Any:
+def _parsed(path: Path, number: int | None, text: str, kind: type[_Read]) -> _Read:
+    """The JSON of a file or of a row. Infinity and NaN, which json.dump writes, are numbers in it."""
     try:
-        return json.loads(text)
+        return msgspec.convert(json.loads(text), kind)
+    except msgspec.ValidationError as error:
+        raise BadRun(path, number, str(error)) from None
     except (ValueError, RecursionError) as error:
         raise BadRun(path, number, f"no JSON: {error}") from None
 
 
-def _row(path: Path, number: int, found: Any, wanted: tuple[str, ...]) -> list[float]:
-    if not isinstance(found, dict):
-        raise BadRun(path, number, "a request is an object")
+def _row(path: Path, number: int, found: dict[str, Any], wanted: tuple[str, ...]) -> list[float]:
     values = []
     for name in wanted:
         value = found.get(name)
@@ -150,17 +178,15 @@ def _row(path: Path, number: int, found: Any, wanted: tuple[str, ...]) -> list[f
 def _setup(path: Path) -> RunSetup:
     if not path.exists():
         return RunSetup()
-    found = _parsed(path, None, path.read_text())
-    own, cache, card, resolved = (
-        found.get(key) or {} for key in ("engine_kwargs", "kv_cache", "hardware", "resolved_config")
-    )
-    parts = [part for part in resolved.values() if isinstance(part, dict)]
+    meta = _parsed(path, None, path.read_text(errors="replace"), _Meta)
+    own = meta.engine_kwargs or {}
+    parts = [part for part in (meta.resolved_config or {}).values() if isinstance(part, dict)]
     # What was asked for comes first, then what the engine made of it.
-    asked = (*parts, cache, own, {"model": found.get("model")})
+    asked = (*parts, meta.kv_cache or {}, own, {"model": meta.model})
     given = {name: value for part in asked for name, value in part.items() if value is not None}
     setup = {
-        "engine_version": found.get("vllm_version"),
-        "device_name": card.get("device_name"),
+        "engine_version": meta.vllm_version,
+        "device_name": (meta.hardware or {}).get("device_name"),
         **run_fields.read(given),
         "refused": run_fields.refused(given),
         "not_modelled": _left_out(own, given),
@@ -182,40 +208,42 @@ def _left_out(own: dict[str, Any], given: dict[str, Any]) -> list[str]:
 def _series(path: Path) -> Series | None:
     if not path.exists():
         return None
-    names = ("t", "running", "waiting", "kv_cache_pct")
+    table: list[list[float]] = []
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
-        missing = [name for name in names if name not in (rows.fieldnames or ())]
+        missing = [name for name in _SERIES if name not in (rows.fieldnames or ())]
         if missing:
             raise BadRun(path, None, f"there is no column {missing[0]}")
-        try:
-            table = np.array([[float(row[name]) for name in names] for row in rows])
-        except ValueError as error:
-            raise BadRun(path, None, str(error)) from None
-    if not len(table):
+        for number, row in enumerate(rows, 2):
+            try:
+                table.append([float(row[name]) for name in _SERIES])
+            except (TypeError, ValueError):
+                shown = ", ".join(f"{name} is {row[name]}" for name in _SERIES)
+                raise BadRun(path, number, f"{shown}; each has to be a number") from None
+    if not table:
         return None
-    t, running, waiting, percent = table.T
+    t, running, waiting, percent = np.array(table).T
     return Series(t, running, waiting, percent / 100)
 
 
 def _of_bench_serve(path: Path) -> RecordedRun:
-    found = _parsed(path, None, path.read_text(errors="replace"))
+    found = _parsed(path, None, path.read_text(errors="replace"), _BenchServe)
     columns = ("input_lens", "output_lens", "ttfts", "itls")
-    missing = [name for name in columns if not isinstance(found, dict) or not found.get(name)]
+    missing = [name for name in columns if not getattr(found, name)]
     if missing:
         raise BadRun(path, None, f"it has no {missing[0]}; `vllm bench serve` writes them with --save-detailed")
-    inputs, outputs, ttfts, itls = (found[name] for name in columns)
-    if not len(inputs) == len(outputs) == len(ttfts) == len(itls):
-        raise BadRun(
-            path, None, f"{', '.join(columns)} have {len(inputs)}, {len(outputs)}, {len(ttfts)} and {len(itls)} entries"
-        )
-    clients, starts = found.get("max_concurrency"), found.get("start_times")
+    inputs, outputs, ttfts, itls = (getattr(found, name) for name in columns)
+    clients, starts = found.max_concurrency, found.start_times
     if starts is None and clients is None:
-        if str(found.get("request_rate")) != "inf":
+        if str(found.request_rate) != "inf":
             raise BadRun(
                 path, None, "it has neither start_times nor max_concurrency; when its requests came is not known"
             )
         starts = [0.0] * len(inputs)
+    counts = [len(each) for each in (inputs, outputs, ttfts, itls, starts or inputs)]
+    if len(set(counts)) > 1:
+        names = ", ".join((*columns, "start_times"))
+        raise BadRun(path, None, f"{names} have {', '.join(map(str, counts))} entries; each has one a request")
     arrival = np.zeros(len(inputs)) if starts is None else np.array(starts, np.float64)
     order = arrival.argsort(kind="stable")
     order = order[np.array(outputs)[order] > 0]
@@ -226,7 +254,7 @@ def _of_bench_serve(path: Path) -> RecordedRun:
     begin = arrival[order].min()
     return RecordedRun(
         name=path.stem,
-        setup=RunSetup(model=found.get("model_id") or found.get("model")),
+        setup=RunSetup(model=found.model_id or found.model),
         arrival=arrival[order] - begin,
         queued=arrival[order] - begin,
         first=first[order] - begin,

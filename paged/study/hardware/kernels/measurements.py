@@ -102,7 +102,11 @@ class _Table:
             return cls(parquet, {column: np.asarray(table[column].to_pylist()) for column in table.column_names})
         if text.exists():
             with text.open(newline="", encoding="utf-8") as file:
-                header, *rows = csv.reader(file)
+                header, *rows = [row for row in csv.reader(file) if row] or [[]]
+            for number, row in enumerate(rows):
+                if len(row) != len(header):
+                    problem = f"row {number:,} has {len(row)} cells; the header has {len(header)}"
+                    raise BadHardwareFile(text, None, problem)
             return cls(text, {column: np.asarray([row[place] for row in rows]) for place, column in enumerate(header)})
         raise BadHardwareFile(folder, name, "there is neither a .parquet nor a .csv file of this name")
 
