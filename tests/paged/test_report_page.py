@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from paged.errors import InvalidConfig, MissingExtra
+from paged.study.hardware.kernels import kernels_named
 from paged.study.report import write_html, write_plan_html, write_sessions_html, write_validation_html
 from paged.study.report.comparisons import preemptions, under_load
 from paged.study.report.drawing import count_axis
+from paged.study.report.facts import facts, sentence
 from paged.study.report.naming import by_setting, named
 from paged.study.report.over_time import averaged, edges_of, memory_parts
 from paged.study.report.roof import points, roofline
@@ -158,6 +160,16 @@ def test_without_plotly_one_sentence_says_what_installs_it(write, monkeypatch):
     with pytest.raises(MissingExtra) as error:
         write("never.html", [])
     assert str(error.value) == expected
+
+
+def test_a_report_says_what_its_steps_were_timed_by_also_where_a_file_of_kernels_was_named(tmp_path):
+    path = tmp_path / "kernels.json"
+    kernels_named("h100").save(path)
+    device = Device(model="llama-2-13b", device="h100", profile=str(path))
+    outcome = run(scenario_of(device=device))
+    assert "steps are timed by measured kernels of h100" in dict(facts([outcome]))["Model and device"]
+    assert "comes from kernels or layers that were timed" in sentence([outcome])
+    assert "nothing here was timed" in sentence([run(scenario_of())])
 
 
 def test_a_long_timeline_keeps_its_integral_over_time():

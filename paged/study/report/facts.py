@@ -6,16 +6,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paged import __version__
+from paged.study.hardware import Profile
+from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator import Outcome
 
 
 def sentence(outcomes: Sequence[Outcome]) -> str:
     """What this is, for a reader who was sent the file."""
     policies = list(dict.fromkeys(outcome.result.policy for outcome in outcomes))
-    is_timed = any(outcome.scenario.device.profile is not None for outcome in outcomes)
-    timed = (
-        "what a step takes is fitted to steps that were timed" if is_timed else "nothing here was timed on the device"
-    )
+    timed = "nothing here was timed on the device"
+    cost_models = [outcome.scenario.device.cost_model() for outcome in outcomes]
+    if any(isinstance(each, Profile) for each in cost_models):
+        timed = "what a step takes is fitted to steps that were timed"
+    elif any(isinstance(each, MeasuredStep) for each in cost_models):
+        timed = "what a step takes comes from kernels or layers that were timed"
     runs = "1 simulation" if len(outcomes) == 1 else f"{len(outcomes):,} simulations"
     return (
         f"{runs} of {', '.join(policies)}: paged's own block manager and scheduler on a virtual clock, with a cost model in place of the "
@@ -64,7 +68,7 @@ def _load(outcome: Outcome) -> str:
 
 def _device(outcome: Outcome) -> str:
     device = outcome.scenario.device
-    if (profile := device.timed()) is not None:
+    if isinstance(profile := device.cost_model(), Profile):
         name = device.profile if profile.model is None else f"{profile.model.name} ({device.profile})"
         return f"{name}, by a profile of {profile.steps:,} timed steps" + (
             f": {profile.about}" if profile.about else ""

@@ -174,8 +174,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
                     f"{self.profile} holds kernels of a device; a model and that device are needed beside it"
                 )
             return step_from(layers_in(self.profile, roofline), roofline)
-        profile = self.timed()
-        if profile is not None:
+        if self.profile is not None:
+            profile = Profile.load(self.profile)
             if roofline is not None:
                 profile.must_be_of(roofline.model)
             if self.tensor_parallel != 1:
@@ -211,10 +211,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         """How linear layers are stored as codes, in words: as the model is published, or as `quantization` makes them; None: as floats."""
         roofline = self.roofline()
         return None if roofline is None or roofline.codes is None else roofline.codes.title
-
-    def timed(self) -> Profile | None:
-        """The profile where one is named. Raises BadHardwareFile or OSError."""
-        return None if self.profile is None else Profile.load(self.profile)
 
     def roofline(self) -> Roofline | None:
         """The model on the device where they are named."""
