@@ -5,6 +5,7 @@ import re
 import pytest
 
 from paged.study.hardware import Roofline, capacity_of, device_named, model_named
+from paged.study.hardware.device import Link
 
 EXAMPLE = ("capacity", "llama-2-70b", "--dtype", "bf16", "--batch", 16, "--length", 1024)
 
@@ -54,3 +55,7 @@ def test_the_fewest_devices_do_and_half_of_them_do_not_and_one_that_works_alone_
     assert found("llama-3-70b", "a100-40g", batch=64, tensor_parallel=fewest)[1].fits
     assert not found("llama-3-70b", "a100-40g", batch=64, tensor_parallel=fewest // 2)[1].fits
     assert found("deepseek-v2", "cpu", batch=4096, length=2048)[1].fewest_devices is None
+    # A link that was named joins devices whose sheet has none, and does not count where one device does.
+    link = Link(bytes_per_s=1e10, latency_s=1e-5)
+    linked, figures = found("llama-2-13b", "rtx4090", batch=1, tensor_parallel=4, link=link)
+    assert linked.device.interconnect is None and figures.fewest_devices == 2

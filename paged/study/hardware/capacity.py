@@ -198,8 +198,9 @@ def _flops_per_byte(roofline: Roofline, work: StepWork) -> float:
 def _fewest_devices(roofline: Roofline, fits: Callable[[Placement], bool]) -> int | None:
     # Powers of two first: so many devices stand beside each other.
     degrees = sorted(roofline.degrees(), key=lambda degree: (degree & (degree - 1) > 0, degree))
-    for degree in degrees if roofline.device.interconnect else (1,):
-        spread = msgspec.structs.replace(roofline, tensor_parallel=degree)
+    for degree in degrees if roofline.device.interconnect or roofline.link else (1,):
+        link = roofline.link if degree > 1 or roofline.is_lockstep else None
+        spread = msgspec.structs.replace(roofline, tensor_parallel=degree, link=link)
         if fits(spread):
             return degree
     return None
