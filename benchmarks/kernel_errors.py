@@ -138,14 +138,15 @@ def asked_by_shape(fitted: KernelTables, kind: str, timed: Timed) -> KernelError
     """Of attention asked for as a model would, a shape at a time."""
     names = ("dtype", "heads", "kv_heads", "head_dim", "window")
     shapes = list(zip(*(timed.columns[name].tolist() for name in names)))
-    answer = fitted.prefill_attention if kind == "prefill" else fitted.decode_attention
     shares = np.zeros(len(shapes))
     for shape in set(shapes):
         rows = np.asarray([place for place, other in enumerate(shapes) if other == shape])
         dtype, heads, kv_heads, head_dim, window = shape
         sizes = {"heads": int(heads), "kv_heads": int(kv_heads), "head_dim": int(head_dim), "window": int(window)}
         try:
-            seconds = answer(dtype, timed.columns["batch"][rows], timed.columns["tokens"][rows], **sizes)
+            seconds = fitted.attention(
+                kind, dtype, timed.columns["batch"][rows], timed.columns["tokens"][rows], **sizes
+            )
         except UnknownKernel:
             seconds = np.nan
         shares[rows] = np.abs(seconds / timed.seconds[rows] - 1)

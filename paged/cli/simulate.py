@@ -17,7 +17,7 @@ from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled
 from paged.errors import InvalidConfig
 from paged.study.report import TraceEvents, write_csv, write_html, write_trace_events
-from paged.study.simulator import Outcome, Routing, Scenario, Step, as_line, decision_of, grid, outcome_of, run_all
+from paged.study.simulator import Outcome, Routing, Scenario, Step, decision_of, grid, outcome_of, run_all
 
 _ROUTING = Routing()
 
@@ -141,7 +141,7 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
         watchers: list[Callable[[Step], object]] = [events.see] if trace_events is not None else []
         if log is not None:
             file = stack.enter_context(whole_file(log))
-            watchers.append(lambda step: file.write(as_line(decision_of(step)) + "\n"))
+            watchers.append(lambda step: file.write(msgspec.json.encode(decision_of(step)).decode() + "\n"))
         advance = stack.enter_context(counting("requests", len(simulation.trace)))
         watchers.append(lambda step: advance(len(step.ended)))
         for step in simulation.steps():

@@ -13,12 +13,9 @@ from paged.study.simulator import (
     Scenario,
     StepTime,
     Targets,
-    fewest_devices,
-    highest_rate,
     outcome_of,
     plans,
     run,
-    smallest_memory,
     trial,
 )
 from paged.study.simulator.result import Percentiles
@@ -36,6 +33,11 @@ def poisson(requests=80, rate=20):
 
 
 CROWD = poisson()
+
+
+def plan_of(find, scenario, targets, **options):
+    (plan,) = plans(find, [scenario], targets, **options)
+    return plan
 
 
 def scenario_of(trace=CROWD, *, rate=1.0, seed=0, **options):
@@ -121,7 +123,7 @@ def test_a_run_that_is_saturated_is_given_up_after_a_fraction_of_its_steps(monke
 
 def test_the_smallest_memory_is_the_one_that_trying_many_finds():
     scenario = scenario_of(poisson(20, rate=10))
-    plan = smallest_memory(scenario, Targets(ttft_s=0.2), tolerance=0)
+    plan = plan_of("memory", scenario, Targets(ttft_s=0.2), tolerance=0)
     # The outcome is monotone here, which the search cannot know.
     for count in {*range(15, 61, 7), *range(plan.answer - 3, plan.answer + 3)}:
         assert meets(plan.scenario_at(count), ttft_s=0.2) == (count >= plan.answer)
@@ -132,7 +134,7 @@ def test_the_smallest_memory_is_the_one_that_trying_many_finds():
 
 def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_not():
     targets = {"ttft_s": 2.0, "gap_s": 0.15}
-    plan = highest_rate(scenario_of(poisson(40)), Targets(**targets))
+    plan = plan_of("rate", scenario_of(poisson(40)), Targets(**targets))
     assert plan.answer < plan.missed <= plan.answer * 1.02
     assert meets(plan.scenario_at(plan.answer), **targets)
     assert not meets(plan.scenario_at(plan.missed), **targets)
@@ -144,7 +146,7 @@ def test_the_highest_rate_meets_when_simulated_again_and_two_percent_more_does_n
 
 def test_the_fewest_devices_are_those_that_dealing_by_hand_finds():
     scenario, ttft_s = scenario_of(rate=3), 0.05
-    plan = fewest_devices(scenario, Targets(ttft_s=ttft_s))
+    plan = plan_of("devices", scenario, Targets(ttft_s=ttft_s))
     trace = scenario.load.build()
 
     def dealt_p99(replicas):
@@ -166,7 +168,7 @@ def test_the_fewest_devices_are_those_that_dealing_by_hand_finds():
 @pytest.mark.parametrize("policy", ["paged", "vllm", "tgi", "static"])
 def test_no_memory_below_what_the_longest_request_takes_is_a_solution(policy, trace_file):
     scenario = scenario_of(str(trace_file("0,8,30", "5,30,9", "10,20,3")), policy=policy)
-    plan = smallest_memory(scenario, Targets(ttft_s=1e6))
+    plan = plan_of("memory", scenario, Targets(ttft_s=1e6))
     # 39 tokens in blocks of 4.
     assert (plan.answer, plan.missed) == (10, None)
     short = tried(Trial(scenario=REPLACE(scenario, blocks=9)))
@@ -185,7 +187,7 @@ def test_a_request_that_the_pool_can_never_hold_is_no_matter_of_rate_or_of_more_
 
 def test_what_is_longer_than_the_context_is_counted_and_no_miss(trace_file):
     scenario = scenario_of(str(trace_file("0,8,3", "1,999,9", "2,8,3")))
-    plan = smallest_memory(REPLACE(scenario, load=REPLACE(scenario.load, context=100)), Targets(ttft_s=1))
+    plan = plan_of("memory", REPLACE(scenario, load=REPLACE(scenario.load, context=100)), Targets(ttft_s=1))
     assert (plan.answer, plan.requests, plan.left_out) == (3, 3, 1)
 
 
@@ -206,7 +208,7 @@ def test_more_memory_lets_more_rows_decode_together_and_may_miss_where_less_meet
     slow_context = Device(formula=StepTime(weights_ms=1, context_us=500, token_us=1))
     load = Load(trace="synthetic:at-once,requests=10,prompt=20,output=20")
     scenario = REPLACE(scenario_of(), load=load, device=slow_context, policy="orca-oracle", blocks=200)
-    plan = smallest_memory(scenario, Targets(gap_s=0.1), tolerance=0)
+    plan = plan_of("memory", scenario, Targets(gap_s=0.1), tolerance=0)
     more = [probe for probe in plan.probes if probe.value > plan.answer]
     assert meets(plan.scenario_at(plan.answer), gap_s=0.1)
     assert plan.exceptions == tuple(probe for probe in more if not probe.met)
@@ -217,10 +219,10 @@ def test_with_several_seeds_each_of_them_has_to_meet():
     targets = Targets(ttft_s=0.2)
     scenario = scenario_of(poisson(20))
     alone = [
-        highest_rate(REPLACE(scenario, load=REPLACE(scenario.load, seed=seed)), targets, tolerance=0.2)
+        plan_of("rate", REPLACE(scenario, load=REPLACE(scenario.load, seed=seed)), targets, tolerance=0.2)
         for seed in range(3)
     ]
-    together = highest_rate(scenario, targets, seeds=3, tolerance=0.2)
+    together = plan_of("rate", scenario, targets, seeds=3, tolerance=0.2)
     assert len({plan.answer for plan in alone}) > 1
     loads = [REPLACE(scenario.load, seed=seed, rate=together.answer) for seed in range(3)]
     found = [run(REPLACE(scenario, load=load)).result.ttft_s.p99 for load in loads]

@@ -12,7 +12,7 @@ from paged.study.simulator import Simulation, StepTime, simulate, work_of  # noq
 from paged.study.simulator.answers import Answers
 from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Percentiles
-from paged.study.traces import Trace, excerpt_path, read_trace
+from paged.study.traces import EXCERPTS, Trace, read_trace
 
 from ..driving import steps_of  # noqa: TID252
 from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: F401, TID252
@@ -104,7 +104,7 @@ def test_blocks_kept_by_count_are_memory_that_is_taken(trace_of, fast_forward):
 # Under every policy the steps themselves are compared in tests/properties/test_stretches.py.
 @pytest.mark.parametrize(("name", "policy"), [("azure", "tgi"), ("mooncake", "static")])
 def test_steps_taken_at_once_change_no_figure(name, policy):
-    trace = read_trace(excerpt_path(name), limit=30).scaled(prompts=1 / 16, outputs=1 / 4, rate=0.5)
+    trace = read_trace(EXCERPTS[name].path, limit=30).scaled(prompts=1 / 16, outputs=1 / 4, rate=0.5)
     results = []
     for fast_forward in (False, True):
         scheduler = scheduler_of(120, 8, host_blocks=16, policy=policy, max_tokens_per_step=64, max_sequences=16)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from paged.errors import InvalidSpec
-from paged.study.traces import PRESETS, LogNormal, Trace, open_trace, save_trace, synthetic
+from paged.study.traces import PRESETS, LogNormal, Trace, open_trace, synthetic
 
 MANY = 200_000
+ONE = "arrival_s,prompt_tokens,output_tokens\n0,3,4\n"
 
 
 def cv(values):
@@ -110,13 +111,13 @@ def test_conversations_have_their_mean_number_of_turns_and_pauses_their_mean():
 
 
 def test_lengths_come_from_a_file_too(tmp_path):
-    save_trace(Trace.from_lengths([0], [3], [4]), tmp_path / "mine")
+    (tmp_path / "mine").write_text(ONE)
     assert set(open_trace(f"synthetic:poisson,lengths={tmp_path / 'mine'}").output_tokens.tolist()) == {4}
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save_trace(Trace.from_lengths([0], [3], [4]), tmp_path / "synthetic:poisson")
+    (tmp_path / "synthetic:poisson").write_text(ONE)
     assert len(open_trace("synthetic:poisson")) == 1
 
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from paged import BlockManager, Request, Scheduler
-from paged.errors import InvalidConfig
+from paged.errors import BenchmarkFailed, InvalidConfig
 
 BLOCK_SIZE = 16
 BUDGET = 8192
@@ -104,7 +104,7 @@ def _decoding(rows: int, caching: bool, context: int, holes: int, steps: int) ->
         if len(batch.rows) == batch.num_scheduled_tokens == num_sequences:
             break
     else:
-        raise RuntimeError(
+        raise BenchmarkFailed(
             f"{scheduler.counts()['running']} of {num_sequences} sequences run; all of them should decode"
         )
     for hole in range(holes):
@@ -119,7 +119,7 @@ def _step(scheduler: Scheduler, rows: int) -> tuple[float, float]:
     batch = scheduler.schedule(0.0)
     scheduled = clock()
     if not len(batch.rows) == batch.num_scheduled_tokens == rows:
-        raise RuntimeError(
+        raise BenchmarkFailed(
             f"{batch.num_scheduled_tokens} tokens of {len(batch.rows)} rows in a step that should decode {rows}"
         )
     tokens = _sampled(rows)

@@ -99,7 +99,7 @@ def step_parts(
 
     Raises InvalidConfig for sizes below 1 and for sequences longer than the model takes, and what Engine raises.
     """
-    for size, value in (("rows", rows), ("context", context), ("steps", steps)):
+    for size, value in (("rows", rows), ("context", context), ("steps", steps), ("block_size", block_size)):
         if value < 1:
             raise InvalidConfig(f"{size} is {value}; at least 1 is needed")
     serving = Serving(

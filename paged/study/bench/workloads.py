@@ -24,16 +24,14 @@ _OFFLINE_INPUT = (LogNormal.of_mean(160, sigma=0.8), 8, 512)
 _OFFLINE_OUTPUT = (LogNormal.of_mean(96, sigma=0.8), 8, 256)
 
 
-def workload(
-    name: str, *, limit: int | None = None, scale: float = 1.0, context: int | None = None, seed: int = 0
-) -> Trace:
-    """The requests of that name, or of a trace, the first `limit`; lengths divided by `scale`, then clipped to `context` tokens in all.
+def workload(name: str, *, limit: int | None = None, scale: float = 1.0, context: int | None = None) -> Trace:
+    """Return the first `limit` requests of that name, or of a trace: lengths divided by `scale`, then clipped to `context` tokens in all.
 
     Raises InvalidConfig for a name that is neither and for a scale that is none, and what `open_trace` raises for a trace.
     """
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidConfig(f"scale is {scale:g}; lengths are divided by it, and it has to be a finite number above 0")
-    trace = WORKLOADS[name](seed) if name in WORKLOADS else _opened(name, limit, seed)
+    trace = WORKLOADS[name]() if name in WORKLOADS else _opened(name, limit)
     if limit is not None:
         trace = trace if limit >= len(trace) else trace.head(limit)
     if scale != 1.0:
@@ -43,17 +41,17 @@ def workload(
     return trace
 
 
-def offline(seed: int = 0) -> Trace:
+def offline() -> Trace:
     """See the module."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     prompts, outputs = (
         np.clip(lengths.draw(_REQUESTS, random), least, most)
         for lengths, least, most in (_OFFLINE_INPUT, _OFFLINE_OUTPUT)
     )
-    return Trace.from_lengths(np.zeros(_REQUESTS), prompts, outputs, name="offline", seed=seed)
+    return Trace.from_lengths(np.zeros(_REQUESTS), prompts, outputs, name="offline")
 
 
-def shared_prefix(seed: int = 0) -> Trace:
+def shared_prefix() -> Trace:
     """See the module. The families take turns."""
     everybody = np.arange(_REQUESTS)
     alone = Trace.from_lengths(
@@ -61,7 +59,6 @@ def shared_prefix(seed: int = 0) -> Trace:
         np.full(_REQUESTS, _OWN),
         np.full(_REQUESTS, _SHARED_OUTPUT),
         name="shared_prefix",
-        seed=seed,
     )
     return replace(
         alone,
@@ -71,18 +68,18 @@ def shared_prefix(seed: int = 0) -> Trace:
     )
 
 
-def single(seed: int = 0) -> Trace:
+def single() -> Trace:
     """See the module."""
-    return Trace.from_lengths([0.0], [_SINGLE], [_SINGLE], name="single", seed=seed)
+    return Trace.from_lengths([0.0], [_SINGLE], [_SINGLE], name="single")
 
 
 WORKLOADS = {"offline": offline, "shared_prefix": shared_prefix, "single": single}
-"""By name, what makes the requests for a seed."""
+"""By name, what makes the requests."""
 
 
-def _opened(name: str, limit: int | None, seed: int) -> Trace:
+def _opened(name: str, limit: int | None) -> Trace:
     try:
-        return open_trace(name, limit=limit, seed=seed)
+        return open_trace(name, limit=limit)
     except FileNotFoundError as problem:
         raise InvalidConfig(
             f'"{name}" is none of {", ".join(WORKLOADS)}, and no trace: {problem.strerror or problem}'

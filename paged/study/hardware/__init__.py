@@ -15,14 +15,13 @@ from paged.study.hardware.cost_model import CostModel, budgets, suiting_budget
 from paged.study.hardware.device import DTYPES, KV_DTYPES, Device
 from paged.study.hardware.layers import Kept, layers_named
 from paged.study.hardware.placement import Placement, kept_as, usual_dtype
-from paged.study.hardware.profile import Profile, ProfiledModel, ProfileError
-from paged.study.hardware.roofline import Faster, Part, Roofline
-from paged.study.hardware.step_work import Amount, Spans, StepWork
+from paged.study.hardware.profile import Profile, ProfiledModel
+from paged.study.hardware.roofline import Faster, Roofline
+from paged.study.hardware.step_work import Spans, StepWork
 
 __all__ = [
     "DTYPES",
     "KV_DTYPES",
-    "Amount",
     "Capacity",
     "CostModel",
     "Device",
@@ -32,10 +31,8 @@ __all__ = [
     "Kept",
     "Latent",
     "ModelShape",
-    "Part",
     "Placement",
     "Profile",
-    "ProfileError",
     "ProfiledModel",
     "Roofline",
     "Spans",

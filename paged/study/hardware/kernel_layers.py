@@ -119,8 +119,8 @@ class KernelLayers:
         """Of all layers."""
         layers, heads, dtype = self.roofline.model.layers, heads_of(self.roofline), self._kv_dtype
         lengths, rows = np.array(_LENGTHS, np.float64), np.array(_ROWS, np.float64)
-        whole = layers * self.tables.prefill_attention(dtype, 1, lengths, **heads)
-        decode = layers * self.tables.decode_attention(dtype, rows[:, None], lengths, **heads)
+        whole = layers * self.tables.attention("prefill", dtype, 1, lengths, **heads)
+        decode = layers * self.tables.attention("decode", dtype, rows[:, None], lengths, **heads)
         # Of no sequences nothing; of no tokens before them as of one.
         decode = np.pad(np.pad(decode, ((0, 0), (1, 0)), "edge"), ((1, 0), (0, 0)))
         return _Attention(

@@ -3,15 +3,15 @@
 Nothing about memory or decisions is written here.
 """
 
-from paged.study.simulator.binding import Binding, Effect, Knob, what_binds
+from paged.study.simulator.binding import Binding, Effect, what_binds
 from paged.study.simulator.closed_loops import Cell, by_engine, closed_loops
-from paged.study.simulator.decisions import Decision, as_line, decision_of, differences
+from paged.study.simulator.decisions import Decision, decision_of, differences
 from paged.study.simulator.engine_description import EngineDescription, engine_named, engine_names
-from paged.study.simulator.ledger import UNBOUNDED, Timeline
-from paged.study.simulator.plan import TOLERANCES, Find, Plan, Progress, Weighed
-from paged.study.simulator.planning import fewest_devices, highest_rate, plans, smallest_memory
-from paged.study.simulator.recorded_run import RecordedRun, RunSetup, Series, read_run
-from paged.study.simulator.recording import RecordedSeconds, Recording, Setup, predict, record, replay
+from paged.study.simulator.ledger import UNBOUNDED
+from paged.study.simulator.plan import Find, Plan, Progress
+from paged.study.simulator.planning import plans
+from paged.study.simulator.recorded_run import RecordedRun, RunSetup, read_run
+from paged.study.simulator.recording import Recording, predict, record, replay
 from paged.study.simulator.replicas import Replicas
 from paged.study.simulator.result import Percentiles, Preemptions, SimulationResult, Spread
 from paged.study.simulator.routers import ROUTERS, Routing
@@ -23,14 +23,13 @@ from paged.study.simulator.study import Interval, by_seed, grid, interval, run_a
 from paged.study.simulator.targets import Miss, P99s, Probe, Targets
 from paged.study.simulator.trace_facts import Lengths, TraceFacts
 from paged.study.simulator.validation import METRICS, STATISTICS, Asked, Figures, Validation, validated
-from paged.study.simulator.work import steady_work, work_of
+from paged.study.simulator.work import work_of
 
 __all__ = [
     "KEEPS",
     "METRICS",
     "ROUTERS",
     "STATISTICS",
-    "TOLERANCES",
     "TURN_GROUPS",
     "UNBOUNDED",
     "Asked",
@@ -43,7 +42,6 @@ __all__ = [
     "Figures",
     "Find",
     "Interval",
-    "Knob",
     "Lengths",
     "Load",
     "Miss",
@@ -55,16 +53,13 @@ __all__ = [
     "Probe",
     "Progress",
     "RecordedRun",
-    "RecordedSeconds",
     "Recording",
     "Replicas",
     "Routing",
     "RunSetup",
     "Scenario",
-    "Series",
     "SessionResult",
     "SessionRun",
-    "Setup",
     "Simulation",
     "SimulationResult",
     "Spread",
@@ -72,11 +67,8 @@ __all__ = [
     "StepTime",
     "Targets",
     "Tiers",
-    "Timeline",
     "TraceFacts",
     "Validation",
-    "Weighed",
-    "as_line",
     "by_engine",
     "by_seed",
     "closed_loops",
@@ -84,9 +76,7 @@ __all__ = [
     "differences",
     "engine_named",
     "engine_names",
-    "fewest_devices",
     "grid",
-    "highest_rate",
     "interval",
     "outcome_of",
     "plans",
@@ -97,8 +87,6 @@ __all__ = [
     "run",
     "run_all",
     "simulate",
-    "smallest_memory",
-    "steady_work",
     "validated",
     "what_binds",
     "work_of",

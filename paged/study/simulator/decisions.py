@@ -45,11 +45,6 @@ def decision_of(step: Step) -> Decision:
     )
 
 
-def as_line(decision: Decision) -> str:
-    """A JSON object, without an end of line."""
-    return msgspec.json.encode(decision).decode()
-
-
 def differences(first: Sequence[Decision], second: Sequence[Decision], *, most: int = 10) -> list[str]:
     """Where two logs differ, a sentence an entry, at most `most`; empty where they are identical, entry by entry."""
     found: list[str] = []

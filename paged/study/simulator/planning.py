@@ -21,40 +21,6 @@ from paged.study.simulator.trial import Round, Trial, trace_of
 from paged.study.traces import Trace
 
 
-def highest_rate(
-    scenario: Scenario, targets: Targets, *, seeds: int = 1, jobs: int = 1, tolerance: float | None = None
-) -> Plan:
-    """The highest rate at which the scenario's load meets the targets with every seed: its goodput, within 2 % unless said otherwise.
-
-    Time is stretched (`Trace.scaled`). The search begins at the load's rate. Raises InvalidConfig for a load of which the rate changes nothing
-    (a closed loop, all requests at once), for fewer than one seed or job, and for a tolerance that is none; and what scenarios raise.
-    """
-    (plan,) = plans("rate", [scenario], targets, seeds=seeds, jobs=jobs, tolerance=tolerance)
-    return plan
-
-
-def smallest_memory(
-    scenario: Scenario, targets: Targets, *, seeds: int = 1, jobs: int = 1, tolerance: float | None = None
-) -> Plan:
-    """The fewest blocks with which the scenario's load meets the targets with every seed, within 1 % or one block unless said otherwise.
-
-    The search begins at the scenario's blocks, and goes from what the longest request takes to what all requests take together. Raises
-    InvalidConfig for fewer than one seed or job and for a tolerance that is none; and what scenarios raise.
-    """
-    (plan,) = plans("memory", [scenario], targets, seeds=seeds, jobs=jobs, tolerance=tolerance)
-    return plan
-
-
-def fewest_devices(scenario: Scenario, targets: Targets, *, seeds: int = 1, jobs: int = 1) -> Plan:
-    """The fewest replicas of the scenario's device (`tensor_parallel` of them each) that meet the targets together with every seed.
-
-    Each is a pool and a scheduler of its own, and requests are dealt to them in turn, in order of arrival. Percentiles are over all requests. Raises
-    InvalidConfig for a closed loop and for fewer than one seed or job; and what scenarios raise.
-    """
-    (plan,) = plans("devices", [scenario], targets, seeds=seeds, jobs=jobs)
-    return plan
-
-
 def plans(
     find: Find,
     scenarios: Sequence[Scenario],
@@ -65,11 +31,18 @@ def plans(
     tolerance: float | None = None,
     watch: Watching = lambda progress: None,
 ) -> list[Plan]:
-    """A plan for each scenario, in `jobs` processes: the same plans, whatever their number. `watch` is called before each probe and after the last.
+    """Return a plan for each scenario, found in `jobs` processes; their number changes no plan. Every seed has to meet the targets.
 
-    Where a scenario's token budget is "auto" and its policy splits prompts, budgets are weighed, and the plan is the best over them.
+    "rate"     the highest rate at which the load meets them, its goodput, within 2 %. Time is stretched (`Trace.scaled`), from the load's own rate
+    "memory"   the fewest blocks, within 1 % or one block, from what the longest request takes to what all requests take together
+    "devices"  the fewest replicas of the scenario's device (`tensor_parallel` of them each). Each has its own pool and scheduler, requests are dealt
+               to them in turn, and percentiles are over all requests
 
-    Raises what `highest_rate`, `smallest_memory` and `fewest_devices` raise, before the first simulation as far as that can be.
+    `tolerance` replaces the share. `watch` is called before each probe and after the last. If a scenario's token budget is "auto" and its policy
+    splits prompts, the plan is the best over all budgets.
+
+    Raises InvalidConfig for a load whose rate changes nothing (a closed loop, all requests at once), for fewer than one seed or job and for a
+    tolerance that is none, and what scenarios raise: before the first simulation where that is possible.
     """
     if seeds < 1:
         raise InvalidConfig(f"{seeds} seeds were asked for; at least 1 is needed")

@@ -1,10 +1,9 @@
 """Traces of services, real and made up: when each request arrived, how long its prompt and output were, and which prompts share content."""
 
-from paged.study.traces.formats import FORMATS, Format, read_trace, save_trace
-from paged.study.traces.lengths import PRESETS, Fixed, LengthPreset, LogNormal
-from paged.study.traces.opening import EXCERPTS, Excerpt, excerpt_path, is_synthetic, open_trace
+from paged.study.traces.formats import FORMATS, read_trace
+from paged.study.traces.lengths import PRESETS, Fixed, LogNormal
+from paged.study.traces.opening import EXCERPTS, Excerpt, is_synthetic, open_trace
 from paged.study.traces.sessions import SESSIONS_EXCERPT, Begun, Session, draw_sessions, open_sessions, read_sessions
-from paged.study.traces.superposing import superposed
 from paged.study.traces.synthetic import PROCESSES, synthetic
 from paged.study.traces.trace import DECLARED_CAP, NOT_DECLARED, Applied, Trace
 
@@ -20,19 +19,14 @@ __all__ = [
     "Begun",
     "Excerpt",
     "Fixed",
-    "Format",
-    "LengthPreset",
     "LogNormal",
     "Session",
     "Trace",
     "draw_sessions",
-    "excerpt_path",
     "is_synthetic",
     "open_sessions",
     "open_trace",
     "read_sessions",
     "read_trace",
-    "save_trace",
-    "superposed",
     "synthetic",
 ]

@@ -86,7 +86,6 @@ class Fixed(msgspec.Struct, frozen=True):
 class LengthPreset(msgspec.Struct, frozen=True):
     """Lengths under a name, and what of them is published and what we assume."""
 
-    name: str
     prompt: LogNormal
     output: LogNormal
     source: str
@@ -96,19 +95,16 @@ _AZURE_SPREAD = "sigmas are those of the logarithms of the Azure conversation ho
 
 PRESETS = {
     "sharegpt": LengthPreset(
-        "sharegpt",
         LogNormal.of_mean(161.31, sigma=0.99),
         LogNormal.of_mean(337.99, sigma=0.86),
         f"means: Kwon et al., SOSP '23, figure 11 (ShareGPT); {_AZURE_SPREAD}",
     ),
     "alpaca": LengthPreset(
-        "alpaca",
         LogNormal.of_mean(19.31, sigma=0.99),
         LogNormal.of_mean(58.45, sigma=0.86),
         f"means: Kwon et al., SOSP '23, figure 11 (Alpaca); {_AZURE_SPREAD}",
     ),
     "reasoning": LengthPreset(
-        "reasoning",
         LogNormal.of_mean(200.0, sigma=0.99),
         LogNormal.of_mean(5000.0, sigma=0.86),
         "nothing published: short questions and answers that think for some thousand tokens, an assumption; the same sigmas",

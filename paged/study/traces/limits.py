@@ -36,11 +36,6 @@ def positive(what: str, value: float) -> float:
     return _real(what, value, math.isfinite(value) and value > 0, "a positive number")
 
 
-def not_negative(what: str, value: float) -> float:
-    """`value` as a float. Raises InvalidConfig unless it is a finite number, 0 or more."""
-    return _real(what, value, math.isfinite(value) and value >= 0, "a finite number and not negative")
-
-
 def between(what: str, value: float, least: float, most: float) -> float:
     """`value` as a float. Raises InvalidConfig unless it is a number from `least` to `most`."""
     return _real(what, value, least <= value <= most, f"a number from {least:,g} to {most:,g}")

@@ -57,11 +57,6 @@ EXCERPTS = {
 }
 
 
-def excerpt_path(name: str) -> Path:
-    """Where an excerpt lies. Raises KeyError for a name that is not in EXCERPTS."""
-    return EXCERPTS[name].path
-
-
 def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:
     """The trace in a file, an excerpt by its name, or a synthetic one by its description (`synthetic:…`); a file comes first.
 
@@ -78,7 +73,7 @@ def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:
             hint = f'; did you mean "{nearest[0]}"?' if nearest else ""
             known = f"an excerpt that ships with paged ({', '.join(sorted(EXCERPTS))}), nor {PREFIX}…"
             raise FileNotFoundError(errno.ENOENT, f"no such file, nor {known}{hint}", name)
-        path, note = excerpt_path(name), EXCERPTS[name].note
+        path, note = EXCERPTS[name].path, EXCERPTS[name].note
     return replace(read_trace(path, limit=limit, seed=seed), note=note)
 
 
@@ -102,7 +97,7 @@ def _made_up(spec: str, seed: int) -> Trace:
         if not _is_there(path):
             if lengths not in EXCERPTS:
                 raise unknown_lengths(spec, lengths, EXCERPTS)
-            path = excerpt_path(lengths)
+            path = EXCERPTS[lengths].path
         arguments["lengths"] = read_trace(path)
     try:
         return synthetic(**{"seed": seed, "name": spec, **arguments})

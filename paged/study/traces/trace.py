@@ -24,7 +24,7 @@ from paged.study.traces.content import (
     picked,
     segment_tokens,
 )
-from paged.study.traces.limits import MAX_PRIORITY, MAX_TOKENS, at_least, between, generators, not_negative, positive
+from paged.study.traces.limits import MAX_PRIORITY, MAX_TOKENS, at_least, between, generators, positive
 
 NOT_DECLARED = 0
 """In `max_tokens`: the request did not say how many output tokens it wants at most."""
@@ -155,7 +155,7 @@ class Trace:
 
         Raises InvalidConfig for times that are negative or no times, for a window that ends before it begins, and where no request arrives.
         """
-        not_negative("start_s", start_s)
+        between("start_s", start_s, 0, math.inf)
         between("stop_s", stop_s, 0, math.inf)
         if stop_s <= start_s:
             raise InvalidConfig(f"the window from {start_s:g} s to {stop_s:g} s ends before it begins")
@@ -193,7 +193,7 @@ class Trace:
         where no request is left.
         """
         if positive("share", share) > 1:
-            raise InvalidConfig(f"share is {share:g}; it must be at most 1 (`superposed` raises the rate)")
+            raise InvalidConfig(f"share is {share:g}; it must be at most 1")
         kept = np.flatnonzero(generators(seed, 1)[0].random(len(self)) < share)
         if not len(kept):
             raise InvalidConfig(f"none of {len(self):,} requests is left with a share of {share:g}")
@@ -217,12 +217,6 @@ class Trace:
         rest = self._picked(drawn, "resampled", {"seed": seed, "block": length}, arrival_s=arrival_s)
         segment_ids, output_ids = contents_apart(rest.segment_ids, rest.output_ids, rest.segment_starts, drawn)
         return replace(rest, segment_ids=segment_ids, output_ids=output_ids)
-
-    def sampled(self, count: int, *, seed: int) -> "Trace":
-        """`count` different requests at random, in their order. Raises InvalidConfig below 1, and for more than there are."""
-        at_least("the number of requests wanted", count, 1, len(self))
-        chosen = generators(seed, 1)[0].choice(len(self), count, replace=False)
-        return self._picked(np.sort(chosen), "sampled", {"requests": count, "seed": seed})
 
     def scaled(self, *, rate: float = 1.0, prompts: float = 1.0, outputs: float = 1.0) -> "Trace":
         """The same requests, arriving `rate` times as fast (time is stretched), with prompts and outputs so many times as long.

@@ -1,8 +1,6 @@
 """Kernels that were timed on a device, as tables small enough to ship: seconds of products, attention and all-reduces by their sizes."""
 
-from paged.study.hardware.kernels.grid import Grid
 from paged.study.hardware.kernels.kernel_tables import (
-    Coverage,
     KernelError,
     KernelTables,
     fit_folder,
@@ -12,8 +10,6 @@ from paged.study.hardware.kernels.kernel_tables import (
 from paged.study.hardware.kernels.measurements import Measurements, Timed, read_folder
 
 __all__ = [
-    "Coverage",
-    "Grid",
     "KernelError",
     "KernelTables",
     "Measurements",

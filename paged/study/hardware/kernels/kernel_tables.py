@@ -148,17 +148,15 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Of m rows of k numbers times a k × n matrix, all of `dtype`; sizes broadcast. Raises UnknownKernel."""
         return self._seconds(self._known(f"product/{dtype}"), (m, n, k))
 
-    def prefill_attention(self, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]) -> Seconds:
-        """Of `batch` prompts of `tokens` each, in one layer, with K and V of `dtype`. Raises UnknownKernel."""
-        return self._attention("prefill", dtype, batch, tokens, heads)
+    def attention(self, kind: str, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]) -> Seconds:
+        """Of one layer with K and V of `dtype`: `kind` "prefill", of `batch` prompts of `tokens` each; "decode", of one new token in each of `batch`
+        sequences of `tokens`, it included. Raises UnknownKernel."""
+        family = self._family(kind, dtype, **heads)
+        return self._seconds(family.key, (np.asarray(batch) * family.fold, family.heads, tokens))
 
-    def decode_attention(self, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]) -> Seconds:
-        """Of one new token in each of `batch` sequences of `tokens`, it included, in one layer. Raises UnknownKernel."""
-        return self._attention("decode", dtype, batch, tokens, heads)
-
-    def all_reduce(self, num_gpus: ArrayLike, elements: ArrayLike, *, launch: str = "graph") -> Seconds:
-        """Of a message of so many elements of two bytes, launched from a CUDA graph or `eager`. One device takes none. Raises UnknownKernel."""
-        seconds = self._seconds(self._known(f"all_reduce/{launch}"), (np.maximum(num_gpus, 2), elements))
+    def all_reduce(self, num_gpus: ArrayLike, elements: ArrayLike) -> Seconds:
+        """Of a message of so many elements of two bytes, launched from a CUDA graph. One device takes none. Raises UnknownKernel."""
+        seconds = self._seconds(self._known("all_reduce/graph"), (np.maximum(num_gpus, 2), elements))
         return np.where(np.asarray(num_gpus) > 1, seconds, 0.0)
 
     def product_coverage(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Coverage:
@@ -168,7 +166,7 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def attention_coverage(
         self, kind: str, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]
     ) -> Coverage:
-        """Of `prefill_attention` or `decode_attention` at these sizes; `kind` is "prefill" or "decode"."""
+        """Of `attention` at these sizes."""
         family = self._family(kind, dtype, **heads)
         found = self._coverage(family.key, (np.asarray(batch) * family.fold, family.heads, tokens))
         return found if family.is_asked_for else msgspec.structs.replace(found, instead=family.key)
@@ -183,10 +181,6 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         for key, rows in _by_kernel(kind, columns).items():
             found[rows] = self._seconds(self._known(key), tuple(columns[axis][rows] for axis in _AXES[kind]))
         return found
-
-    def _attention(self, kind: str, dtype: str, batch: ArrayLike, tokens: ArrayLike, heads: Heads) -> Seconds:
-        family = self._family(kind, dtype, **heads)
-        return self._seconds(family.key, (np.asarray(batch) * family.fold, family.heads, tokens))
 
     def _family(self, kind: str, dtype: str, *, heads: int, kv_heads: int, head_dim: int, window: int = 0) -> _Family:
         """Who answers for so many heads and KV heads.
