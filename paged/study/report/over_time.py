@@ -31,25 +31,23 @@ PARTS = {
 """What KV memory consists of, from the bottom, with its colour."""
 
 
-def memory_parts(outcome: Outcome, edges: Floats) -> dict[str, Floats]:
-    """KV slots by part, averaged between `edges`; together they are the pool.
-
-    Entries have cached blocks at their end and the rest on average, and what policies promise may lie on cached blocks: cached slots are shown
-    as far as neither held nor promised.
-    """
-    columns, result = outcome.timeline, outcome.result
-    end_s, seconds = columns["end_s"], columns["seconds"]
-    slots = float(result.num_blocks * result.block_size)
-    held, filled, promised = (averaged(edges, end_s, seconds, columns[name]) for name in ("held", "filled", "promised"))
+def parts_of(slots: float, held: Floats, filled: Floats, promised: Floats, cached: Floats) -> dict[str, Floats]:
+    """Split the pool's KV slots into PARTS; together they are `slots`. Promised slots may lie on cached blocks, so cached slots are shown as far as
+    they are neither held nor promised."""
     promised = np.minimum(promised, slots - held)
-    cached = np.minimum(averaged(edges, end_s, seconds, columns["cached"], keeps=True), slots - held - promised)
-    return {
-        "tokens": filled,
-        "fragmentation": held - filled,
-        "promised": promised,
-        "cached": cached,
-        "free": slots - held - promised - cached,
-    }
+    cached = np.minimum(cached, slots - held - promised)
+    free = slots - held - promised - cached
+    return {"tokens": filled, "fragmentation": held - filled, "promised": promised, "cached": cached, "free": free}
+
+
+def memory_parts(outcome: Outcome, edges: Floats) -> dict[str, Floats]:
+    """KV slots by part, averaged between `edges`. Entries have cached blocks at their end, and the rest on average."""
+    columns, result = outcome.timeline, outcome.result
+    held, filled, promised, cached = (
+        averaged(edges, columns["end_s"], columns["seconds"], columns[name], keeps=name == "cached")
+        for name in ("held", "filled", "promised", "cached")
+    )
+    return parts_of(float(result.num_blocks * result.block_size), held, filled, promised, cached)
 
 
 def memory(named: Named) -> Figure:

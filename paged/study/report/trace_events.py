@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from paged.base.whole_file import whole_file
+from paged.study.report.over_time import parts_of
 from paged.study.simulator import Outcome, Step
 
 Event = dict[str, Any]
@@ -123,24 +124,14 @@ def write_trace_events(path: str | Path, events: TraceEvents, outcome: Outcome) 
 
 def _counters(outcome: Outcome) -> Iterator[Event]:
     """Memory in KV slots and requests by state, averages or ends of an entry, at the entry's end."""
-    result, timeline = outcome.result, outcome.timeline
+    result, columns = outcome.result, outcome.timeline
     slots = result.num_blocks * result.block_size
-    names = ("end_s", "held", "filled", "promised", "cached", "rows", "waiting", "away")
-    columns = (timeline[name].tolist() for name in names)
-    for end_s, held, filled, promised, cached, rows, waiting, away in zip(*columns):
-        # What policies promise may lie on cached blocks, which count as far as they are neither.
-        promised = min(promised, slots - held)
-        cached = min(cached, slots - held - promised)
-        memory = {
-            "tokens": filled,
-            "fragmentation": held - filled,
-            "promised": promised,
-            "cached": cached,
-            "free": slots - held - promised - cached,
-        }
-        requests = {"running": rows, "waiting": waiting, "away": away}
-        for name, values in (("KV slots", memory), ("requests", requests)):
-            yield {"ph": "C", "name": name, "pid": _STEPS, "tid": 0, "ts": _us(end_s), "args": values}
+    memory = parts_of(slots, *(columns[name] for name in ("held", "filled", "promised", "cached")))
+    requests = {"running": columns["rows"], "waiting": columns["waiting"], "away": columns["away"]}
+    for name, figures in (("KV slots", memory), ("requests", requests)):
+        for end_s, *values in zip(columns["end_s"].tolist(), *(column.tolist() for column in figures.values())):
+            args = dict(zip(figures, values))
+            yield {"ph": "C", "name": name, "pid": _STEPS, "tid": 0, "ts": _us(end_s), "args": args}
 
 
 def _us(seconds: float) -> int:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from paged import Batch, BlockManager, Costs, Policy, SamplingParams, Scheduler
 from paged.errors import InvalidConfig, NeverFits, RecordingFailed
 from paged.study.hardware import CostModel, Spans, StepWork, Tiling
+from paged.study.simulator.arrivals import Arrivals
 from paged.study.simulator.decisions import Decision, decision_of
 from paged.study.simulator.latencies import Latencies
 from paged.study.simulator.result import Percentiles, Preemptions, SimulationResult
@@ -149,8 +150,8 @@ class _Run:
         self._seconds: list[float] = []
         self._outputs: list[list[int]] = [[] for _ in range(len(trace))]
         self._batches: list[Batch] = []
-        self._num_added = self._num_rejected = 0
-        self._num_idle = clients or 0
+        self._arrivals = Arrivals(trace, clients)
+        self._num_rejected = 0
         self._now_s = 0.0
         # What the clock showed at `now_s`.
         self._mark = 0.0
@@ -161,9 +162,9 @@ class _Run:
         before, engine.on_batch = engine.on_batch, self._batches.append
         self._mark = self._clock()
         try:
-            while self._num_added < len(self._trace) or engine.has_unfinished:
+            while self._arrivals.are_left or engine.has_unfinished:
                 if not engine.has_unfinished:
-                    self._wait_for(self._next_arrival())
+                    self._wait_for(self._arrivals.next_s())
                 self._add_arrived()
                 num_idle_calls = 0 if self._step() else num_idle_calls + 1
                 if num_idle_calls == MOST_IDLE_CALLS and engine.has_unfinished:
@@ -172,13 +173,6 @@ class _Run:
                     )
         finally:
             engine.on_batch = before
-
-    def _next_arrival(self) -> float:
-        if self._num_added == len(self._trace):
-            return np.inf
-        if self._clients is None:
-            return float(self._trace.arrival_s[self._num_added])
-        return self._now_s if self._num_idle else np.inf
 
     def _wait_for(self, arrival: float) -> None:
         idle = arrival - self._now_s
@@ -189,9 +183,8 @@ class _Run:
             self._now_s = arrival
 
     def _add_arrived(self) -> None:
-        while (arrival := self._next_arrival()) <= self._now_s:
-            number, trace = self._num_added, self._trace
-            self._num_added += 1
+        while (arrival := self._arrivals.next_s()) <= self._now_s:
+            number, trace = self._arrivals.take(), self._trace
             self._latencies.arrived(number, arrival)
             try:
                 self._engine.add_request(
@@ -205,7 +198,7 @@ class _Run:
             except NeverFits:
                 self._num_rejected += 1
                 continue
-            self._num_idle -= 1
+            self._arrivals.is_waited_for()
 
     def _step(self) -> bool:
         """One step of the engine; whether a batch ran."""
@@ -228,7 +221,7 @@ class _Run:
         sampled = np.array([int(id) for id in batch.ids[batch.samples]], np.int64)
         self._latencies.tokens(sampled, self._now_s)
         self._latencies.finished(np.array(ended, np.int64), self._now_s)
-        self._num_idle += len(ended)
+        self._arrivals.answered(len(ended), self._now_s)
         step = Step(len(self._decisions) + 1, self._now_s, seconds, batch, ended)
         self._decisions.append(decision_of(step))
         return True
