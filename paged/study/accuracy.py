@@ -1,4 +1,4 @@
-"""The effect of quantised weights, K and V on a model's answers: it reads text, and at each position the true tokens before it are given."""
+"""The effect of quantised weights, K and V on a model's answers. The model reads text with the true tokens before each position (teacher forcing)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _IS_SURE = 0.5
 
 @dataclass(frozen=True)
 class Read:
-    """What a model says of text, at each position but the first of a piece.
+    """A model's prediction at each position of a text but the first of a piece.
 
     choices   int64: the most likely token
-    sureness  float64: its probability
+    sureness  float64: the probability of that token
     truth     float64: the logarithm of the true token's probability
     """
 
@@ -42,14 +42,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How far one way of storing is from another one, the base.
+    """The difference of one way of storing from another one, the base.
 
-    change      of the loss, a share of the base's
+    change      of the loss, as a share of the base's
     differing   share of positions with another choice
     differing_where_sure
-                the same of positions where the base's choice has more than half of the probability, a share `sure` of all
+                the same of positions where the base gives its choice more than half of the probability; these are a share `sure` of all
     mean_error, p99_error
-                of log-probabilities of true tokens, absolute differences: their mean and 99th percentile
+                mean and 99th percentile of the absolute differences in log-probability of the true tokens
     """
 
     weights: str
@@ -65,13 +65,13 @@ class Accuracy:
 
 
 def held_out_text() -> list[str]:
-    """Paragraphs that the models that ship have not read."""
+    """Return the paragraphs that were held out of the training of the models that ship."""
     return split(documents())[1]
 
 
 def pieces_of(model: LoadedModel, text: Sequence[str], length: int = SEQUENCE) -> list[list[int]]:
-    """Texts as token ids in pieces of `length` tokens, each text followed by the token that ends one, if there is one. Raises UnsupportedModel for a
-    model without a tokenizer, InvalidConfig for a text of less than two tokens, or pieces that are longer than a sequence may be."""
+    """Return texts as token ids in pieces of `length` tokens, with the end-of-sequence token, if any, after each text. Raises UnsupportedModel for a
+    model without a tokenizer, and InvalidConfig for fewer than two tokens in all or for pieces longer than the model's longest sequence."""
     from paged.model.loading import silenced
 
     if model.tokenizer is None:
@@ -81,7 +81,7 @@ def pieces_of(model: LoadedModel, text: Sequence[str], length: int = SEQUENCE) -
             f"pieces of {length:,} tokens are longer than a sequence of this model, {model.max_length:,}."
         )
     ids: list[int] = []
-    # A text is longer than a sequence may be, which transformers says of each.
+    # transformers would warn that each text is longer than a sequence may be.
     with silenced():
         for each in text:
             ids += model.tokenizer.encode(each, add_special_tokens=False)
@@ -93,7 +93,7 @@ def pieces_of(model: LoadedModel, text: Sequence[str], length: int = SEQUENCE) -
 
 
 def read(model: LoadedModel, pieces: list[list[int]], kv_dtype: str) -> Read:
-    """What the model says of pieces of text with K and V stored like this."""
+    """Return the model's predictions on pieces of text, with K and V in `kv_dtype`."""
     from paged.engine.llm import LLM
     from paged.sampling import SamplingParams
 
@@ -113,7 +113,7 @@ def read(model: LoadedModel, pieces: list[list[int]], kv_dtype: str) -> Read:
 
 
 def compared(base: Read, found: Read, *, weights: str, kv_dtype: str) -> Accuracy:
-    """How far `found`, with weights and K and V stored like this, is from `base`; both have read the same text."""
+    """Compare `found`, with weights and K and V stored as named, with `base`; both have read the same text."""
     differs, is_sure = found.choices != base.choices, base.sureness > _IS_SURE
     errors = np.abs(found.truth - base.truth)
     return Accuracy(

@@ -4,8 +4,8 @@
     prefill   | the last `prompt` tokens of each of 4 sequences
     mixed     | one token of every sequence but the last, and the last `prompt` tokens of that one, in one call
 
-A pool has as many layers as make it larger than a processor's cache, and blocks lie in it in random order. What a
-backend prepares once for all layers of a step is not timed.
+A pool has enough layers to exceed a processor's cache, and its blocks lie in random order. What a backend prepares once
+for all layers of a step is not timed.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from paged.model.free_memory import check_fits
 from paged.study.bench.measured import Measured
 from paged.study.hardware import StepWork
 
-# K and V of a pool's layers together: more than a processor's cache holds. Steps so small that they would need more layers stay in it.
+# K and V of a pool's layers together: more than a processor's cache holds. Steps so small that they would need more layers stay in the cache.
 _BYTES, _MOST_LAYERS = 256 * 2**20, 256
 _PREFILLS = 4
-# Those that run on a CPU, but for the reference: it reads slot by slot, which takes too long unasked.
+# The backends of a CPU but the reference, which reads slot by slot and takes too long to run by default.
 _HERE = ("native", "torch_gather")
 _CPU = torch.device("cpu")
 
 
 class HeadShape(msgspec.Struct, frozen=True):
-    """Query heads, heads of K and V, and the size of one. Raises InvalidConfig where heads of K and V cannot be shared evenly."""
+    """Query heads, heads of K and V, and the size of a head. Raises InvalidConfig if query heads cannot share heads of K and V evenly."""
 
     heads: int
     kv_heads: int
@@ -50,8 +50,8 @@ class HeadShape(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step computes: `sequences` with `context` tokens each; of a prompt the last `prompt` are new. Raises InvalidConfig for a prompt that
-    is longer than its context."""
+    """The work of a step: `sequences` with `context` tokens each, of which the last `prompt` are new in a prefill. Raises InvalidConfig for a prompt
+    longer than its context."""
 
     dtype: str
     kv_dtype: str = AUTO
@@ -69,8 +69,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class AttentionTimes(msgspec.Struct, frozen=True, kw_only=True):
     """One backend on one shape and block size. Milliseconds of the wall clock of one layer.
 
-    decode_bytes_per_s   K and V that are attended to, over the median
-    share_of_copy        of `copy_bytes_per_s`, which a copy reads and writes on this machine
+    decode_bytes_per_s   bytes of K and V that are attended to, over the median
+    share_of_copy        the same as a share of `copy_bytes_per_s`, the rate of a copy on this machine, reads and writes counted
     prefill_flops_per_s  4 × heads × head size × positions that the new tokens attend to, over the median
     """
 
@@ -98,9 +98,9 @@ def chosen_backends(
     kv_dtype: str = AUTO,
     invariant: bool,
 ) -> list[AttentionBackend]:
-    """The backends of these names; None: all that can do such layers on a CPU, but the reference.
+    """Return the backends of these names; None: all that support such layers on a CPU, but the reference.
 
-    Raises UnknownBackend, and UnsupportedByBackend for a named one that cannot.
+    Raises UnknownBackend, and UnsupportedByBackend for a named backend that does not support them.
     """
     layers = LayerShape(shape.heads, shape.kv_heads, shape.head_size, block_size, dtype, _CPU, kv_dtype=kv_dtype)
     chosen = []
@@ -117,9 +117,9 @@ def chosen_backends(
 
 
 class AttentionBench:
-    """Backends on one shape and block size, over one pool; they take turns round by round. `steps` are those of a decode, a prefill and both.
+    """Backends on one shape and block size, over one pool, timed in turn in each round. `steps` are a decode, a prefill and both mixed.
 
-    Raises InvalidConfig for a pool that memory does not hold.
+    Raises InvalidConfig for a pool that does not fit in memory.
     """
 
     def __init__(
@@ -151,9 +151,9 @@ class AttentionBench:
         self._num_rounds = 0
 
     def round(self, *, is_counted: bool = True) -> None:
-        """Each backend once."""
+        """Time each backend once."""
         for (backend, plans), times in zip(self._ways, self._ms, strict=True):
-            # A decode reads every layer of the pool; the others find another layer than they had last.
+            # A decode reads every layer of the pool; the other steps read another layer than the round before.
             every = range(self.pool.num_layers)
             for name, plan in plans.items():
                 layers = every if name == "decode" else [self._num_rounds % len(every)]
@@ -171,7 +171,7 @@ class AttentionBench:
         return time.perf_counter() - began
 
     def times(self, copy_bytes_per_s: float) -> list[AttentionTimes]:
-        """Of all rounds so far, in the order of the backends."""
+        """Return the times of all rounds so far, in the order of the backends."""
         return [self._times(backend, times, copy_bytes_per_s) for (backend, _), times in zip(self._ways, self._ms)]
 
     def _times(
@@ -205,11 +205,11 @@ def attention_times(
     rounds: int = 7,
     after_round: Callable[[], object] = lambda: None,
 ) -> list[AttentionTimes]:
-    """One warm-up and so many rounds. Raises InvalidConfig below one round."""
+    """Time the backends in `rounds` rounds after a warm-up. Raises InvalidConfig below one round."""
     if rounds < 1:
         raise InvalidConfig(f"rounds is {rounds}; at least 1 is needed")
     bench = AttentionBench(backends, shape, block_size, load, dtype)
-    # The first one pays for what is made once.
+    # The first round pays for what is made once.
     bench.round(is_counted=False)
     for _ in range(rounds):
         bench.round()
@@ -220,7 +220,7 @@ def attention_times(
 def _pool(
     shape: HeadShape, block_size: int, load: Load, dtype: torch.dtype, num_layers: int
 ) -> tuple[KVPool, NDArray[np.int32]]:
-    """A pool of so many layers with drawn values, and block tables int32 [sequences, columns] into it, in random order."""
+    """Return a pool of so many layers with random values, and block tables into it, int32 [sequences, columns], in random order."""
     columns = -(-load.context // block_size)
     num_blocks = load.sequences * columns
     sizes: dict[str, Any] = {
@@ -242,7 +242,7 @@ def _pool(
 
 
 def _step(num_new: NDArray[np.int64], tables: NDArray[np.int32], context: int, block_size: int) -> StepTokens:
-    """The last `num_new` [sequences] of `context` tokens of each sequence."""
+    """Return the step that computes the last `num_new` [sequences] of `context` tokens of each sequence."""
     starts = np.append(0, num_new.cumsum())
     owners = np.arange(len(num_new)).repeat(num_new)
     positions = np.arange(starts[-1]) - starts[owners] + (context - num_new)[owners]

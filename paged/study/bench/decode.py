@@ -1,7 +1,6 @@
-"""The host's time of a steady decode step: `schedule` and `update` with every row decoding one token.
+"""The host's time for a steady decode step: `schedule` and `update` while every row decodes one token.
 
-Figures are over windows of 16 steps, because rows that were admitted together need a new block in the same step, once
-in 16.
+Figures are over windows of 16 steps, because rows that were admitted together all need a new block in the same step, once in 16.
 """
 
 import gc
@@ -24,7 +23,7 @@ TOKEN_IDS = (10, 32_000)
 
 
 class DecodeStep(msgspec.Struct, frozen=True):
-    """Microseconds of CPU time a step. `us_per_step` is the median over windows of the window's mean step; min and max are windows too."""
+    """Microseconds of CPU time a step. `us_per_step` is the median over windows of a window's mean step; `us_min` and `us_max` are windows, too."""
 
     rows: int
     caching: bool
@@ -45,9 +44,8 @@ def decode_step(
 ) -> DecodeStep:
     """Time a decode step of `rows` sequences with prompts of `context` tokens.
 
-    `holes` more sequences start among them and are aborted before the timing, evenly spread, so that live rows have gaps between.
-    `steps` are timed, rounded down to whole windows; by default 2**18 / rows, within 160 and 2048. Raises InvalidConfig for sizes
-    that make no sense.
+    `holes` more sequences start among them and are aborted before the timing, evenly spread, so that there are gaps between live rows.
+    `steps` are timed, rounded down to whole windows; by default 2**18 / rows, within 160 and 2048. Raises InvalidConfig for sizes below their least.
     """
     for name, value, least in (("rows", rows, 1), ("context", context, 1), ("holes", holes, 0)):
         if value < least:
@@ -81,13 +79,13 @@ def decode_step(
 
 
 def _decoding(rows: int, caching: bool, context: int, holes: int, steps: int) -> Scheduler:
-    """A scheduler whose `rows` sequences have all computed their prompts, with memory to spare for every step to come."""
+    """Return a scheduler whose `rows` sequences have computed their prompts, with enough memory for every step to come."""
     num_sequences = rows + holes
-    # Long prompts get a larger budget: else the first sequences would decode for ages before the last has computed its prompt.
+    # Long prompts get a larger budget: else the first sequences would decode many steps before the last has computed its prompt.
     budget = max(BUDGET, 2 * num_sequences, num_sequences * context // PREFILL_STEPS if context > 256 else 0)
-    # Until then they decode, at up to half the budget, and need room for those tokens, too.
+    # Until then the first ones decode, with up to half the budget, and need blocks for those tokens, too.
     prefill_steps = -(-num_sequences * (context + 1) // budget) * 2
-    # No request ends before the timing has, and the pool holds what all of them declare: else the policy keeps some back.
+    # No request ends before the timing does, and the pool holds what all of them declare: else the policy holds some back.
     max_tokens = steps + WARM_STEPS + SPARE_TOKENS + prefill_steps
     blocks_a_sequence = -(-(context + max_tokens) // BLOCK_SIZE)
     # A policy's watermark, a few percent of the pool, must not keep the last sequences waiting.

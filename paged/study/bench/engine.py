@@ -1,7 +1,7 @@
-"""Requests on the engine by the wall clock: tokens/s, latencies, what preemptions cost, and how far all of it is from the machine's floor.
+"""Requests on the engine by the wall clock: tokens/s, latencies, the cost of preemptions, and the distance from the machine's floor.
 
-Each run has a new engine on the same model, so that every run begins with an empty cache and the same guesses, and
-its pool is written once before the clock starts.
+Each run has a new engine on the same model, so it begins with an empty cache and the same forecasts. The pool is written
+once before the clock starts, so that every page exists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paged.study.traces import Trace
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of an engine, beside its model."""
+    """The options of an engine beside its model."""
 
     num_blocks: int
     block_size: int = 16
@@ -43,7 +43,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = AUTO
 
     def engine(self, model: LoadedModel) -> Engine:
-        """A new one, every page of whose pool is there. Raises as Engine does."""
+        """Make an engine, and write every page of its pool once. Raises as Engine does."""
         engine = Engine(model, **msgspec.structs.asdict(self))
         engine.pool.pages.on_device.zero_()
         return engine
@@ -52,10 +52,10 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run. Seconds of the wall clock, from the first request's arrival to the last token.
 
-    ttft_s, itl_s           time to first token of each request; all times between two tokens of one
-    computed_prompt_tokens  of the prompts, those that no prefix hit gave; recomputed_tokens are not among them
-    floor_s                 the least that the steps could have taken here; None where the model's shape is not known
-    times_floor             seconds over that
+    ttft_s, itl_s           time to first token of each request; all times between two tokens of a request
+    computed_prompt_tokens  prompt tokens that no prefix hit gave, without recomputed_tokens
+    floor_s                 the least that the steps could have taken on this machine; None if the model's shape is not known
+    times_floor             seconds over floor_s
     """
 
     seconds: float
@@ -72,10 +72,10 @@ class EngineRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """All runs, and what they were runs of.
+    """All runs of a workload on a model.
 
-    applied  what was done to the trace, a sentence each
-    limits   of this machine, on which the floor stands
+    applied  the changes to the trace, a sentence each
+    limits   this machine's rates, from which the floor follows
     """
 
     model: str
@@ -93,15 +93,15 @@ class EngineTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def precision_of(engine: Engine) -> str:
-    """The dtype of an engine's model, and in what its weights, K and V are: "bfloat16, weights in int4, K and V in int8"."""
+    """Return the dtypes of an engine's model, weights, K and V, such as "bfloat16, weights in int4, K and V in int8"."""
     kept = engine.pool.kv_dtype
     return engine.model.precision if kept == AUTO else f"{engine.model.precision}, K and V in {kept}"
 
 
 class EngineBench:
-    """One trace again and again on new engines of one model.
+    """Repeated runs of one trace on new engines of one model.
 
-    rate  requests come so many times as fast as the trace has them; None: all at once
+    rate  factor on the trace's arrival rate; None: all requests come at once
 
     Raises InvalidConfig for a pool that cannot hold the largest request, and what Engine raises.
     """
@@ -109,7 +109,7 @@ class EngineBench:
     def __init__(self, model: LoadedModel, trace: Trace, serving: Serving, *, rate: float | None = None) -> None:
         check_pool(trace, serving.num_blocks, serving.block_size)
         self._model, self._trace, self._serving, self._rate = model, trace, serving, rate
-        # It says what is wrong before anything is measured, and serves the first run.
+        # Made here, so that it raises before anything is measured; it serves the first run.
         self._engine: Engine | None = serving.engine(model)
         self._backend, self._precision = self._engine.runner.backend.name, precision_of(self._engine)
         with THREADS.at_most(1 if is_small(model) else torch.get_num_threads()):
@@ -120,12 +120,12 @@ class EngineBench:
         self._floor = None if shape is None else Floor(shape, self._limits, **its)
 
     def run(self) -> EngineRun:
-        """Serve the trace once. Raises as `engine_run`."""
+        """Serve the trace once. Raises as `engine_run` does."""
         engine, self._engine = self._engine or self._serving.engine(self._model), None
         return engine_run(engine, self._trace, floor=self._floor, rate=self._rate)
 
     def times(self, runs: Sequence[EngineRun], *, model: str, workload: str) -> EngineTimes:
-        """These runs, with the names that model and workload go by."""
+        """Return these runs under the names of model and workload."""
         trace = self._trace
         return EngineTimes(
             model=model,
@@ -144,12 +144,12 @@ class EngineBench:
 
 
 def blocks_wanted(trace: Trace, block_size: int, max_sequences: int) -> int:
-    """Blocks that the requests which may run at once take at their full length, the longest of them, as if they shared nothing."""
+    """Return the blocks of the `max_sequences` longest requests at their full length, as if they shared nothing."""
     return int(np.sort(_blocks_of_each(trace, block_size))[-max_sequences:].sum())
 
 
 def check_pool(trace: Trace, num_blocks: int, block_size: int) -> None:
-    """Raises InvalidConfig for a pool that cannot hold the largest request."""
+    """Raise InvalidConfig for a pool that cannot hold the largest request."""
     needed = int(_blocks_of_each(trace, block_size).max())
     if num_blocks < needed:
         longest = int((trace.prompt_tokens + trace.output_tokens).max())
@@ -170,7 +170,7 @@ def engine_run(
     rate: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineRun:
-    """Serve a trace on a new engine. Each request gets as many tokens as the trace says; `rate` is an EngineBench's.
+    """Serve a trace on a new engine. Each request gets as many tokens as the trace has for it; `rate` as in EngineBench.
 
     Raises InvalidConfig for an engine that has been used, BenchmarkFailed, and what the engine raises.
     """
@@ -206,18 +206,18 @@ def engine_run(
 
 
 class _Watch:
-    """When each batch ended. What follows from it is computed when the run is over."""
+    """When each batch ended. The figures are computed after the run."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine, self._clock = engine, clock
         self._ended: list[tuple[float, Batch, int]] = []
 
     def note(self, batch: Batch) -> None:
-        """The batch has ended now."""
+        """Note that the batch ends now."""
         self._ended.append((self._clock(), batch, self._engine.manager.device.num_used))
 
     def run(self, trace: Trace, arrivals: NDArray[np.float64], began: float, floor: Floor | None) -> EngineRun:
-        """The figures."""
+        """Return the figures of the run."""
         engine, block_size = self._engine, self._engine.manager.block_size
         latencies = Latencies(len(trace))
         for number, arrival in enumerate(arrivals.tolist()):
@@ -225,7 +225,7 @@ class _Watch:
         for ended, batch, _ in self._ended:
             latencies.tokens(batch.ids[batch.samples].astype(np.int64), ended - began)
         seconds, found = latencies.last_token_s, latencies.percentiles()
-        # Blocks of what ended with a batch are free when it is noted; they were in use when the one before it was.
+        # Blocks of requests that end with a batch are free when the batch is noted; they were in use at the batch before.
         used = np.array([0, *(num_used for _, _, num_used in self._ended)])
         used_slots = np.maximum(used[:-1], used[1:]) * block_size
         work = [work_of(batch, block_size) for _, batch, _ in self._ended]

@@ -1,8 +1,8 @@
-"""The least time in which this machine could take a step: its weights, K and V read at the rate of memory, or its operations made at the rate of
-products, whichever takes longer.
+"""The least time of a step on this machine: to read weights, K and V at memory's rate, or to compute its operations at the rate of matrix products,
+whichever takes longer.
 
-Weights are read once a step, and no more of K and V than the blocks in use hold, as rows may share them. A model that
-a cache holds may be faster.
+Weights are read once a step. Of K and V no more is read than the blocks in use hold, since rows may share blocks. A model
+that fits in a cache may be faster.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 class Floor:
-    """A model on this machine; `kv_dtype` as an engine's `kv_cache_dtype`, and its `quantization` and `quantize_head`. Operations go at the rate of products in
-    the dtype, which those of codes may be above."""
+    """A model on this machine, with an engine's `kv_cache_dtype` (`kv_dtype`), `quantization` and `quantize_head`. Operations are counted at the rate of
+    products in the dtype; products of codes may be faster."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class Floor:
         )
 
     def seconds(self, steps: Sequence[StepWork], used_slots: Sequence[int]) -> float:
-        """Of all steps together. `used_slots`: of the blocks in use at each, those of the step's own tokens perhaps not among them."""
+        """Return the least seconds of all steps together. `used_slots`: slots of the blocks in use at each step, with or without those of its own
+        tokens."""
         work = StepWork.of_steps(steps)
         most = np.asarray(used_slots) + work.computed_tokens
         read = msgspec.structs.replace(work, context_tokens=np.minimum(work.context_tokens, most))

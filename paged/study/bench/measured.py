@@ -21,6 +21,6 @@ class Measured(msgspec.Struct, frozen=True):
         return cls(float(median(values)), float(min(values)), float(max(values)))
 
     def __format__(self, form: str) -> str:
-        """The median, and the least and the most behind it where they differ as they are written."""
+        """Return the median, followed by the least and the most where they differ as printed."""
         middle, least, most = (format(value, form) for value in (self.median, self.least, self.most))
         return middle if least == most else f"{middle} ({least} to {most})"

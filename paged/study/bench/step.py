@@ -3,9 +3,9 @@
     | schedule | inputs | forward pass                    | sampling | update | outputs |      host: all but the forward pass
                         | attention | products | the rest |
 
-The parts are timed within steps of the engine itself. Of a decoder that runs as one call into C only the whole pass
-can be seen there. So the last step's pass is made again: attention's share is what the call takes less without it,
-products are timed alone, and what both leave of the pass is the rest.
+The parts are timed within steps of the engine. A decoder that runs as one call into C shows only the whole pass there. So
+the last step's pass is repeated: attention's share is the time that the call saves without it, products are timed alone,
+and the rest is what remains of the pass.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from paged.study.bench.engine import Serving, precision_of
 from paged.study.bench.measured import Measured
 
 _WARM_STEPS = 8
-# So often is the last step's pass made again.
+# Repetitions of the last step's pass.
 _ROUNDS = 15
 _LEAST_BUDGET = 2048
 _BLOCK_SIZE = 16
-# The function of the model's library that is a decoder's pass.
+# The function of the model's library that runs a decoder's pass.
 _CALL = "paged_decoder_forward"
 _SAME_INPUTS = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"),
@@ -54,11 +54,11 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """Microseconds of the wall clock, over the steps.
 
     context         prompt tokens of each row
-    inputs_us       what the worker does before and behind the forward pass
-    update_us       the scheduler's update; outputs_us all that is left: text, what is handed out, the engine's own books
-    attention_us    of all layers, products_us of all linear layers, and rest_us: parts of the median forward_us, by their shares of the
-                    last step's pass, made again; None where the pass is not one call
-    host_share      of the median step, what is not the median forward pass
+    inputs_us       the worker's part before and after the forward pass
+    update_us       the scheduler's update; outputs_us: all that is left, such as text, results and the engine's own accounts
+    attention_us    of all layers, products_us of all linear layers, and rest_us: parts of the median forward_us, by their shares in the
+                    repeated pass of the last step; None if the pass is not one call
+    host_share      of the median step, all but the median forward pass
     """
 
     model: str
@@ -95,9 +95,9 @@ def step_parts(
     batch_invariant: bool = True,
     kv_cache_dtype: str = AUTO,
 ) -> StepParts:
-    """Time steps in which `rows` sequences with prompts of `context` tokens decode one token each; `name` is what the result calls the model.
+    """Time steps in which `rows` sequences with prompts of `context` tokens decode one token each; `name` is the model's name in the result.
 
-    Raises InvalidConfig for sizes below 1 and for sequences longer than the model takes, and what Engine raises.
+    Raises InvalidConfig for sizes below 1 and for sequences longer than the model takes, BenchmarkFailed, and what Engine raises.
     """
     for size, value in (("rows", rows), ("context", context), ("steps", steps), ("block_size", block_size)):
         if value < 1:
@@ -154,10 +154,10 @@ def step_parts(
 
 
 def _decoding(model: LoadedModel, context: int, steps: int, serving: Serving) -> Engine:
-    """An engine whose rows have all computed their prompts, with memory to spare for every step to come; else as `serving` has it."""
+    """Return an engine with the options of `serving` whose rows have computed their prompts, with enough memory for every step to come."""
     rows, block_size = serving.max_sequences, serving.block_size
     budget = max(_LEAST_BUDGET, 2 * rows)
-    # Until all have, the first ones decode.
+    # The first rows decode until all have computed their prompts.
     prefill_steps = -(-rows * context // (budget - rows)) + 1
     max_tokens = prefill_steps + _WARM_STEPS + steps + 1
     longest = context + max_tokens
@@ -192,7 +192,7 @@ class _Stopwatch:
 
     @contextmanager
     def around(self, owner: Any, method: str, name: str) -> Iterator[None]:
-        """Within it calls of this method of one object are timed."""
+        """Time the calls of this method of one object within the block."""
         call, is_own = getattr(owner, method), method in vars(owner)
 
         def timed(*arguments: Any, **options: Any) -> Any:
@@ -214,7 +214,7 @@ class _Stopwatch:
 
 @contextmanager
 def _watched(engine: Engine, watch: _Stopwatch) -> Iterator[None]:
-    """The parts of its steps. A forward pass is one call into C, or as many of the module as there are tiles."""
+    """Time the parts of the engine's steps. A forward pass is one call into C, or a call of the module for each tile."""
     watched = [
         (engine.scheduler, "schedule", "schedule"),
         (engine.worker, "begin", "worker"),
@@ -250,8 +250,8 @@ def _threads_of(engine: Engine) -> int:
 
 
 class _Again:
-    """The forward pass of one batch that has run, made again: whole and without attention; and its products alone, of all rows and of none.
-    What is left out of a call, or done in none, cancels what calling costs."""
+    """The repeated forward pass of a batch that has run: whole, and without attention; and its products alone, of all rows and of none. The
+    differences cancel the cost of a call."""
 
     def __init__(self, engine: Engine, batch: Batch) -> None:
         self._runner = engine.runner
@@ -275,7 +275,7 @@ class _Again:
         self._work = aligned(max((call.room(rows) for call in self._calls), default=0))
 
     def shares(self) -> tuple[float, float]:
-        """What attention and products take of a pass; medians over rounds in which all take turns."""
+        """Return the shares of attention and of products in a pass: medians over rounds that time all four in turn."""
         attention, products = [], []
         with self._runner.threads():
             for number in range(1 + _ROUNDS):
@@ -305,14 +305,14 @@ class _Again:
 
 
 class _Call(NamedTuple):
-    """A call into C: products of the same inputs, as decoder.c makes them."""
+    """A call into C that computes products of the same inputs, as decoder.c does."""
 
     depth: int
     products: Any
 
     @classmethod
     def of(cls, linears: Sequence[NativeLinear], to: torch.Tensor) -> _Call:
-        """Of these linear layers, each to a row of `to`."""
+        """Return the call for these linear layers, each with its own row of `to`."""
         products = []
         for each, row in zip(linears, to):
             outs = each.out_features
@@ -326,14 +326,14 @@ class _Call(NamedTuple):
         return cls(linears[0].in_features, (Product * len(products))(*products))
 
     def room(self, rows: int) -> int:
-        """Bytes of work that its products with codes take."""
+        """Return the bytes of workspace that its products with codes need."""
         each = (product.codes for product in self.products if product.codes)
         room = coded_library().paged_codes_room
         return max((room(ctypes.byref(CCodes.from_address(codes)), rows, self.depth) for codes in each), default=0)
 
 
 def _together(module: Any) -> list[list[NativeLinear]]:
-    """The linear layers of a module that runs as one call; those that read the same inputs are multiplied in one."""
+    """Return the linear layers of a module that runs as one call, grouped by the inputs that they share."""
     found: dict[tuple[str, ...], list[NativeLinear]] = {}
     for path, each in module.named_modules():
         if isinstance(each, NativeLinear):

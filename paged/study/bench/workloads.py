@@ -1,7 +1,7 @@
-"""Requests for an engine, as traces: three that are made up here by name, and any trace by its own.
+"""Requests for an engine, as traces: three made-up ones by name, and any trace by its own name.
 
 offline        64 requests, log-normal lengths, about 160 tokens in (8 to 512) and 96 out (8 to 256)
-shared_prefix  64 requests of 4 families; 512 tokens that a family shares, 32 of each one's own, 64 out
+shared_prefix  64 requests of 4 families; 512 tokens that a family shares, 32 of each request's own, 64 out
 single         one request, 128 tokens in and 128 out
 """
 
@@ -19,7 +19,7 @@ from paged.study.traces.content import UNSHARED
 _REQUESTS, _FAMILIES = 64, 4
 _SHARED, _OWN, _SHARED_OUTPUT = 512, 32, 64
 _SINGLE = 128
-# Lengths that are drawn: their distribution, and what they are clipped to.
+# Distributions of lengths, and the bounds that draws are clipped to.
 _OFFLINE_INPUT = (LogNormal.of_mean(160, sigma=0.8), 8, 512)
 _OFFLINE_OUTPUT = (LogNormal.of_mean(96, sigma=0.8), 8, 256)
 

@@ -1,4 +1,4 @@
-"""Systems that are modelled for comparison: static batches, Orca's regions, TGI's router. Importing this registers their policies."""
+"""Models of other systems, for comparison: static batches, Orca's regions, TGI's router. Importing this registers their policies."""
 
 import math
 
@@ -15,10 +15,10 @@ __all__ = ["orca", "static", "tgi"]
 
 
 def static(name: str, summary: str = "", *, is_padded: bool = False, reserves: bool = True) -> Policy:
-    """A policy of whole batches in lockstep.
+    """Return a policy of whole batches in lockstep.
 
     is_padded  a batch begins with its longest prompt, as if shorter ones were padded, else with its shortest
-    reserves   each row draws blocks for the longest of its batch, else only for what it knows
+    reserves   each row draws blocks for the longest of its batch, else only for the tokens it has
     """
 
     def strategies(policy: Policy, usual: Strategies, _: int) -> Strategies:
@@ -44,7 +44,7 @@ def static(name: str, summary: str = "", *, is_padded: bool = False, reserves: b
 
 
 def orca(name: str, summary: str = "", *, total_of: Totals = most) -> Policy:
-    """A policy of continuous batches whose sequences reserve one region each, for as many tokens as `total_of` says."""
+    """Return a policy of continuous batches in which each sequence reserves one region for `total_of` tokens."""
 
     def strategies(_: Policy, usual: Strategies, num_blocks: int) -> Strategies:
         return usual._replace(reservation=InRegions(total_of, num_blocks))
@@ -61,8 +61,8 @@ def orca(name: str, summary: str = "", *, total_of: Totals = most) -> Policy:
 
 
 def tgi(name: str, summary: str = "", *, ratio: float = 1.2, most_steps: int | None = 20) -> Policy:
-    """A policy in which newcomers interrupt decoding when at least `ratio` times the running requests can enter together, or after
-    `most_steps` steps that decoded (None: they wait for the ratio). Raises InvalidConfig."""
+    """Return a policy in which newcomers interrupt decoding when at least `ratio` times the running requests can enter together, or after
+    `most_steps` decode steps (None: no such bound). Raises InvalidConfig."""
     if not is_number(ratio) or not 0 <= ratio < math.inf:
         raise InvalidConfig(f"ratio has to be a finite number of at least 0; got {ratio!r}.")
     if most_steps is not None and (type(most_steps) is not int or most_steps < 1):

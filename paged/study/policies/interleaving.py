@@ -1,6 +1,6 @@
-"""Steps that compute prompts or decodes, never both: when those who wait interrupt those who decode.
+"""Steps that compute prompts or decodes, never both, as TGI's router composes them.
 
-By the ratio of waiting to served requests and how long decoding has gone on, as TGI's router does.
+Newcomers interrupt decoding by the ratio of waiting to running requests, and by how long decoding has gone on.
 
     prompts that were begun ──> newcomers, if enough can enter, or decoding went on long enough ──> decodes
 """
@@ -23,12 +23,12 @@ from paged.scheduler.state import State, Step
 
 
 class Apart(Composition):
-    """Newcomers interrupt decoding when at least `ratio` times the running requests can enter together, or when `most_steps` in a row have
-    decoded (None: they wait for the ratio)."""
+    """Newcomers interrupt decoding when at least `ratio` times the running requests can enter together, or after `most_steps` decode steps in a row
+    (None: no such bound)."""
 
     def __init__(self, policy: Policy, *, ratio: float, most_steps: int | None) -> None:
         self._policy, self._ratio, self._most_steps = policy.name, ratio, most_steps
-        # Steps in a row that decoded.
+        # Decode steps in a row.
         self._num_steps = 0
 
     def compose(self, state: State, step: Step) -> None:
@@ -45,11 +45,12 @@ class Apart(Composition):
         self._num_steps = 0
 
     def wanted(self, manager: Memory, rows: Rows, todo: Counts) -> Counts:
-        """Prompts alone, where one was begun."""
+        """Return the tokens of prompts alone if a prompt was begun, else `todo`."""
         return np.where(todo > 1, todo, 0) if (todo > 1).any() else todo
 
     def steps_shut(self, state: State) -> int:
-        """How many of the coming steps surely let no request in, if the same rows decode in them: too few can enter together, as long as those who decode take ever more blocks, and decoding has not gone on long enough."""
+        """Return how many of the coming steps admit no request for certain, if the same rows decode in them. Decoding rows only draw more blocks, so
+        requests that do not fit together now do not fit until one ends."""
         state.books.set_owed(None)
         step = Step(state.limits.max_tokens_per_step, state.limits.max_sequences, np.empty(0, np.int64))
         if not state.waiting.num or state.away.num or self._interrupts(state, step):
@@ -59,7 +60,7 @@ class Apart(Composition):
         return UNLIMITED if self._most_steps is None else self._most_steps - self._num_steps
 
     def skipped(self, num_steps: int) -> None:
-        """So many steps that decode have been taken at once."""
+        """Count decode steps that were taken at once."""
         self._num_steps += num_steps
 
     def reason(self, queues: Queues) -> str | None:
@@ -72,14 +73,14 @@ class Apart(Composition):
         )
 
     def _num_to_interrupt(self, queues: Queues) -> int:
-        """Requests that have to be able to enter together."""
+        """Requests that have to fit together before they interrupt decoding."""
         return max(1, math.floor(self._ratio * queues.running.num))
 
     def _interrupts(self, state: State, step: Step) -> bool:
         if any(other.status in (Status.PAUSED, Status.SWAPPED) for other in state.away):
             return True
         if not self._num_steps:
-            # The latest to enter decode once before others enter.
+            # Requests that entered last decode once before others enter.
             return False
         if self._most_steps is not None and self._num_steps >= self._most_steps:
             return True
@@ -87,14 +88,14 @@ class Apart(Composition):
 
 
 def _is_mid_prompt(state: State) -> bool:
-    """Whether a running row has more than one token to go: prompts that were begun come first."""
+    """Whether a running row has more than one token to compute: a prompt that was begun comes first."""
     manager = state.manager
     rows = state.running.rows()
     return bool(np.any(manager.rows.num_tokens[rows] - manager.rows.num_launched[rows] > 1))
 
 
 def _can_enter(state: State, step: Step, least: int) -> bool:
-    """Whether the first `least` of those who wait fit together, each with blocks of its own."""
+    """Whether the first `least` waiting requests fit together, each with blocks of its own."""
     if state.waiting.num < least:
         return False
     state.manager.growth.draw_promised()

@@ -1,4 +1,4 @@
-"""All rows of a batch compute the same positions, as a model that is given one rectangle of tokens does."""
+"""Batches whose rows all compute the same positions, as a model does that takes one rectangle of tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paged.scheduler.state import State
 
 
 class Lockstep(Composition):
-    """All rows compute up to the batch's first position, and from there on one token a step: also those in the middle of their prompts.
-    A row that a prefix hit put further ahead stays so far ahead.
+    """All rows compute up to the batch's first position, and then one token a step, even in the middle of a prompt. A row that a prefix hit put
+    ahead stays ahead.
 
     With `is_padded` the batch begins with its longest prompt, as if shorter ones were padded, else with its shortest.
     """
@@ -29,7 +29,7 @@ class Lockstep(Composition):
         self._first = 0
 
     def begin_batch(self, requests: Sequence[RequestState]) -> None:
-        """These waiting requests, with which nothing runs, are the batch."""
+        """Take these waiting requests as the next batch, beside which nothing runs."""
         known = [len(tokens) for request in requests for tokens in request.tokens if tokens is not None]
         self._first = max(known) if self._is_padded else min(known)
 
@@ -46,7 +46,8 @@ class Lockstep(Composition):
         return f"policy {self._policy} admits the next batch when the last request of this one has ended."
 
     def walking(self, state: State, rows: Rows) -> tuple[Rows, int] | None:
-        """Where some are in the middle of their prompts; where all decode, the step after this one is known."""
+        """Return the rows of the next step, decodes first, and how many of them decode, if some rows walk through their prompts a token a step. None
+        if none does, or if the next step cannot be foreseen."""
         manager = state.manager
         computed = manager.rows.num_computed[rows]
         todo = manager.rows.num_tokens[rows] - computed
@@ -59,7 +60,7 @@ class Lockstep(Composition):
 
 
 def _go_alone(memory: Memory, rows: Rows) -> bool:
-    """Whether none of these rows looks a block up in its next step, or leaves one to another row of its batch, unless it fills one."""
+    """Whether no row looks up a block in its next step, or leaves one to another row of its batch, unless it fills a block."""
     index, num_blocks = memory.index, memory.tables.num_blocks
     if not memory.prefix_caching:
         return True

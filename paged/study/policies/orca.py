@@ -1,7 +1,4 @@
-"""Orca's reservation: a contiguous region for each sequence, for its whole context or for an output whose length is known, exactly or nearly.
-
-regions.py lays the regions out.
-"""
+"""Orca's reservation: a contiguous region for each sequence, for its whole context or for a known output length, exact or rounded up."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from paged.study.policies.regions import Regions
 
 
 class InRegions(Reservation):
-    """Blocks for `total_of` tokens are drawn when a sequence enters, and have to lie in one free region."""
+    """A sequence draws blocks for `total_of` tokens when it enters; they have to lie in one free region."""
 
     def __init__(self, total_of: Totals, num_blocks: int) -> None:
         super().__init__(total_of)
@@ -64,10 +61,10 @@ class InRegions(Reservation):
 
 
 def context(books: Books, request: RequestState, sequence: int) -> int:
-    """The longest sequence that model and pool allow."""
+    """Return the longest sequence that model and pool allow, in tokens."""
     return max(request.max_total[sequence], books.max_total_of(len(request.rows)))
 
 
 def expected_pow2(books: Books, request: RequestState, sequence: int) -> int:
-    """Prompt and expected_tokens, rounded up to a power of two."""
+    """Return the tokens of prompt and expected output, the output rounded up to a power of two."""
     return expected(books, request, sequence, rounded_up)

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 
 class Regions:
-    """The free stretches among `num_blocks` blocks. Splits the smallest piece that is large enough, of those the first; a
-    region that is given back joins its buddy, the other half of the piece that both came from (Knuth, volume 1, 2.5)."""
+    """The free stretches among `num_blocks` blocks. `take` splits the first of the smallest pieces that are large enough. A region that is given
+    back joins its buddy, the other half of the piece that both came from (Knuth, volume 1, 2.5)."""
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-        # By the logarithm of their size: where free pieces begin, rising.
+        # By the logarithm of their size: first blocks of free pieces, rising.
         self._free: list[list[int]] = [[] for _ in range(num_blocks.bit_length())]
         self._held: dict[int, tuple[int, int]] = {}
         start = 0
@@ -27,17 +27,17 @@ class Regions:
                 start += 1 << order
 
     def largest(self, count: int = 1) -> int:
-        """Blocks of the largest region of which the empty pool has `count`; 0 if it has not so many blocks."""
+        """Return the blocks of the largest region of which the empty pool has `count`; 0 if the pool has fewer blocks."""
         return 1 << ((self._num_blocks // count).bit_length() - 1) if count <= self._num_blocks else 0
 
     @property
     def largest_free(self) -> int:
-        """Blocks of the largest region that is free now; 0 when none is."""
+        """Blocks of the largest free region; 0 if none is free."""
         return next((1 << order for order in reversed(range(len(self._free))) if self._free[order]), 0)
 
     @property
     def owners(self) -> set[int]:
-        """Who holds a region."""
+        """Owners that hold a region."""
         return set(self._held)
 
     def fits(self, sizes: Sequence[int]) -> bool:
@@ -57,7 +57,7 @@ class Regions:
         return True
 
     def take(self, owner: int, size: int) -> None:
-        """The owner, who holds none, gets a region of at least `size` blocks, which is free."""
+        """Give an owner without a region one of at least `size` blocks; such a region has to be free."""
         order = _order(size)
         found = next(larger for larger in range(order, len(self._free)) if self._free[larger])
         start = self._free[found].pop(0)
@@ -66,7 +66,7 @@ class Regions:
         self._held[owner] = (start, order)
 
     def give_back(self, owner: int) -> None:
-        """The owner's region is free again; one who holds none may ask, too."""
+        """Free the owner's region, if it holds one."""
         if owner not in self._held:
             return
         start, order = self._held.pop(owner)
@@ -80,7 +80,7 @@ class Regions:
             start, order = min(start, buddy), order + 1
 
     def check(self) -> list[str]:
-        """Every violation: pieces that overlap, or do not add up to the pool."""
+        """Return every violation: pieces that overlap, or that do not add up to the pool."""
         pieces = [(start, 1 << order) for order, starts in enumerate(self._free) for start in starts]
         pieces += [(start, 1 << order) for start, order in self._held.values()]
         end, found = 0, []

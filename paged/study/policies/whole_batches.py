@@ -1,4 +1,4 @@
-"""Batches that are admitted together and run until their last request has ended, each row preallocated to the longest."""
+"""Batches that are admitted together and run until their last request ends, each row preallocated to the longest."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from paged.study.policies.lockstep import Lockstep
 
 
 class WholeBatches(Admission):
-    """Requests come in when nothing runs, as many as go together. The budget does not bound a batch: its prompts take as many steps as
-    they need."""
+    """Requests enter when nothing runs, as many as fit together. The token budget does not bound a batch: its prompts take as many steps as they
+    need."""
 
     joins = False
 
@@ -23,7 +23,7 @@ class WholeBatches(Admission):
         self._lockstep, self._longest = lockstep, longest
 
     def admit_waiting(self, state: State, step: Step) -> None:
-        """Admit the head of the queue and those that go with it, as seats and memory allow."""
+        """Admit the head of the queue, and the requests behind it that fit beside it in rows and memory."""
         if state.running.num or state.away.num:
             shut(state, step)
             return
@@ -35,7 +35,7 @@ class WholeBatches(Admission):
             num_rows += request.num_live
             if num_rows > min(step.seats, state.limits.max_sequences) or state.outstanding.keeps_out(request):
                 break
-            # Alone it may share what is cached; what a batch shares is not foreseen.
+            # A request alone may share cached blocks; sharing within a batch is not foreseen.
             together = [*batch, request]
             has_room = self._blocks_together(state, together) <= free if batch else state.books.has_room(request)
             if not has_room:
@@ -47,37 +47,37 @@ class WholeBatches(Admission):
             admit(state, step, request)
 
     def begin_batch(self, limits: Limits, requests: Sequence[RequestState]) -> None:
-        """Note what its rows have in common."""
+        """Note the first position and the length that the batch's rows have in common."""
         self._lockstep.begin_batch(requests)
         if self._longest is not None:
             self._longest.begin_batch(limits, requests)
 
     def _blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
-        """Blocks that these waiting requests need if they enter as one batch."""
+        """Return the blocks that these waiting requests need as one batch."""
         if self._longest is not None:
             return self._longest.blocks_together(state.books, state.limits, requests)
         return sum(state.books.to_enter(request) for request in requests)
 
 
 class Longest(Reservation):
-    """Each row of a batch draws blocks for the longest prompt, or what stands for it in one that comes again, and the largest max_tokens; a
-    batch of one request takes what that can use."""
+    """Each row of a batch draws blocks for the batch's longest prompt and largest max_tokens. The prompt of a preempted request includes its
+    outputs. A batch of one request draws what that request can use."""
 
     def __init__(self) -> None:
         super().__init__(most)
         self._total = 0
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
-        """As much as the longest of its request may have, and what its batch reserves once it is in one."""
+        """Return the most tokens of the request's sequences; once it is in a batch, at least what the batch reserves."""
         own = max(request.max_total)
         return max(own, self._total) if request.rows[sequence] >= 0 else own
 
     def blocks_together(self, books: Books, limits: Limits, requests: Sequence[RequestState]) -> int:
-        """Blocks that these waiting requests draw if they are one batch."""
+        """Return the blocks that these waiting requests draw as one batch."""
         return sum(request.num_live for request in requests) * books.blocks_for(_common_total(limits, requests))
 
     def begin_batch(self, limits: Limits, requests: Sequence[RequestState]) -> None:
-        """These are the batch."""
+        """Reserve for these requests as one batch."""
         self._total = _common_total(limits, requests)
 
 

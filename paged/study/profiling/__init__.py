@@ -1,4 +1,4 @@
-"""Steps of the real engine, timed over batches that were designed for it, and the profile that is fitted to them."""
+"""Timed steps of the real engine over designed batches, and the profile that is fitted to them."""
 
 from paged.study.profiling.design import Chunk, Design, Scene, designed
 from paged.study.profiling.step_times import KINDS, StepTimes, TimedStep, engine_for

@@ -1,12 +1,12 @@
-"""The batches to time: numbers of decoding rows, lengths of their contexts, sizes of chunks, and both together.
+"""The batches to time: decoding rows by their number and contexts, chunks by their size, and both together.
 
     streams  | ================ |   token streams of falling length, computed and cached once a round: prefill in full steps
              | ============ |
              | ======== |
-    scene      rows come back on the first tokens of a stream each, and decode; then newcomers' chunks join them, one a step
+    scene      rows enter on the cached first tokens of their streams, and decode; then newcomers' chunks join them, one a step
 
-So a context costs its computation once, and then serves every scene. Rows have streams, and so blocks, of their own:
-two that read the same K and V would find it in the processor's cache.
+So a context is computed once and serves every scene. Each row has its own stream, and so its own blocks: a second row on the
+same K and V would find it in the processor's cache.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 from paged.errors import InvalidConfig
 
 DECODES = 2
-"""Decode steps of a scene, before its newcomers and after the step in which its rows come in."""
+"""Decode steps of a scene, after the step in which its rows enter and before its newcomers."""
 HELD_OUT = 3
-"""Every so-manieth scene is held out."""
+"""One scene in so many is held out."""
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """A newcomer whose prompt has `cached` tokens that are there and `new` ones that one step computes."""
+    """A newcomer whose prompt has `cached` cached tokens and `new` ones, which one step computes."""
 
     cached: int
     new: int
@@ -34,9 +34,9 @@ class Chunk(msgspec.Struct, frozen=True):
 class Scene(msgspec.Struct, frozen=True):
     """Rows that decode, and chunks that join them.
 
-    contexts     cached tokens of each row, a multiple of the block size; row i is on stream i. One more token makes its prompt
+    contexts     cached tokens of each row, a multiple of the block size; row i is on stream i, and its prompt has one token more
     chunks       newcomers, a step each
-    is_held_out  its steps are not fitted to
+    is_held_out  the fit leaves its steps out
     """
 
     contexts: tuple[int, ...]
@@ -45,10 +45,11 @@ class Scene(msgspec.Struct, frozen=True):
 
 
 class Design(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round runs: the prefill of all streams, then every scene.
+    """The steps of a round: the prefill of all streams, then every scene.
 
-    streams              tokens of each, a multiple of the block size
-    max_tokens_per_step  what an engine has to allow, and `max_sequences`
+    streams              tokens of each stream, a multiple of the block size
+    max_tokens_per_step, max_sequences
+                         the least that an engine has to allow
     """
 
     block_size: int
@@ -59,18 +60,18 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_blocks(self) -> int:
-        """Device blocks with which no request is preempted and no stream is evicted."""
+        """Device blocks that suffice to preempt no request and evict no stream."""
         size = self.block_size
         cached = sum(self.streams) // size
-        # Of a row: the block of its last prompt token, which its outputs fill and may leave.
+        # A row needs the block of its last prompt token, and the blocks that its outputs go on to.
         per_row = 1 + -(-self.longest_output // size)
         new = -(-self.max_tokens_per_step // size) + 1
-        # A policy may want a share of the pool left: none asks for more than a tenth.
+        # A policy may keep a share of the pool free: none keeps more than a tenth.
         return (cached + self.max_sequences * per_row + new) * 10 // 9 + 1
 
     @property
     def longest_output(self) -> int:
-        """Tokens that a row samples in a scene, at most."""
+        """The most tokens that a row samples in a scene."""
         return 1 + DECODES + max(len(scene.chunks) for scene in self.scenes)
 
     @property
@@ -80,14 +81,14 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def designed(*, max_sequences: int, max_context: int, max_tokens_per_step: int, block_size: int = 16) -> Design:
-    """Batches of up to `max_sequences` − 1 decoding rows with up to `max_context` cached tokens, and chunks that fill a step's budget.
+    """Design batches of up to `max_sequences` − 1 decoding rows with up to `max_context` cached tokens, and chunks that fill a step's budget.
 
-    Raises InvalidConfig for fewer than 4 sequences, a context below four blocks, or a budget that is not above the sequences.
+    Raises InvalidConfig for a block size below 1, fewer than 4 sequences, a context below four blocks, or a budget not above the sequences.
     """
     _check(max_sequences, max_context, max_tokens_per_step, block_size)
     most_rows = max_sequences - 1
     longest = max_context // block_size
-    # In a fixed disorder: a tile of an engine holds long contexts and short ones.
+    # In a fixed random order, so that a tile of an engine has long contexts and short ones.
     blocks = [max(1, longest * (most_rows - row) // most_rows) for row in range(most_rows)]
     order = np.random.default_rng(0).permutation(most_rows).tolist()
     order.insert(0, order.pop(order.index(0)))
@@ -115,7 +116,7 @@ def designed(*, max_sequences: int, max_context: int, max_tokens_per_step: int, 
 
 
 def _chessboard(row_levels: list[int], context_levels: list[int]) -> list[tuple[int, int]]:
-    """Every other pair, which says as much as all of them, the largest among them; and without rows every context."""
+    """Return every other pair, the largest among them, which is enough for a fit; and every context without rows."""
     return [
         (rows, context)
         for i, rows in enumerate(reversed(row_levels))

@@ -1,6 +1,6 @@
-"""The designed batches on the real engine, round after round, and what each step took.
+"""The times of the designed batches' steps on the real engine, round after round.
 
-Every round runs the same steps, so a step's time is the median over the rounds, and their range is its spread.
+Every round runs the same steps. A step's time is the median over the rounds, and their range is its spread.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from paged.model.loading import LoadedModel
 
 KINDS = ("decode", "prefill", "mixed")
-
-
 _HOST_BLOCKS = 64
 
 
@@ -42,7 +40,7 @@ class TimedStep(msgspec.Struct, frozen=True):
 
     @property
     def median(self) -> float:
-        """Over the rounds."""
+        """The median over the rounds."""
         return float(np.median(self.seconds))
 
     @property
@@ -59,7 +57,7 @@ def engine_for(
     batch_invariant: bool = True,
     kv_cache_dtype: str = "auto",
 ) -> Engine:
-    """An engine that a design can be timed on. Raises as Engine does."""
+    """Make an engine on which a design can be timed. Raises as Engine does."""
     from paged.engine.engine import Engine
 
     return Engine(
@@ -68,7 +66,7 @@ def engine_for(
         # So that copies can be timed.
         host_blocks=_HOST_BLOCKS,
         block_size=design.block_size,
-        # Decodes, then chunks, and who fits comes in at once: what is in a step is the design's to say.
+        # It takes decodes, then chunks, and admits at once what fits: so the design alone decides what a step has.
         policy="fastgen",
         max_tokens_per_step=design.max_tokens_per_step,
         max_sequences=design.max_sequences,
@@ -79,9 +77,9 @@ def engine_for(
 
 
 class StepTimes:
-    """The steps of a design on an engine without other requests, which has at least what the design asks for.
+    """The timed steps of a design on a new engine, which has at least what the design needs.
 
-    Raises InvalidConfig for an engine that has less, or has been used.
+    Raises InvalidConfig for an engine that has less, or that has had requests.
     """
 
     def __init__(self, engine: Engine, design: Design, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -122,7 +120,7 @@ class StepTimes:
             )
 
     def _time_of_moves(self) -> float:
-        """Seconds to copy a token's K and V from the host; 0 without a host."""
+        """Return the seconds to copy a token's K and V from the host; 0 without host blocks."""
         manager = self.engine.manager
         if not manager.num_host_blocks:
             return 0.0
@@ -131,7 +129,7 @@ class StepTimes:
         return measured_costs(self.engine.runner, self._clock).seconds_per_swapped_block / manager.block_size
 
     def warm_up(self) -> None:
-        """A round that is not counted: the first one pays for what is made once."""
+        """Run a round that is not counted: the first one pays for what is made once."""
         self.round()
         self.num_rounds = 0
         for step in self.steps:
@@ -141,7 +139,7 @@ class StepTimes:
         """Time every step once more. Raises UnevenRounds."""
         design, engine = self.design, self.engine
         vocabulary = engine.model.vocabulary_size
-        # The same tokens in every round, so that blocks which are equal by chance are so in all of them.
+        # Every round has the same tokens, so that blocks that are equal by chance are equal in all of them.
         random = np.random.default_rng(0)
         self._place = 0
         engine.manager.reset_cache()
@@ -198,8 +196,8 @@ class StepTimes:
         self._place += 1
 
     def profile(self, about: str = "", *, name: str | None = None) -> Profile:
-        """Fitted to the medians of the steps that are not held out. `name` is the model's; None: its folder's. Raises InvalidConfig before the
-        first round."""
+        """Fit a profile to the medians of the steps that are not held out. `name` is the model's; None: that of its folder. Raises InvalidConfig
+        before the first round."""
         if not self.num_rounds:
             raise InvalidConfig("no steps were timed; a profile needs a round at least")
         work, timed = (
@@ -229,7 +227,7 @@ class StepTimes:
 
 
 def kind_of(batch: Batch) -> str:
-    """Decode, prefill or mixed: a row with one token decodes, or computes what costs as much."""
+    """Return "decode", "prefill" or "mixed"; a row with one token decodes, or costs as much."""
     is_single = batch.num_tokens == 1
     if is_single.all():
         return "decode"
