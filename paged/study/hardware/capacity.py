@@ -1,6 +1,6 @@
 """The memory that a model's sequences need on devices, and the place of their steps on the roofline.
 
-Rates are the published ones, so that figures can be compared with other people's.
+Rates are the published ones, so that figures compare with those of others.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Intensity(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_byte       operations a byte of memory traffic, on one device
     bound                which of the two takes longer at the published rates
     reachable_flops      operations/s of one device at this intensity
-    compute_bound_from   sequences of this length in a decode step, or tokens of one prompt, from which arithmetic takes longer; None: at no
-                         number that there can be (prompts end at the model's length; KV grows with the sequences)
+    compute_bound_from   the least number of sequences of this length in a decode step, or of tokens of one prompt, at which arithmetic takes
+                         longer; None: at no possible number (prompts end at the model's length; KV grows with the sequences)
     """
 
     flops_per_byte: float
@@ -36,22 +36,23 @@ class Intensity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory over all devices in bytes, unless a name says otherwise; what fits; and the steps of these sequences.
+    """Memory over all devices in bytes, unless a name says otherwise; the sequences that fit; and their steps.
 
-    kv_bytes_per_token                              as all layers keep K and V, each once
-    kv_bytes                                        what the layers keep of these sequences: windows their reach, states as they are
+    kv_bytes_per_token                              K and V of a token in all layers, each kept once
+    kv_bytes                                        what the layers keep of these sequences: a window its reach, a state its size
     kv_bytes_per_token_of_all_heads, ..._all_heads  K and V if every head had its own, and all layers kept all tokens
     kv_bytes_per_token_of_device                    on one device: heads are held whole, or split by tokens (`split_context`)
     activation_bytes_of_device                      one layer's tensors for a step of max_tokens_per_step, and logits
     needed_bytes_of_device                          weights, activations and the KV of these sequences, on one device
-    given_bytes_of_device                           the share of its memory that they may have
+    given_bytes_of_device                           the share of a device's memory that they may take
     num_blocks, max_sequences                       blocks of KV beside the weights, or pages of layers of several kinds, and sequences of this
                                                     length in them; 0: no room
-    fewest_devices                                  the fewest devices that the model can be split over and on which these sequences fit, powers of two first; None: however many
+    fewest_devices                                  the fewest devices over which the model can be split and on which these sequences fit, powers
+                                                    of two first; None: no number of devices is enough
     quantization                                    how linear layers are stored where they are codes; None: in the dtype
-    notes, not_modelled                             what a reader of these figures should know, and what of the model they do not count
+    notes, not_modelled                             what a reader of these figures should know, and the parts of the model that they do not count
     ridge                                           operations a byte at which arithmetic and memory take equally long
-    knee_tokens                                     tokens of a step at which the weights' reading and their arithmetic do
+    knee_tokens                                     tokens of a step at which reading the weights and multiplying by them take equally long
     """
 
     model: str
@@ -99,7 +100,7 @@ def capacity_of(
     memory_share: float = 0.9,
     max_tokens_per_step: int = 2048,
 ) -> Capacity:
-    """The figures of `batch` sequences of `length` tokens each. Raises InvalidConfig for a number that is out of range."""
+    """Return the figures of `batch` sequences of `length` tokens each. Raises InvalidConfig for a number that is out of range."""
     model = roofline.model
     least = {"batch": batch, "length": length, "block_size": block_size, "max_tokens_per_step": max_tokens_per_step}
     for name, value in least.items():
@@ -163,16 +164,16 @@ def capacity_of(
 
 
 def _alike(spans: Spans, rows: int, new: int, length: int) -> StepWork:
-    """So many rows, each of which computes the last `new` of `length` tokens and samples."""
+    """Return the work of so many rows that each compute the last `new` of `length` tokens and sample."""
     work = StepWork.of_rows([new], [length], sampled_rows=1, spans=spans)
     names = ("computed_tokens", "sampled_rows", "context_tokens", "attended_pairs", "rows")
     return StepWork(**{name: rows * getattr(work, name) for name in names})
 
 
 def _intensity(roofline: Roofline, work: StepWork, work_of: Callable[[int], StepWork], most: int) -> Intensity:
-    """Where a step lies, and the least number in 1 to `most` at which the step that `work_of` gives is bound by arithmetic.
+    """Place a step on the roofline, and search 1 to `most` for the least number at which the step of `work_of` is bound by arithmetic.
 
-    Operations a byte rise with that number: both grow with it, but for the weights, which are bytes alone.
+    Operations a byte rise with that number: operations and bytes grow with it, but the weights' bytes stay.
     """
     ridge = roofline.device.ridge(roofline.dtype)
     here = _flops_per_byte(roofline, work)
@@ -196,7 +197,7 @@ def _flops_per_byte(roofline: Roofline, work: StepWork) -> float:
 
 
 def _fewest_devices(roofline: Roofline, fits: Callable[[Placement], bool]) -> int | None:
-    # Powers of two first: so many devices stand beside each other.
+    # Powers of two first: machines have so many devices.
     degrees = sorted(roofline.degrees(), key=lambda degree: (degree & (degree - 1) > 0, degree))
     for degree in degrees if roofline.device.interconnect or roofline.link else (1,):
         link = roofline.link if degree > 1 or roofline.is_lockstep else None

@@ -1,4 +1,4 @@
-"""The models and devices that ship with the package, by name, and those in a file of the user's own.
+"""The models and devices that ship with the package, by name, and those in files of the user's own.
 
 A new model or device is a new file in `models/` or `devices/`.
 """
@@ -25,7 +25,7 @@ _SAME_SHAPE = ("-instruct", "-chat", "-hf")
 
 
 class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model's layers keep with K and V in bf16, the `source` of that, and what of it is in `doubt`."""
+    """What a model's layers keep with K and V in bf16, its `source`, and what is in `doubt`."""
 
     aliases: tuple[str, ...]
     layers: tuple[Layers, ...]
@@ -40,21 +40,21 @@ def published_layers() -> dict[str, Published]:
 
 
 def model_names() -> list[str]:
-    """The models that ship, sorted."""
+    """Return the names of the models that ship, sorted."""
     return sorted(path.stem for path in (_FOLDER / "models").glob("*.json"))
 
 
 def device_names() -> list[str]:
-    """The devices that ship, sorted."""
+    """Return the names of the devices that ship, sorted."""
     return sorted(path.stem for path in (_FOLDER / "devices").glob("*.json"))
 
 
 def model_named(name: str) -> ModelShape:
-    """The model of that name, of one that its publisher uses (upper and lower case alike), or of a file: one of our own (.json), a
-    config.json in the Hugging Face layout, or a folder that has one.
+    """Return the model of that name, of a publisher's name (in any case), or in a file: one of our own (.json), a config.json in the Hugging Face
+    layout, or a folder that has one.
 
-    Of a publisher's name endings are understood that leave the shape as it is (-Instruct, -Chat, -hf), and -FP8. Raises UnknownModel,
-    BadHardwareFile for a file that does not describe a model, and OSError for one that cannot be read.
+    A publisher's name may end in -Instruct, -Chat or -hf, which leave the shape as it is, or in -FP8. Raises UnknownModel, BadHardwareFile for a
+    file that does not describe a model, and OSError for a file that cannot be read.
     """
     if name in (known := model_names()):
         return _shipped(name)
@@ -69,20 +69,20 @@ def model_named(name: str) -> ModelShape:
 
 
 def is_path(name: str) -> bool:
-    """Whether a model or a device is named by a file or a folder, whose content may be another the next time."""
+    """Whether the name of a model or device is that of a file or folder, whose content may change."""
     return name.endswith(".json") or name in NAMES or (bool(name) and name not in model_names() and Path(name).is_dir())
 
 
 def file_of(name: str) -> Path:
-    """The file by which a model is named: of a folder, or of `embedded` and `hybrid`, which ship with weights, its config.json."""
+    """Return the file that a model's name stands for; of a folder, and of `embedded` and `hybrid`, which ship with weights, the config.json."""
     path = Path(named_or_shipped(name))
     return path / "config.json" if path.is_dir() else path
 
 
 def device_named(name: str) -> Device:
-    """The device of that name, or the one that a file describes when the name ends in .json.
+    """Return the device of that name, or the one in a file if the name ends in .json.
 
-    Raises UnknownDevice, BadHardwareFile for a file that does not describe a device, and OSError for one that cannot be read.
+    Raises UnknownDevice, BadHardwareFile for a file that does not describe a device, and OSError for a file that cannot be read.
     """
     if name.endswith(".json"):
         return read_described(Path(name), Device)
@@ -93,7 +93,7 @@ def device_named(name: str) -> Device:
 
 @cache
 def _shipped(name: str) -> ModelShape:
-    """With what its layers keep, if they are of several kinds."""
+    """Return a model that ships, with what its layers keep if they are of several kinds."""
     described = read_described(_FOLDER / "models" / f"{name}.json", dict[str, Any])
     layers = published_layers()[name].layers if name in published_layers() else ()
     if any(each.kind != "full" for each in layers):
@@ -112,7 +112,7 @@ def _by_alias() -> dict[str, ModelShape]:
 
 
 def _published(name: str) -> ModelShape | None:
-    """A publisher's name in lower case, with or without endings."""
+    """Return the model of a publisher's name in lower case, with or without endings."""
     if name in _by_alias():
         return _by_alias()[name]
     for ending in _SAME_SHAPE:
@@ -123,7 +123,7 @@ def _published(name: str) -> ModelShape | None:
 
 
 def _unknown_ending(name: str) -> str:
-    """What of a publisher's name is not known where it begins with one that is."""
+    """Return a sentence on the unknown ending of a name that begins with a known publisher's name; else ""."""
     known = max((alias for alias in _by_alias() if name.lower().startswith(alias)), key=len, default=None)
     if known is None:
         return ""

@@ -1,8 +1,8 @@
-"""A model's layers, or the part of them that one device has, out of tables of other layers that were timed on the same device.
+"""A model's layers, or one device's part of them, derived from tables of other layers that were timed on the same device.
 
-A matrix product takes what the timed ones take, in straight lines by its number of weights: on one card seconds a weight differ little from
-one matrix to the next. Attention and what goes over each token are scaled by heads and widths. Routed experts take what a large product
-takes for as many weights and as many rows as each of them has. What devices send each other is by the link.
+A matrix product is interpolated between timed ones by its number of weights: on one card seconds a weight differ little between matrices.
+Attention and kernels over each token scale with heads and widths. A routed expert takes the time of a large product, for its own weights and
+rows. Collectives are priced by the link.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from paged.study.hardware.roofline import Roofline
 
 Numbers = NDArray[np.float64]
 _LAUNCH_S = 2e-6
-"""Of a product of no weights: about what the shortest kernel of each table takes."""
+"""Seconds of a product without weights: about those of the shortest kernel of each table."""
 _ROUTING_KERNELS = 5
-"""Of a layer with routed experts beside their products and activation: softmax and choice, sorting tokens by expert, two gathers, a sum."""
+"""Kernels of a layer with routed experts beside products and activation: softmax and choice, sorting tokens by expert, two gathers, a sum."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Timing:
     model: ModelShape
 
     def products(self) -> list[tuple[float, Timed]]:
-        """Weights and seconds of the four matrices of a layer."""
+        """Return weights and timings of a layer's four matrices, of those that were timed."""
         model, dense = self.model, self.tables.dense
         width, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
         up = (2 if model.gated_mlp else 1) * model.intermediate
@@ -51,8 +51,8 @@ class Timing:
 
 @dataclass(frozen=True)
 class DerivedLayers:
-    """See `Layers`. `timings` are of the roofline's device and dtype, at least one, with heads of the model's size; where the model itself was
-    timed on one device, it is first."""
+    """See `Layers`. `timings`, at least one, are of the roofline's device and dtype, with heads of the model's size; if the model itself was timed on
+    one device, its timing comes first."""
 
     timings: Sequence[Timing]
     roofline: Roofline
@@ -64,7 +64,7 @@ class DerivedLayers:
 
     @property
     def skew(self) -> float:
-        """As of the model whose attention is taken."""
+        """The skew of the model whose attention is taken."""
         return self._nearest.tables.skew
 
     @property
@@ -113,7 +113,7 @@ class DerivedLayers:
         return np.asarray(self._experts(tokens) + self.roofline.exchange_seconds(tokens), np.float64)
 
     def head_seconds(self, rows: Numbers) -> Numbers:
-        """Each device has its part of the vocabulary; all have all logits before one is sampled."""
+        """Return the seconds of LM head and sampler. Each device computes its part of the vocabulary, and gathers all logits before it samples."""
         roofline, model = self.roofline, self.roofline.model
         _, columns, depth, _ = products_of(roofline)[-1]
         weights = columns * depth
@@ -130,8 +130,8 @@ class DerivedLayers:
 
     @cached_property
     def attention(self) -> Multilinear:
-        """Of all layers. Beside a launch, steps that only decode go by KV heads, steps with a prompt's chunk by heads: there a KV head is read
-        again for each of its heads."""
+        """Attention of all layers. Beyond a launch, steps that only decode scale with KV heads, and steps with a prompt's chunk with heads: there a KV
+        head is read again for each of its heads."""
         nearest, heads = self._nearest, heads_of(self.roofline)
         layer = nearest.tables.layer_attention
         launch = float(layer.table[layer.table > 0].min())
@@ -142,7 +142,7 @@ class DerivedLayers:
 
     @cached_property
     def _nearest(self) -> Timing:
-        """Whose attention is taken: as many heads share a KV head, or nearly; of several the first."""
+        """The timing whose attention is taken: that with the nearest number of heads to a KV head, the first of several."""
         heads = heads_of(self.roofline)
         group = heads["heads"] / heads["kv_heads"]
         return min(self.timings, key=lambda timing: abs(np.log(timing.model.heads / timing.model.kv_heads / group)))
@@ -155,7 +155,7 @@ class DerivedLayers:
         return _by_size(weights, [(size, timed.seconds(tokens)) for size, timed in self._matrices])
 
     def _small(self, layer: str, size: float, of: str, tokens: Numbers) -> Numbers:
-        """A kernel over each token's tensors: as of one token, and what more of them take by their width."""
+        """Return the seconds of a kernel over each token's tensors: that of one token, and the time of further tokens scaled by their width."""
         for timing in (self._nearest, *self.timings):
             if layer in timing.tables.dense:
                 timed = timing.tables.dense[layer]
@@ -164,7 +164,7 @@ class DerivedLayers:
         return np.full(len(tokens), _LAUNCH_S)
 
     def _experts(self, tokens: Numbers) -> Numbers:
-        """The routed experts on one device, of so many tokens over all ranks."""
+        """Return the seconds of the routed experts on one device, for so many tokens over all ranks."""
         roofline, experts = self.roofline, self.roofline.model.experts
         assert experts is not None, "a model with experts"
         devices = roofline.tensor_parallel * roofline.data_parallel
@@ -179,7 +179,7 @@ class DerivedLayers:
 
 
 def _by_size(weights: float, timed: Sequence[tuple[float, Numbers]]) -> Numbers:
-    """Seconds of a product of so many weights, in straight lines between timed ones, ascending; beyond the last in proportion to it."""
+    """Return the seconds of a product of so many weights: interpolated between `timed`, ascending, and beyond the last in proportion to it."""
     sizes = [0.0, *(size for size, _ in timed)]
     seconds = [np.full(len(timed[0][1]), _LAUNCH_S), *(each for _, each in timed)]
     if weights >= sizes[-1]:

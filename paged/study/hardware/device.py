@@ -1,4 +1,4 @@
-"""A device by its published figures, and the link between devices: what collectives take over it.
+"""A device by its published figures, and the link between devices with the seconds of collectives over it.
 
     all-reduce, all-gather, reduce-scatter of d devices: messages · latency + bytes that one device sends ÷ rate
 
@@ -19,33 +19,31 @@ from paged.errors import InvalidConfig
 DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 """The dtypes of weights, activations and KV, and the bytes of an element."""
 KV_DTYPES = tuple(dict.fromkeys((*DTYPES, *CODE_BITS)))
-"""Those of K and V; int8 and int4 have a scale a token and head beside."""
-
-
+"""The dtypes of K and V; int8 and int4 have a scale for each token and head as well."""
 _PCIE = 128e9
 """Bytes/s up to which a published interconnect is PCIe: Gen6 x16. NVLink of the slowest device in the catalogue has more than twice that."""
 PCIE_SHARE, PCIE_LATENCY_S = 0.25, 12e-6
-"""Of PCIe: the share of its published rate that collectives reach, and what a message takes beside its bytes. NCCL takes 16 GB/s for a path
-through the processor; on RTX PRO 6000 cards over Gen5 x16 (64 GB/s) their owners measured 22 GB/s with NCCL as it comes, 41 with more
-channels, 24 µs for an all-reduce of up to 64 KB and 14 µs a message without peer access (voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md).
-Two such cards under vLLM 0.19 were recorded 23 to 34 % slower than 51 GB/s and 5 µs let expect, which 16 GB/s explains."""
+"""Of PCIe: the share of its published rate that collectives reach, and the seconds of a message beside its bytes. NCCL assumes 16 GB/s for a path
+through the processor. On RTX PRO 6000 cards over Gen5 x16 (64 GB/s), owners measured 22 GB/s with NCCL's defaults, 41 with more channels, 24 µs
+for an all-reduce of up to 64 KB and 14 µs a message without peer access (voipmonitor/rtx6kpro, hardware/pcie-bandwidth.md). Two such cards under
+vLLM 0.19 were recorded 23 to 34 % slower than 51 GB/s and 5 µs predict, which 16 GB/s explains."""
 
 
 def kv_bytes(dtype: str, elements: int, head_size: int) -> int:
-    """Return the bytes of so many elements of K and V, in heads of this size, with the scales that the dtype has."""
+    """Return the bytes of so many elements of K and V in heads of this size, with the dtype's scales."""
     if dtype in CODE_BITS:
         return elements // head_size * head_bytes(dtype, head_size, 0)
     return elements * DTYPES[dtype]
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One device; several of them are the cost model's business.
+    """One device.
 
-    memory_bytes   what holds weights and KV
+    memory_bytes   of the memory that holds weights and KV
     bandwidth      bytes/s between that memory and the arithmetic
-    peak_flops     operations/s by dtype, dense; a dtype that is not listed has no rate of its own
+    peak_flops     operations/s by dtype, dense; a dtype that is not listed has no rate
     host_link      bytes/s to or from the host, one direction
-    interconnect   bytes/s to other devices of its kind, one direction; None: they do not work together
+    interconnect   bytes/s to other devices of its kind, one direction; None: there is none
     source         where the figures come from
     """
 
@@ -72,28 +70,28 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise InvalidConfig("peak_flops is empty; at least one dtype has to have a rate")
 
     def peak(self, dtype: str) -> float:
-        """Operations/s in a dtype. Raises InvalidConfig where none is known."""
+        """Return the operations/s in a dtype. Raises InvalidConfig if the device has no rate for it."""
         if dtype not in self.peak_flops:
             raise InvalidConfig(f'{self.name} has no rate for dtype "{dtype}"; it has {", ".join(self.peak_flops)}')
         return self.peak_flops[dtype]
 
     @property
     def usual_dtype(self) -> str:
-        """What stands in for a dtype that is not given: bf16, or where it has no rate for that the first that it has."""
+        """The default dtype: bf16, or the first dtype with a rate if bf16 has none."""
         return "bf16" if "bf16" in self.peak_flops else next(iter(self.peak_flops))
 
     def ridge(self, dtype: str) -> float:
-        """Operations a byte at which arithmetic and memory take equally long: the corner of the roofline."""
+        """Return the operations a byte at which arithmetic and memory take equally long: the corner of the roofline."""
         return self.peak(dtype) / self.bandwidth
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """bytes_per_s  that a device reaches when it sends, one direction
-    latency_s    of one message beside its bytes
-    is_switched  each device reaches all others at once; else they form a ring
-    source       where the two figures come from, in words
+    """A link between devices. Raises InvalidConfig for a rate that is not above 0, and a negative latency.
 
-    Raises InvalidConfig for a rate that is none, and a negative latency.
+    bytes_per_s  that a device reaches when it sends, one direction
+    latency_s    of one message beside its bytes
+    is_switched  each device sends to all others at once; else they form a ring
+    source       where the two figures come from, in words
     """
 
     bytes_per_s: float
@@ -113,11 +111,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.bytes_per_s / 1e9:.3g} GB/s and {self.latency_s * 1e6:.3g} µs a message ({self.source})"
 
     def all_reduce(self, devices: int, num_bytes: Any) -> Any:
-        """Seconds of so many bytes, which every device has."""
+        """Return the seconds to sum so many bytes, which every device has."""
         return 2 * self.all_gather(devices, num_bytes)
 
     def all_gather(self, devices: int, num_bytes: Any) -> Any:
-        """Seconds until every device has all of so many bytes, of which each had its part; a reduce-scatter takes the same."""
+        """Return the seconds until every device has all of so many bytes, of which each had a part; a reduce-scatter takes as long."""
         if devices == 1:
             return 0.0 * num_bytes
         messages = 1 if self.is_switched else devices - 1
@@ -125,9 +123,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def usual_link(device: Device, *, share: float = 0.8, latency_s: float = 5e-6) -> Link | None:
-    """What stands in for a link that was not measured, by what the device's sheet says; None: it has none.
+    """Return the assumed link of a device by its published interconnect; None if it has none.
 
-    `share` and `latency_s` are assumed of NVLink: of its published rate, and of a message.
+    `share` of the published rate and `latency_s` of a message are those of NVLink; PCIe has its own.
     """
     rate = device.interconnect
     if rate is None:
@@ -140,7 +138,7 @@ def usual_link(device: Device, *, share: float = 0.8, latency_s: float = 5e-6) -
 
 
 def link_of(device: Device, gb_per_s: float | None, latency_us: float | None) -> Link | None:
-    """The link with what a caller says of it; the rest as usual on the device, or as PCIe's where it has none of its own. None: nothing was said."""
+    """Return the link with a caller's figures; the rest as in `usual_link`, or as PCIe's if the device has none. None if no figure is given."""
     if gb_per_s is None and latency_us is None:
         return None
     usual = usual_link(device) or Link(bytes_per_s=device.host_link * PCIE_SHARE, latency_s=PCIE_LATENCY_S)

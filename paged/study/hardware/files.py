@@ -1,4 +1,4 @@
-"""A model, a device or a profile out of a JSON file, and which field is wrong where it does not describe one."""
+"""JSON files that describe a model, a device or a profile, and the field that is wrong in a bad one."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ _Described = TypeVar("_Described")
 
 
 def read_described(path: Path, kind: type[_Described]) -> _Described:
-    """What a file describes. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
+    """Read what a file describes. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.ValidationError as error:
@@ -23,7 +23,7 @@ def read_described(path: Path, kind: type[_Described]) -> _Described:
 
 
 def _field(problem: str) -> str | None:
-    """The field that a message of msgspec's, or of a struct's own check, is about."""
+    """Return the field that a message of msgspec, or of a struct's own check, names."""
     place = re.search(r"at `(?:key in )?\$\.?(.*?)`$", problem)
     named = re.search(r"field `(\w+)`", problem) or re.match(r"(\w+)(?: of \w+)? (?:is|has) ", problem)
     parts = [found.group(1) for found in (place, named) if found and found.group(1)]
@@ -31,7 +31,7 @@ def _field(problem: str) -> str | None:
 
 
 def check_format(path: Path, wanted: int, what: str, hint: str = "") -> None:
-    """Raise BadHardwareFile unless a file says that it has this format, and OSError for one that cannot be read."""
+    """Raise BadHardwareFile unless a file has this format, and OSError if it cannot be read."""
     found = read_described(path, _Head).format
     if found != wanted:
         its = "no known format" if found is None else f"format {found}"
@@ -39,6 +39,6 @@ def check_format(path: Path, wanted: int, what: str, hint: str = "") -> None:
 
 
 class _Head(msgspec.Struct):
-    """What of a file says how to read the rest."""
+    """The field that says how to read the rest of a file."""
 
     format: int | None = None

@@ -1,7 +1,7 @@
-"""A model's shape out of a config.json in the Hugging Face layout.
+"""A model's shape, read from a config.json in the Hugging Face layout.
 
-A kind of model (`model_type`) is read if its layers are known here; any other is refused by name, and so is a field that no figure here
-stands for, such as a state that layers keep. What can be left out of the figures is said in `ModelShape.not_modelled`.
+Kinds of models (`model_type`) whose layers are not known here are refused by name. So are fields that change the figures and are not modelled,
+such as a state that layers keep. `ModelShape.not_modelled` names the parts that the figures leave out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAMES = {
     "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length", "model_max_length"),
     "num_experts": ("num_local_experts", "n_routed_experts"),
 }
-"""What the same field is called in older kinds of models."""
+"""Names of the same fields in older kinds of models."""
 _STATES = (
     "linear_num_value_heads",
     "linear_attn_config",
@@ -49,34 +49,34 @@ _STATES = (
 """Fields of layers that keep a state of one size instead of K and V."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _FLOATS = ("ignore", "modules_to_not_convert", "dynamic")
-"""Fields of quantisation by which some linear layers stay floats."""
+"""Fields of a quantisation that name linear layers which stay floats."""
 _FP8, _MXFP4_BITS = {"fp8", "fbgemm_fp8"}, 4.25
 
 
 def is_config(document: Any) -> bool:
-    """Whether a JSON document is a configuration of that layout, and not one of our own."""
+    """Whether a JSON document is a configuration in that layout, and not one of our own."""
     return isinstance(document, dict) and ("model_type" in document or "architectures" in document)
 
 
 def name_of(path: Path) -> str:
-    """What the model of a configuration is called: as its folder, or as the file where that has a name of its own."""
+    """Return the name of a configuration's model: that of its folder, or of the file if it is not called config.json."""
     return path.resolve().parent.name if path.name == "config.json" else path.stem
 
 
 def with_usual_names(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration in which sizes with a name of older kinds of models have the usual one, too: not every class reads both."""
+    """Return a configuration whose sizes have their usual names as well as older ones: not every class reads both."""
     usual = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     found = {name: document[other] for name in usual for other in _NAMES[name] if document.get(other) is not None}
     return {**found, **{name: value for name, value in document.items() if value is not None or name not in found}}
 
 
 def shape_of_config(path: Path, document: dict[str, Any]) -> ModelShape:
-    """The shape. Raises BadHardwareFile with the field that is missing, contradicts another, or is not modelled; NotModelled for a kind of model."""
+    """Return the shape. Raises BadHardwareFile with a field that is missing, contradicts another, or is not modelled; NotModelled for a kind of model."""
     return _Reader(path, document).shape()
 
 
 class _Reader:
-    """One configuration; `text` is its decoder's part."""
+    """Reads one configuration; `text` is the decoder's part of it."""
 
     def __init__(self, path: Path, document: dict[str, Any]) -> None:
         self.path, self.whole = path, document
@@ -90,7 +90,7 @@ class _Reader:
         self.kind = KINDS[self.model_type]
 
     def shape(self) -> ModelShape:
-        """All of it."""
+        """Return the shape of the model."""
         self._refuse_others()
         kind, layers, heads = self.kind, self.count("num_hidden_layers"), self.count("num_attention_heads")
         hidden, longest = self.count("hidden_size"), self.count("max_position_embeddings")
@@ -106,7 +106,7 @@ class _Reader:
         if experts is not None and bits is not None:
             experts = msgspec.structs.replace(experts, bits=bits)
         if codes is not None and (experts or latent):
-            # Which of their weights are codes is not known here.
+            # It is not known which of their weights are codes.
             codes = StoredCodes(title=codes.title)
         said = [*self._left_out(layers), *self._left_of(codes)]
         try:
@@ -137,29 +137,29 @@ class _Reader:
             raise BadHardwareFile(self.path, None, str(error)) from None
 
     def given(self, name: str) -> Any:
-        """A field by any of its names, or what its kind has by default; None where there is none."""
+        """Return a field by any of its names, or its kind's default; None if there is neither."""
         found = {each: self.text[each] for each in (name, *_NAMES.get(name, ())) if self.text.get(each) is not None}
         if not found:
             return self.kind.defaults.get(name)
         (first, value), *others = found.items()
-        # A tokenizer's longest text is no contradiction.
+        # A tokenizer's longest text may differ.
         if name != "max_position_embeddings" and (differing := [each for each, other in others if other != value]):
             self._fail(first, f"it is {value!r}, and {differing[0]} is {found[differing[0]]!r}")
         return value
 
     def number(self, name: str) -> int:
-        """A field that may be missing, then 0; else a whole number."""
+        """Return a whole number, 0 if the field is missing."""
         return self._whole(name, self.given(name) or 0, "")
 
     def listed(self, name: str) -> list[Any]:
-        """A field that may be missing, then empty; else a list."""
+        """Return a list, empty if the field is missing."""
         value = self.text.get(name) or []
         if not isinstance(value, list):
             self._fail(name, f"it is {value!r}; it has to be a list")
         return value
 
     def count(self, name: str) -> int:
-        """A field that has to be there, a whole number of at least 1."""
+        """Return a whole number of at least 1, which has to be there."""
         value = self.given(name)
         if value is None:
             others = _NAMES.get(name, ())
@@ -174,7 +174,7 @@ class _Reader:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """A field of the decoder, or of the whole where it has none."""
+        """Return a flag of the decoder, or of the whole configuration."""
         value = self.text.get(name, self.whole.get(name))
         return default if value is None else bool(value)
 
@@ -189,7 +189,7 @@ class _Reader:
             raise NotModelled(self.path, field, problem)
 
     def _refuse_others(self) -> None:
-        """What would make the figures wrong where the kind of model does not have it."""
+        """Raise BadHardwareFile for a field that would make the figures wrong."""
         if self.whole.get("is_encoder_decoder"):
             self._fail("is_encoder_decoder", "only decoders are modelled")
         same = (None, self.text.get("hidden_size"))
@@ -260,7 +260,7 @@ class _Reader:
         return sum(at < first or at in plain or (at + 1) % every > 0 for at in range(layers))
 
     def _kept(self, layers: int, longest: int, entry: int) -> tuple[Layers, ...]:
-        """What layers keep if some attend to less than all of the context; `entry`: bytes of K, or V, of a token."""
+        """Return what layers keep if some attend to a part of the context; else (). `entry`: bytes of K, or of V, of a token."""
         types, narrow_ones = self.listed("layer_types"), []
         window, chunk = self.number("sliding_window"), self.number("attention_chunk_size")
         every = self.text.get("sliding_window_pattern")
@@ -283,7 +283,7 @@ class _Reader:
         return (*([Layers(kind="full", count=full, entry=(entry, entry))] if full else []), *narrow_ones)
 
     def _left_out(self, layers: int) -> list[str]:
-        """Other parts that no figure counts."""
+        """Return sentences on parts of the model that no figure counts."""
         shared, more = self.number("num_kv_shared_layers"), self.number("num_nextn_predict_layers")
         towers = [name for name in ("audio", "vision") if f"{name}_config" in self.whole]
         parts = {
@@ -300,12 +300,12 @@ class _Reader:
 
     @property
     def _settings(self) -> dict[str, Any] | None:
-        """What it says of quantisation."""
+        """The configuration's quantisation."""
         found = self.text.get("quantization_config") or self.whole.get("quantization_config")
         return found if isinstance(found, dict) else None
 
     def _quantised(self, experts: Experts | None) -> tuple[Literal["fp8"] | None, float | None, StoredCodes | None]:
-        """The dtype of the weights where it is one of 8 bits, or the experts' bits, or how linear layers are stored."""
+        """Return the dtype of the weights if it has 8 bits, the experts' bits, and how linear layers are stored as codes; None each if not so."""
         found = self._settings
         if found is None:
             return None, None, None
@@ -323,7 +323,7 @@ class _Reader:
         return None, None, self._codes(found) or StoredCodes(title=title)
 
     def _codes(self, settings: dict[str, Any]) -> StoredCodes | None:
-        """How linear layers are stored; None for a format that no engine here reads, and without what reads it."""
+        """Return how linear layers are stored; None for a format that our engine does not read, or without the engine's packages."""
         try:
             from paged.model.quantised.checkpoints import format_of
         except ImportError:
@@ -338,7 +338,7 @@ class _Reader:
         return msgspec.structs.replace(codes, scale_bytes=4) if is_wide else codes
 
     def _left_of(self, codes: StoredCodes | None) -> list[str]:
-        """What of linear layers in codes no figure counts."""
+        """Return sentences on linear layers that the figures count differently from how they are stored."""
         if codes is None or self._settings is None:
             return []
         if codes.bits is None:

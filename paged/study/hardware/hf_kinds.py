@@ -1,6 +1,6 @@
-"""Kinds of models in the Hugging Face layout whose layers are known, and what their configurations leave out.
+"""Kinds of models in the Hugging Face layout whose layers are known, and the facts that their configurations leave out.
 
-A kind is here if the parameters that follow from it are within a hundredth of those that transformers' own module has.
+A kind is listed if its count of parameters is within a hundredth of that of transformers' own module.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import msgspec
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """Facts of each `model_type` that its configuration does not have.
+    """Facts of a `model_type` that its configuration does not have.
 
-    positions  rows of its table of position embeddings beyond its longest sequence; None: it has none
-    full_every every so manieth layer attends to all where a window is named; 0: none does
-    experts    its MLPs are a mixture
-    defaults   fields that published configurations leave out
+    positions   rows of the table of position embeddings beyond the longest sequence; None: there is no such table
+    full_every  one layer in so many attends to all of the context if a window is named; 0: none does
+    experts     MLPs are mixtures of experts
+    defaults    fields that published configurations leave out
     """
 
     gated: bool = True

@@ -1,4 +1,4 @@
-"""A model's layers out of a device's kernel tables: which matrix products, attention and all-reduces its layers are."""
+"""A model's layers, composed of a device's timed kernels: matrix products, attention and all-reduces."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from paged.study.hardware.roofline import Roofline
 
 Numbers = NDArray[np.float64]
 _SMALL_KERNELS = 4
-"""Of a layer, beside its products and attention: two norms, the rotation of queries and keys, the MLP's activation."""
+"""Kernels of a layer beside products and attention: two norms, the rotation of queries and keys, the MLP's activation."""
 _SAMPLER_S, _LOGIT_PASSES = 20e-6, 2
-"""What a sampler takes beside going twice over its rows' logits: what it took on the two cards whose sampler was timed."""
+"""Seconds of a sampler beside its two passes over the logits, as on the two cards whose sampler was timed; and those passes."""
 _AWAITED_S = 5e-6
-"""Of each all-reduce in a model beside what it takes alone, one after another: the devices do not come to it at one moment. Fitted on the
-closed loops of two H100s against those of one, and judged by those of four and eight (benchmarks/results/validation.md)."""
+"""Seconds that an all-reduce in a model waits beyond its time in isolation, since devices do not reach it at one moment. Fitted on closed loops of two
+H100s against those of one, and judged by those of four and eight (benchmarks/results/validation.md)."""
 _LENGTHS = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True)
 class KernelLayers:
-    """The layers of the roofline's model on its device, by that device's tables; see `Layers`.
+    """The layers of the roofline's model on its device, by the device's tables; see `Layers`.
 
-    Norms, rotation and activation were not timed: they take the shortest product's time each, and their tensors' bytes over the bandwidth
-    that is assumed. Nor was attention with tokens before a prompt's chunk: it takes what the whole takes less what was there already.
-    Routed experts are by published figures.
+    Norms, rotation and activation were not timed: each takes the shortest product's time, and their tensors' bytes over the assumed bandwidth.
+    Attention with tokens before a prompt's chunk was not timed: it takes the time of the whole prompt less that of the tokens before. Routed
+    experts are by published figures.
     """
 
     tables: KernelTables
@@ -42,7 +42,7 @@ class KernelLayers:
 
     @property
     def skew(self) -> float:
-        """It was not measured."""
+        """0: it was not measured."""
         return 0.0
 
     @property
@@ -52,7 +52,7 @@ class KernelLayers:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What of an answer does not stand on measurements, a sentence each."""
+        """The parts of an answer that are not measured, a sentence each."""
         model, degree = self.roofline.model, self.roofline.tensor_parallel
         said = []
         for name, n, k, _ in products_of(self.roofline):
@@ -77,7 +77,7 @@ class KernelLayers:
         return tuple(said)
 
     def is_answered(self) -> bool:
-        """Whether the tables have products of this dtype, and attention of this head size on K and V of theirs."""
+        """Whether the tables have products in the model's dtype, and attention of its head size on K and V in their dtype."""
         try:
             self.tables.product(self._dtype, 1, 64, 64)
             for kind in ("prefill", "decode"):
@@ -87,7 +87,7 @@ class KernelLayers:
         return True
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:
-        """Of all layers but attention, LM head and sampler, with all-reduces and experts."""
+        """Return the seconds of all layers but attention, LM head and sampler, with all-reduces and experts."""
         roofline, model = self.roofline, self.roofline.model
         seconds = np.zeros(len(tokens))
         for name, n, k, times in products_of(self.roofline):
@@ -104,11 +104,11 @@ class KernelLayers:
         return np.asarray(seconds + (0.0 if roofline.is_lockstep else roofline.routed(tokens)), np.float64)
 
     def shared_seconds(self, tokens: Numbers) -> Numbers:
-        """By published figures."""
+        """Return the seconds by published figures."""
         return np.asarray(self.roofline.shared_seconds(tokens), np.float64)
 
     def head_seconds(self, rows: Numbers) -> Numbers:
-        """Of LM head and sampler."""
+        """Return the seconds of LM head and sampler."""
         _, n, k, _ = products_of(self.roofline)[-1]
         logits = self.roofline.read_seconds(_LOGIT_PASSES * LOGIT_BYTES * self.roofline.model.vocab * rows)
         # Checkpoints whose layers are quantised keep this matrix as it was.
@@ -121,7 +121,7 @@ class KernelLayers:
         lengths, rows = np.array(_LENGTHS, np.float64), np.array(_ROWS, np.float64)
         whole = layers * self.tables.attention("prefill", dtype, 1, lengths, **heads)
         decode = layers * self.tables.attention("decode", dtype, rows[:, None], lengths, **heads)
-        # Of no sequences nothing; of no tokens before them as of one.
+        # No sequences take nothing; sequences of no tokens take as long as those of one.
         decode = np.pad(np.pad(decode, ((0, 0), (1, 0)), "edge"), ((1, 0), (0, 0)))
         return _Attention(
             Multilinear([(0, *_LENGTHS)], np.concatenate([[0.0], whole])),
@@ -139,19 +139,19 @@ class KernelLayers:
 
 
 def timed_as(dtype: str) -> str:
-    """The dtype whose kernels answer for one."""
+    """Return the dtype whose kernels answer for `dtype`."""
     return "bf16" if dtype == "fp16" else dtype
 
 
 def heads_of(roofline: Roofline) -> Heads:
-    """Heads, KV heads and head size on one device."""
+    """Return heads, KV heads and head size on one device."""
     model, degree = roofline.model, roofline.tensor_parallel
     heads, kv_heads = -(-model.heads // degree), -(-model.kv_heads // degree)
     return {"heads": heads, "kv_heads": kv_heads, "head_dim": model.head_dim}
 
 
 def products_of(roofline: Roofline) -> list[tuple[str, float, float, int]]:
-    """Name, columns and depth of each matrix on one device, and how many there are; the LM head's is last. Routed experts are left out."""
+    """Return name, columns, depth and count of the matrices on one device, without routed experts; the LM head's is last."""
     model, degree = roofline.model, roofline.tensor_parallel
     heads = heads_of(roofline)
     width, kv = heads["heads"] * model.head_dim, heads["kv_heads"] * model.head_dim
@@ -177,14 +177,14 @@ def products_of(roofline: Roofline) -> list[tuple[str, float, float, int]]:
 
 @dataclass(frozen=True)
 class _Attention:
-    """Prompts and decoding sequences one after another: kernels of both at once were not timed."""
+    """Attention of prompts and of decoding sequences, added up: kernels of both at once were not timed."""
 
     whole: Multilinear
     decode: Multilinear
     launch: float
 
     def at(self, chunk: Any, before: Any, rows: Any, length: Any) -> Any:
-        """See `Attention`. Where there is no chunk both of its times are those of 0 tokens, or of those before it: nothing."""
+        """See `Attention`. Without a chunk only the decoding sequences count."""
         decoding = self.decode.at(rows, length)
         if not isinstance(chunk, np.ndarray) and not chunk:
             return decoding

@@ -1,4 +1,4 @@
-"""The layers of a named model and what they keep: from a table for those that ship, else from the configuration."""
+"""The layers of a named model and what they keep: from a table of models that ship, else from the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paged.study.hardware.hf_config import is_config, name_of, with_usual_names
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's `layers`, and what of them is in `doubt`."""
+    """A model's `layers`, and a sentence on what is in `doubt`."""
 
     name: str
     layers: tuple[Layers, ...]
@@ -30,11 +30,11 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 def layers_named(
     name: str, *, kv_dtype: str = "bf16", kv_dtype_skip_layers: Sequence[str] = (), floats: str = "bf16"
 ) -> Kept:
-    """Return what the layers of a model keep: one of `published_layers` or of `model_names`, a publisher's name, or a file as `model_named` takes it.
+    """Return what a model's layers keep: one of `published_layers` or of `model_names`, a publisher's name, or a file as `model_named` takes it.
 
-    `kv_dtype`: of K and V, but of layers that `kv_dtype_skip_layers` names, in `floats`; states and tails of convolutions stay as they are. Raises UnknownModel, BadHardwareFile, MissingExtra
-    for a configuration that nothing installed reads, InvalidConfig for scales of heads whose size is not known, or OSError for a file that cannot
-    be read.
+    K and V are in `kv_dtype`, those of `kv_dtype_skip_layers` in `floats`; states and tails of convolutions stay as they are. Raises UnknownModel,
+    BadHardwareFile, MissingExtra for a configuration that nothing installed reads, InvalidConfig for codes with a scale a head if the size of heads
+    is not known, and OSError for a file that cannot be read.
     """
     kept = _published(name) or _configured(name)
     if kept is None:
@@ -53,7 +53,7 @@ def layers_named(
 
 
 def _head_size(name: str, kept: Kept, kv_dtype: str) -> int:
-    """Of a model's K and V, to which scales go."""
+    """Return the size of the heads of K and V, to each of which a scale belongs. Raises InvalidConfig."""
     try:
         shape = model_named(name)
     except (UnknownModel, NotModelled):
@@ -70,7 +70,7 @@ def _head_size(name: str, kept: Kept, kv_dtype: str) -> int:
 
 
 def _configured_head_size(name: str, kept: Kept) -> int | None:
-    """Of the heads that a configuration names; None where there is none, or some layer keeps anything else than K and V of such heads."""
+    """Return the head size by the configuration; None without one, or if a layer keeps something other than K and V of such heads."""
     document = _document(name)
     if document is None:
         return None
@@ -82,7 +82,7 @@ def _configured_head_size(name: str, kept: Kept) -> int | None:
 
 
 def _document(name: str) -> dict[str, Any] | None:
-    """The configuration in the Hugging Face layout that the name stands for, if it does."""
+    """Return the configuration in the Hugging Face layout that the name stands for; None if it stands for none."""
     if not is_path(name):
         return None
     document = read_described(file_of(name), dict[str, Any])
@@ -97,7 +97,7 @@ def _published(name: str) -> Kept | None:
 
 
 def _configured(name: str) -> Kept | None:
-    """By a configuration in the Hugging Face layout, if that is what the name stands for."""
+    """Return what layers keep by the configuration that the name stands for; None if it stands for none."""
     document, path = _document(name), file_of(name)
     if document is None:
         return None
@@ -114,7 +114,7 @@ def _configured(name: str) -> Kept | None:
 
 
 def _by_shape(shape: ModelShape) -> Kept:
-    """As a shape says without a configuration; where it does not, every layer keeps all tokens."""
+    """Return what layers keep by a shape; every layer keeps all tokens if the shape does not say."""
     if shape.kept:
         return Kept(name=shape.name, layers=shape.kept)
     if shape.latent:

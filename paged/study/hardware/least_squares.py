@@ -7,17 +7,17 @@ from numpy.typing import NDArray
 
 
 def non_negative_least_squares(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The x ≥ 0 with the least |matrix·x − target|, float64 [columns].
+    """Return the x ≥ 0 with the least |matrix·x − target|, float64 [columns].
 
-    Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23: columns enter while one would improve the fit, and leave where their
-    price would turn negative. Columns are scaled to length 1 first, since pairs and steps lie many powers of ten apart.
+    Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23: a column enters if it improves the fit, and leaves if its price would turn
+    negative. Columns are scaled to length 1 first, since pairs and steps lie many powers of ten apart.
     """
     lengths = np.linalg.norm(matrix, axis=0)
     scale = np.where(lengths > 0, lengths, 1.0)
     scaled = matrix / scale
     prices = np.zeros(matrix.shape[1])
     is_in = np.zeros(matrix.shape[1], bool)
-    # Each round adds the column that helps most; with a dozen columns that ends after a few, and rounding must not keep it going.
+    # Each round adds the column that helps most. A dozen columns take a few rounds; the bound is against rounding errors.
     for _ in range(10 * matrix.shape[1]):
         gain = scaled.T @ (target - scaled @ prices)
         gain[is_in] = 0

@@ -1,4 +1,4 @@
-"""The choice of a cost model for a model on a device: measured kernels if there are any, else published figures."""
+"""The choice of a cost model for a model on a device: measured layers or kernels if there are any, else published figures."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from paged.study.hardware.measured_step import Launching, Layers, MeasuredStep
 from paged.study.hardware.roofline import Roofline
 
 BAND = (-0.25, 0.27)
-"""How far steps by published figures are from those by measured kernels, where there are any: the 10th percentile of decode steps and the
-90th of prompts (benchmarks/results/validation.md)."""
+"""The error of steps by published figures against steps by measured kernels: the 10th percentile of decode steps and the 90th of prompts
+(benchmarks/results/validation.md)."""
 _LAYERS = Path(__file__).parent / "kernels" / "layers"
 
 
 def measured_layers(roofline: Roofline) -> Layers | None:
-    """Of the roofline's model on its device, as they ship; None where they were not measured.
+    """Return the measured layers of the roofline's model on its device, as they ship; None if there are none.
 
-    Layers of the very model come first, then those that are derived from others' on the device, then kernels of the device by size. A model
-    with latents or states has none, nor has a context that is split over devices, nor a dtype or weights in codes that were not timed.
+    Layers of the model itself come first, then layers derived from others on the device, then kernels of the device by size. There are none for
+    latents, states, a context split over devices, a dtype that was not timed, and weights in codes.
     """
     published = roofline.as_published()
     if roofline.split_context or roofline.model.latent or roofline.model.mixers or roofline.codes:
@@ -53,15 +53,15 @@ def measured_layers(roofline: Roofline) -> Layers | None:
 
 
 def layers_in(path: str | Path, roofline: Roofline) -> Layers:
-    """Of the roofline's model, from tables that `paged profile --import` wrote.
+    """Return the layers of the roofline's model by tables that `paged profile --import` wrote.
 
-    Raises BadHardwareFile for weights in codes, a file that holds none, or those of another device or model, or of a dtype or head size that has none in
-    them; and OSError.
+    Raises BadHardwareFile for weights in codes, for a file without tables, and for tables of another device or model or without the dtype or head
+    size; and OSError.
     """
     path = Path(path)
     if roofline.codes is not None:
         raise BadHardwareFile(
-            path, None, f"what it has was timed with weights as floats, and these are in {roofline.codes.title}"
+            path, None, f"its tables were timed with weights as floats, and these are in {roofline.codes.title}"
         )
     if read_described(path, _Head).dense is not None:
         tables = LayerTables.load(path)
@@ -86,13 +86,13 @@ def _must_be_on(roofline: Roofline, path: Path, what: str, device: str) -> None:
 
 
 def holds_kernels(path: str | Path) -> bool:
-    """Whether a file holds tables of kernels or layers, and not a profile of steps. Raises BadHardwareFile for no JSON, and OSError."""
+    """Whether a file has tables of kernels or layers, and not a profile of steps. Raises BadHardwareFile for a file that is no JSON, and OSError."""
     head = read_described(Path(path), _Head)
     return head.grids is not None or head.dense is not None
 
 
 class _Head(msgspec.Struct):
-    """What of a file says which tables it holds."""
+    """The fields that say which tables a file has."""
 
     grids: Any = None
     dense: Any = None
@@ -101,21 +101,21 @@ class _Head(msgspec.Struct):
 def step_of(
     roofline: Roofline, *, launching: Launching | None = None, published: bool = False
 ) -> MeasuredStep | Roofline:
-    """The cost model of the roofline's model on its device; with `published` the roofline in any case.
+    """Return the cost model of the roofline's model on its device; with `published` the roofline itself.
 
-    `launching`: what an engine adds; by default the host's share that the roofline assumes.
+    `launching`: what an engine adds to a step; by default the host's share that the roofline assumes.
     """
     layers = None if published else measured_layers(roofline)
     return roofline if layers is None else step_from(layers, roofline, launching)
 
 
 def step_from(layers: Layers, roofline: Roofline, launching: Launching | None = None) -> MeasuredStep:
-    """The cost model of these layers of the roofline's model."""
+    """Return the cost model of these layers of the roofline's model."""
     return MeasuredStep(layers, roofline, launching or Launching(host_s=roofline.host_overhead_s))
 
 
 def timed_by(step: MeasuredStep | Roofline, *, published: bool = False) -> str:
-    """What a step's seconds come from, in words."""
+    """Return the source of a step's seconds, in words."""
     if isinstance(step, MeasuredStep):
         return step.layers.about
     why = "they were asked for" if published else unmeasured(step)
@@ -125,7 +125,7 @@ def timed_by(step: MeasuredStep | Roofline, *, published: bool = False) -> str:
 
 
 def unmeasured(roofline: Roofline) -> str:
-    """Why a step is priced by published figures, in words."""
+    """Return why a step is priced by published figures, in words."""
     name, model = roofline.device.name, roofline.model.name
     if roofline.model.latent and name in kernel_names():
         return f"attention on latents was not measured on {name}"

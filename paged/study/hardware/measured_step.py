@@ -1,10 +1,10 @@
-"""Seconds of a step from kernels that were timed.
+"""Seconds of a step from timed kernels.
 
     seconds = dense layers (tokens, padded as the engine pads) + LM head and sampler (rows) + attention + host + KV over the host link
 
-Attention is asked for one chunk of a prompt beside sequences that decode at one length. What a step has instead is brought to that: chunks
-of several prompts are one chunk with as many pairs of positions; sequences of several lengths are as many of their mean, and where it was
-measured how much longer those of different lengths take, longer by that.
+Attention is tabulated for one chunk of a prompt beside sequences that decode at one length. Other steps are reduced to that: chunks of several
+prompts count as one chunk with as many pairs of positions, and sequences of several lengths as so many of their mean length. If the extra time
+of different lengths was measured, it is added.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from paged.study.hardware.roofline import Part, Roofline
 from paged.study.hardware.step_work import Spans, StepWork
 
 MOST_TOKENS = 8192
-"""Tokens of a step up to which its dense layers are tabulated; beyond, as between the last two thousand."""
+"""Tokens of a step up to which its dense layers are tabulated; beyond, the slope of the last thousand goes on."""
 MOST_ROWS = 2048
-"""The same of its sequences, for the LM head."""
+"""The same for a step's sequences, for the LM head."""
 _SLOPE = 2048
 Numbers = NDArray[np.float64]
 
 
 class Launching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an engine puts a step on a device.
+    """What an engine adds to a step's kernels.
 
     host_s       seconds of each step in which the device waits for the host
-    graph_sizes  numbers of tokens for which a CUDA graph was captured, ascending: a step of fewer is padded to the next; () and above the
-                 last none is
+    graph_sizes  numbers of tokens for which a CUDA graph was captured, ascending: a step is padded to the next one, above the last to none
     """
 
     host_s: float = 0.0
@@ -51,7 +50,7 @@ class Launching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise InvalidConfig(f"graph_sizes is {self.graph_sizes}; sizes are above 0 and rise")
 
     def padded(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tokens that kernels see, int64; 0 stays 0."""
+        """Return the tokens that kernels compute, int64; 0 stays 0."""
         if not self.graph_sizes:
             return tokens
         sizes = np.array(self.graph_sizes, np.int64)
@@ -63,43 +62,42 @@ class Attention(Protocol):
     """Seconds of all layers' attention."""
 
     def at(self, chunk: Any, before: Any, rows: Any, length: Any) -> Any:
-        """Of a prompt's chunk of tokens after `before` others, beside `rows` sequences that decode at `length` tokens; of arrays an array."""
+        """Return the seconds of a prompt's chunk after `before` tokens, beside `rows` sequences that decode at `length` tokens; arrays give an array."""
 
 
 class Layers(Protocol):
-    """One model's kernels on a device, however they were timed."""
+    """One model's layers on a device, by any kind of timing."""
 
     @property
     def about(self) -> str:
-        """One line: what was timed, by whom."""
+        """What was timed, and by whom, in one line."""
 
     @property
     def skew(self) -> float:
-        """Beside a chunk, the share of the way from sequences of their mean length to all as long as the longest; 0: not measured."""
+        """How much longer sequences of different lengths take beside a chunk: the share of the way from all at the mean length to all as long as the
+        longest; 0: not measured."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of an answer does not stand on measurements, a sentence each."""
+        """The parts of an answer that are not measured, a sentence each."""
 
     @property
     def attention(self) -> Attention:
-        """Of all layers."""
+        """Attention of all layers."""
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:
-        """Of all layers but attention, LM head and sampler, at these numbers of tokens, 1 or more; of data-parallel ranks that share experts
-        without those."""
+        """Return the seconds of all layers but attention, LM head and sampler, for 1 token or more; without the experts that data-parallel ranks share."""
 
     def shared_seconds(self, tokens: Numbers) -> Numbers:
-        """Of data-parallel ranks that share experts: these, and to exchange tokens, at these numbers of tokens over all ranks."""
+        """Return the seconds of the experts that data-parallel ranks share, and of the exchange of tokens; `tokens` are those of all ranks."""
 
     def head_seconds(self, rows: Numbers) -> Numbers:
-        """Of LM head and sampler, at these numbers of sequences, 1 or more."""
+        """Return the seconds of LM head and sampler, for 1 sequence or more."""
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A cost model from `Layers`. The roofline of the same model and device answers for what was not timed: the host link, and what of a
-    step would be faster on a faster device."""
+    """A cost model from `Layers`. The roofline of the same model and device gives what was not timed: the host link, and the gain of a faster device."""
 
     layers: Layers
     roofline: Roofline
@@ -113,18 +111,18 @@ class MeasuredStep:
 
     @property
     def is_lockstep(self) -> bool:
-        """Whether data-parallel ranks share their experts, and so step `together`."""
+        """Whether data-parallel ranks share experts, and so step `together`."""
         return self.roofline.is_lockstep
 
     def seconds(self, work: StepWork) -> Any:
-        """Duration of a step that does this work; of arrays an array. A step that computes and moves nothing takes none."""
+        """Return the seconds of a step with this work; arrays give an array. A step that computes and moves nothing takes none."""
         amounts = (work.computed_tokens, work.context_tokens, work.moved_tokens, work.sampled_rows)
         if any(isinstance(amount, np.ndarray) for amount in amounts):
             return self._of_arrays(work)
         return self._own(work) + self._shared_by_all(work.computed_tokens)
 
     def _own(self, work: StepWork) -> Any:
-        """Seconds of a step without what data-parallel ranks do together."""
+        """Return the seconds of a step without the part that data-parallel ranks do together."""
         tokens: Any = work.computed_tokens
         sampled: Any = work.sampled_rows
         pairs: Any = work.attended_pairs
@@ -154,9 +152,9 @@ class MeasuredStep:
         )
 
     def together(self, works: Sequence[StepWork]) -> float:
-        """Duration of a step of data-parallel ranks that share experts, each with its own work: all wait for the slowest, twice a layer.
+        """Return the seconds of a step of data-parallel ranks that share experts, each with its own work: all wait for the slowest, twice a layer.
 
-        Where the largest still has a graph, all are padded to it.
+        If the largest has a graph, all are padded to it.
         """
         tokens = [int(work.computed_tokens) for work in works]
         padded = int(self.launching.padded(np.array([max(tokens)]))[0])
@@ -164,7 +162,7 @@ class MeasuredStep:
         return max(float(self._own(work)) for work in works) + _read(self._shared, total)
 
     def costs(self, block_size: int) -> Costs:
-        """What the scheduler is to expect: a token in a step full of them, and a block's copy by the published link."""
+        """Return the scheduler's costs: a token in a step full of tokens, and a block's copy over the published link."""
         expected = self.roofline.costs(block_size)
         token = (self._dense[MOST_TOKENS] - self._dense[MOST_TOKENS - _SLOPE]) / _SLOPE
         return Costs(
@@ -183,13 +181,13 @@ class MeasuredStep:
 
     @cached_property
     def _dense(self) -> list[float]:
-        """Seconds by the tokens of a step, 0 to MOST_TOKENS."""
+        """Seconds by a step's tokens, 0 to MOST_TOKENS."""
         tokens = self.launching.padded(np.arange(1, MOST_TOKENS + 1)).astype(np.float64)
         seconds = self.layers.dense_seconds(tokens) * self._relief(slice(-2), StepWork(computed_tokens=tokens))
         return [0.0, *seconds.tolist()]
 
     def _shared_by_all(self, tokens: Any) -> Any:
-        """What data-parallel ranks do together where each has so many tokens; nothing of other models."""
+        """Return the seconds of what data-parallel ranks do together if each has so many tokens; 0 for models whose ranks share nothing."""
         if not self.is_lockstep:
             return 0.0
         total = self.launching.padded(np.asarray(tokens, np.int64)).astype(np.float64) * self.roofline.data_parallel
@@ -211,8 +209,8 @@ class MeasuredStep:
         return [0.0, *seconds.tolist()]
 
     def _relief(self, places: slice, work: StepWork) -> Any:
-        """What share of their time these parts of a step take on the faster device, by the rooflines of both; of a roofline's parts attention
-        and the output projection are the last two."""
+        """Return the share of their time that these parts of a step take on the faster device, by the rooflines of both. Attention and the output
+        projection are the last two of a roofline's parts."""
         if self._is_plain:
             return 1.0
         parts: tuple[Part, ...] = self.roofline.parts(work)[places]
@@ -228,7 +226,7 @@ class MeasuredStep:
     def _of_arrays(self, work: StepWork) -> Numbers:
         columns = {name: np.asarray(getattr(work, name), np.float64) for name in work.__struct_fields__}
         shape = np.broadcast_shapes(*(column.shape for column in columns.values()))
-        # Of many steps alike, as when the same sequences decode for a while, most amounts are numbers.
+        # In many like steps, as when the same sequences decode for a while, most amounts are numbers.
         tokens, rows = columns["computed_tokens"], columns["decode_rows"]
         length = columns["decode_context"] / np.maximum(rows, 1)
         at = self.layers.attention.at
@@ -249,13 +247,14 @@ class MeasuredStep:
 
 
 def _one_chunk(chunk: float, pairs: float) -> tuple[float, float]:
-    """Tokens before one chunk that attends to as many pairs of positions, and where several prompts have fewer than one, their share."""
+    """Reduce chunks to one with as many pairs of positions. Return the tokens before it, and the share of the pairs that the chunk alone would have:
+    below 1 if several prompts have fewer."""
     alone = chunk * (chunk + 1) / 2
     return max(pairs - alone, 0.0) / chunk, min(pairs / alone, 1.0)
 
 
 def _read(table: list[float], size: float) -> float:
-    """Of a whole number of tokens or rows; beyond the table as at its end."""
+    """Return the seconds for a whole number of tokens or rows; beyond the table the slope at its end goes on."""
     last = len(table) - 1
     if size <= last:
         return table[int(size)]

@@ -1,4 +1,4 @@
-"""A model on devices: what its weights, activations and KV take, and what is left."""
+"""A model on devices: the bytes of its weights, activations and KV, and the room that is left."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ MOST_DEVICES = 1 << 16
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A model in a dtype on `tensor_parallel` devices of one kind, or in `data_parallel` ranks of so many.
+    """A model in a dtype on `tensor_parallel` devices of one kind, or in `data_parallel` ranks of so many devices.
 
-    Weights and activations have one dtype, but for routed experts that are published in fewer bits; logits have four bytes. K and V are in
-    `kv_dtype`, by default in `dtype`, or where that has 8 bits in bf16; so are those of layers that `kv_dtype_skip_layers` names, beside int8 or int4. Weights are split evenly. Heads go to devices whole, so beyond
-    `kv_heads` devices each still holds one head's K and V, and a latent is held by every device; `split_context` spreads the tokens of a
-    head or latent over the devices that share it (decode context parallelism), so that nothing is held twice. States are split evenly. Data-parallel ranks have layers
-    and KV of their own; routed experts are split over all devices of all ranks. `link` is the devices' link where it is known what it
-    reaches. With a `quantization` linear layers are codes with scales, as an engine makes them at load, or as the model is published; with
-    `quantize_head` so are the output projection and an embedding that shares its weights. Operations go at the dtype's rate. Raises
-    InvalidConfig for a quantization that is none, or that contradicts what the model is published in, for a dtype without a rate on the device, an unknown `kv_dtype`, several devices that cannot work together,
-    and heads or an MLP that so many devices cannot share evenly.
+    dtype          of weights and activations, but of routed experts that are published in fewer bits; logits have four bytes
+    kv_dtype       of K and V; None: `dtype`, or bf16 if that has 8 bits. Layers in `kv_dtype_skip_layers` keep that default beside int8 or int4
+    split_context  spreads the tokens of a head or latent over the devices that share it (decode context parallelism), so nothing is held twice
+    link           the devices' link if its rate is known; None: as assumed for the device
+    quantization   linear layers are codes with scales, as an engine makes them at load; None: as the model is published
+    quantize_head  so are the output projection and an embedding that shares its weights
+
+    Weights and states are split evenly. Heads go to devices whole: beyond `kv_heads` devices each still holds one head's K and V, and every device
+    holds a latent. Data-parallel ranks have their own layers and KV; routed experts are split over all devices of all ranks. Operations go at the
+    dtype's rate. Raises InvalidConfig for an unknown quantization or one that contradicts the published model, a dtype without a rate on the device,
+    an unknown `kv_dtype`, devices without a link, and heads or MLPs that so many devices cannot share evenly.
     """
 
     model: ModelShape
@@ -96,7 +98,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def is_lockstep(self) -> bool:
-        """Whether data-parallel ranks share their experts, and so step together."""
+        """Whether data-parallel ranks share experts, and so step together."""
         return self.data_parallel > 1 and self.model.experts is not None
 
     @property
@@ -105,7 +107,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.tensor_parallel > 1 or self.is_lockstep
 
     def degrees(self) -> Iterator[int]:
-        """Over how many devices the model can be split, rising."""
+        """Return the numbers of devices over which the model can be split, rising."""
         most = MOST_DEVICES if self.split_context else self.model.heads
         return (each for each in range(1, most + 1) if _is_shared_evenly(self.model, each, self.split_context))
 
@@ -116,13 +118,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def expert_parameter_bytes(self) -> float:
-        """Bytes of a parameter of a routed expert: as published, or those of the dtype."""
+        """Bytes of a routed expert's parameter, as published or in the dtype."""
         bits = self.model.experts.bits if self.model.experts else None
         return DTYPES[self.dtype] if bits is None else bits / 8
 
     @property
     def layer_bytes(self) -> int:
-        """Weights of all layers but the routed experts, over all devices; of codes their scales, too."""
+        """Weights of all layers but the routed experts, over all devices, with the scales of codes."""
         model, size = self.model, DTYPES[self.dtype]
         if self.codes is None:
             return model.layer_parameters * size
@@ -136,7 +138,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def codes(self) -> StoredCodes | None:
-        """How linear layers are stored where they are codes: as the model is published, or as an engine makes them at load."""
+        """The format of linear layers in codes, as published or as an engine makes them at load; None: they are floats."""
         published = self.model.codes
         if published is not None and published.bits is not None:
             return published
@@ -159,7 +161,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of any figure should know of the dtypes, a sentence each."""
+        """What a reader of the figures should know of the dtypes, a sentence each."""
         model, said = self.model, []
         if model.experts and model.experts.bits is not None:
             said.append(
@@ -189,27 +191,27 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def weight_bytes_of_device(self) -> int:
-        """Weights on one device: its part of what each rank has, and of the routed experts that all ranks share."""
+        """Weights on one device: its part of its rank's weights, and of the routed experts that all ranks share."""
         routed = int(self.model.routed_parameters * self.expert_parameter_bytes)
         rest = (self.weight_bytes - routed) * self.data_parallel
         return -(-(rest + routed) // (self.tensor_parallel * self.data_parallel))
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """K and V of a token over all layers, each kept once."""
+        """Bytes of a token's K and V over all layers, each kept once."""
         if not self.kv_dtype_skip_layers:
             return self.kv_bytes_of(self.model.kv_elements)
         layers = [each for each in self.model.kept if each.kind != "state"]
         return sum(self.kv_bytes_of(each.count * sum(each.entry) // (BF16 * each.stride), each.kind) for each in layers)
 
     def kv_bytes_of(self, elements: int, kind: str = "full") -> int:
-        """Return the bytes of so many elements of K and V, scales included, in layers of this kind."""
+        """Return the bytes of so many elements of K and V in layers of this kind, with scales."""
         is_skipped = kind in (SKIPPED[name] for name in self.kv_dtype_skip_layers)
         return kv_bytes(kept_as(self.dtype) if is_skipped else self.kept_dtype, elements, self.model.head_dim)
 
     @cached_property
     def kv_bytes_per_token_of_device(self) -> int:
-        """K and V of a token on one device (the fullest), in all layers: heads are held whole and a latent by every device, or split by tokens."""
+        """Bytes of a token's K and V on the fullest device, over all layers."""
         if self.kept_of_device:
             return sum(each.count * sum(each.entry) // each.stride for each in self.kept_of_device)
         if self.split_context:
@@ -221,7 +223,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def kept_of_device(self) -> tuple[Layers, ...]:
-        """What layers of several kinds keep on one device (the fullest); empty where all layers keep K and V of all tokens."""
+        """What layers of several kinds keep on the fullest device; empty if all layers keep K and V of all tokens."""
         model, degree = self.model, self.tensor_parallel
         times, of = (1, degree) if self.split_context else (-(-model.kv_heads // degree), model.kv_heads)
         if model.latent and not self.split_context:
@@ -242,7 +244,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def spans(self) -> Spans:
-        """How far the layers attend; empty where all attend to all of the context."""
+        """How far the layers attend; empty if all attend to all of the context."""
         layers = [each for each in self.kept_of_device if each.kind != "state"]
         if all(each.kind == "full" for each in layers):
             return ()
@@ -254,11 +256,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def plan(self, block_size: int | None) -> LayerPlan | None:
-        """Groups and pages of one device, with blocks of so many tokens or as `plan_layers` chooses; None where a page is a block of all layers."""
+        """Return groups and pages of one device, with blocks of so many tokens or as `plan_layers` chooses; None if a page is a block of all layers."""
         return _plan(self.kept_of_device, block_size) if self.kept_of_device else None
 
     def kept_by(self, length: int) -> int:
-        """Bytes that the layers keep of a sequence of so many tokens, over all devices, each once."""
+        """Return the bytes that the layers keep of a sequence of so many tokens, each counted once over all devices."""
         if not self.model.kept:
             return self.kv_bytes_per_token * length
         return sum(
@@ -269,19 +271,19 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def held_bytes(self, length: int, block_size: int) -> int:
-        """What a sequence of so many tokens holds of one device, in whole blocks."""
+        """Return the bytes of one device that a sequence of so many tokens holds, in whole blocks."""
         plan = self.plan(block_size)
         return plan.held_bytes(length) if plan else -(-length // block_size) * self.page_bytes(block_size)
 
     def page_bytes(self, block_size: int) -> int:
-        """Bytes of a page of one device; of a block where all layers are alike."""
+        """Return the bytes of a page of one device, or of a block if all layers are alike."""
         plan = self.plan(block_size)
         return plan.page_bytes if plan else block_size * self.kv_bytes_per_token_of_device
 
     def activation_bytes(self, tokens: int, sampled_rows: int) -> int:
-        """What one device needs beside weights and KV for a step of so many tokens: one layer's tensors, and logits with a copy to sample.
+        """Return the bytes of one device beside weights and KV for a step of so many tokens: one layer's tensors, and logits with a copy to sample.
 
-        Split tensors are the queries, keys and values with what attention returns, or the MLP's; they do not live at once.
+        The tensors that are split are attention's or the MLP's, which do not live at once.
         """
         model, size = self.model, DTYPES[self.dtype]
         split = max(self.attention_width, self.mlp_tensors * model.mlp_width)
@@ -291,9 +293,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def room_for_kv(
         self, *, memory_share: float = 0.9, max_tokens_per_step: int = 2048, max_sequences: int = 256
     ) -> int:
-        """Bytes that one device has left for KV, of `memory_share` of its memory, after weights and activations; below 0: as many are missing.
+        """Return the bytes that are left for KV of `memory_share` of one device's memory, after weights and activations; below 0: so many are missing.
 
-        What is not in the share is the driver's, the allocator's, and a margin. Raises InvalidConfig for a share outside (0, 1].
+        The rest of the memory is for the driver, the allocator and a margin. Raises InvalidConfig for a share outside (0, 1].
         """
         if not 0 < memory_share <= 1:
             raise InvalidConfig(f"memory_share is {memory_share}; it has to be above 0 and at most 1")
@@ -309,8 +311,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         max_tokens_per_step: int = 2048,
         max_sequences: int = 256,
     ) -> int:
-        """Blocks of KV that fit beside the weights, or pages of layers of several kinds; every device holds its part of each. Raises
-        BudgetTooSmall where not one block does, with its state."""
+        """Return the blocks of KV that fit beside the weights, or pages of layers of several kinds; every device holds its part of each. Raises
+        BudgetTooSmall if not even one block fits with its state."""
         limits = {"max_tokens_per_step": max_tokens_per_step, "max_sequences": max_sequences}
         left = self.room_for_kv(memory_share=memory_share, **limits)
         if left < 0:
@@ -327,14 +329,14 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def attention_width(self) -> int:
-        """Elements of a token's queries, keys, values and results of attention in one layer, over all devices."""
+        """Elements of a token's queries, keys, values and attention results in one layer, over all devices."""
         model = self.model
         kept = model.kv_elements // model.attention_layers
         return model.heads * (model.key_dim + model.value_dim) + kept
 
     @property
     def mlp_tensors(self) -> int:
-        """Tensors of the MLP's width that a token leaves between matrices: gate, up and their product, or one."""
+        """Tensors of the MLP's width between its matrices: gate, up and their product, or one."""
         return 3 if self.model.gated_mlp else 1
 
 
@@ -344,19 +346,20 @@ def _plan(kept: tuple[Layers, ...], block_size: int | None) -> LayerPlan:
 
 
 def _split(part: Part, degree: int) -> Part:
-    """What one of so many devices has of a part of a state: whole units where they can be dealt out evenly."""
+    """Return one device's share of a part of a state: whole units if they divide evenly."""
     if part.units % degree == 0:
         return Part(units=part.units // degree, unit_bytes=part.unit_bytes)
     return Part(units=part.units, unit_bytes=-(-part.unit_bytes // degree))
 
 
 def usual_dtype(model: ModelShape, device: Device) -> str:
-    """What stands in for a dtype that is not given: the model's own where the device has a rate for it, else the device's usual one."""
+    """Return the default dtype: the model's own if the device has a rate for it, else the device's usual one."""
     return model.dtype if model.dtype in device.peak_flops else device.usual_dtype
 
 
 def check_skipped(name: str, kept: Sequence[Layers], kv_dtype: str, kv_dtype_skip_layers: Sequence[str]) -> None:
-    """Raise InvalidConfig where `kv_dtype_skip_layers` names layers of which a model has none, where no other layer is left with K and V, or where K and V are in no codes."""
+    """Raise InvalidConfig if `kv_dtype_skip_layers` names layers that the model does not have or leaves no layer in codes, or if K and V are in no
+    codes."""
     kinds = {each.kind for each in kept} - {"state"}
     for each in kv_dtype_skip_layers:
         if SKIPPED.get(each) not in kinds:
@@ -371,14 +374,14 @@ def check_skipped(name: str, kept: Sequence[Layers], kv_dtype: str, kv_dtype_ski
 
 
 def kept_as(dtype: str) -> str:
-    """What stands in for a dtype of K and V that is not given, beside weights in `dtype`."""
+    """Return the default dtype of K and V beside weights in `dtype`."""
     return "bf16" if DTYPES[dtype] == 1 else dtype
 
 
 def _is_shared_evenly(model: ModelShape, degree: int, split_context: bool) -> bool:
-    """Whether so many devices share heads and MLPs evenly: query heads divide, KV heads divide or are repeated as often on each.
+    """Whether so many devices share heads and MLPs evenly: query heads divide, and KV heads divide or are repeated equally often on each device.
 
-    With `split_context` there may be more devices than heads, which then share a head's context.
+    With `split_context` there may be more devices than heads; they share a head's context then.
     """
     if any(width % degree for width in _widths(model)):
         return False
@@ -387,12 +390,12 @@ def _is_shared_evenly(model: ModelShape, degree: int, split_context: bool) -> bo
 
 
 def _shared(model: ModelShape) -> str:
-    """What devices share, in words."""
+    """Return what devices share, in words."""
     heads = f"{model.heads} heads" + ("" if model.latent else f", {model.kv_heads} KV heads")
     return f"{heads} and MLPs of {' and '.join(f'{each:,}' for each in sorted(_widths(model)))}"
 
 
 def _widths(model: ModelShape) -> set[int]:
-    """Of its MLPs, plain and of experts."""
+    """Return the widths of the model's MLPs, plain ones and experts."""
     plain = {model.intermediate} if model.moe_layers < model.layers else set()
     return plain | ({model.experts.intermediate} if model.experts else set())

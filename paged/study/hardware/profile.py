@@ -1,4 +1,4 @@
-"""A cost model from steps that were timed: seconds as a sum of prices, fitted to them."""
+"""A cost model from timed steps: seconds as a sum of prices, fitted to the steps."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ _AMOUNTS = {
     "seconds_per_sampling_tile": "sampling_tiles",
     "seconds_per_tile_position": "tile_context",
 }
-"""Which amount of a step's work each price is multiplied with."""
+"""By price, the amount of a step's work that it is multiplied with."""
 _PRICES = ("seconds_per_step", *_AMOUNTS)
 HELD_OUT = 4
-"""By default every such step is not fitted to, but predicted."""
+"""By default one step in so many is held out of the fit, and predicted."""
 FORMAT = 1
 """Of a profile's file; raised when a field changes its meaning."""
 
 
 class ProfileError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far predicted steps are from timed ones, as shares of the timed: by step (median and 90th percentile), and their total.
-
-    The total is signed: above 0 the prediction is too long.
+    """The error of predicted steps as a share of timed ones: by step, the median and 90th percentile; and of their total, above 0 if the prediction
+    is too long.
     """
 
     steps: int
@@ -61,25 +60,24 @@ class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @classmethod
     def of(cls, shape: ModelShape) -> ProfiledModel:
-        """A shape by its sizes."""
+        """Return the identity of a shape."""
         return cls(**{name: getattr(shape, name) for name in cls.__struct_fields__})
 
     def differing(self, shape: ModelShape) -> list[str]:
-        """Each size in which a shape is another, in words; the name does not count."""
+        """Return the sizes in which a shape differs, in words; the name does not count."""
         sizes = ((name, getattr(self, name), getattr(shape, name)) for name in self.__struct_fields__[1:])
         return [f"{name} {own:,}, not {other:,}" for name, own, other in sizes if own != other]
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A price for each amount of a step's work, and one for a step that does anything.
+    """A price for each amount of a step's work, and one for each step with work.
 
         seconds = step + token · computed + row · sampled + context · tokens read + pair · pairs attended to + moved · tokens moved
                   + tile · tiles + sampling tile · tiles that sample + tile position · longest contexts of the tiles
 
-    With `tiling` the last three are those of an engine that computes in tiles: its time is a staircase in tokens, and in contexts. `steps`
-    is how many it was fitted to, `held_out` its error on others, and `by_kind` the same by kind of step. Unlike a roofline it knows no
-    larger of two: with a knee among its steps a sum is off by up to a tenth there (a test holds that), and outside the range of its steps
-    is not known.
+    The last three prices are those of an engine that computes in tiles (`tiling`): its time is a staircase in tokens and in contexts. `steps` is the
+    number of fitted steps, `held_out` the error on other steps, and `by_kind` the same by kind of step. A sum has no knee, as a roofline has: near a
+    knee among its steps it is off by up to a tenth (a test holds that). Its error outside the range of its steps is not known.
     """
 
     seconds_per_step: float
@@ -117,11 +115,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         held_out: ArrayLike | None = None,
         about: str = "",
     ) -> Profile:
-        """The prices, none below 0, with the least squares of relative errors over timed steps that are not held out.
+        """Fit prices, none below 0, by least squares of relative errors over the steps that are not held out.
 
-        `held_out` is bool [steps]; None: every fourth step. Relative errors, so that short steps count as much as long ones, and one that
-        waited for another program does little harm. An amount that no step has gets price 0. Raises InvalidConfig for fewer than 8 steps,
-        with all or none held out, a duration that is not above 0, or columns of different lengths.
+        `held_out` is bool [steps]; None: every fourth step. With relative errors short steps count as much as long ones, and a step that waited
+        for another program does little harm. An amount that no step has gets price 0. Raises InvalidConfig for fewer than 8 steps, for all or none
+        held out, for a duration that is not above 0, and for columns of different lengths.
         """
         timed = np.asarray(seconds, np.float64)
         columns = _columns(work)
@@ -147,7 +145,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """A saved profile. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
+        """Load a saved profile. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
         check_format(Path(path), FORMAT, "a profile", ". `paged profile` makes one")
         return read_described(Path(path), cls)
 
@@ -157,19 +155,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             file.write(msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n")
 
     def seconds(self, work: StepWork) -> Any:
-        """Duration of a step that does this work; of arrays an array. A step that computes and moves nothing takes none."""
+        """Return the seconds of a step with this work; arrays give an array. A step that computes and moves nothing takes none."""
         total = self.seconds_per_step * ((work.computed_tokens > 0) | (work.moved_tokens > 0))
         for price, amount in _AMOUNTS.items():
             total = total + getattr(self, price) * getattr(work, amount)
         return total
 
     def error(self, work: StepWork, seconds: ArrayLike) -> ProfileError:
-        """How far it is from steps that were timed; columns of at least one step."""
+        """Return the error against timed steps; columns of at least one step."""
         return _error(np.asarray(self.seconds(work), np.float64), np.asarray(seconds, np.float64))
 
     def costs(self, block_size: int) -> Costs:
-        """What the scheduler is to expect: a block's copy, and a token in a long chunk, where each is computed and read once and tiles are
-        full."""
+        """Return the scheduler's costs: a block's copy, and a token of a long chunk, which is computed and read once in full tiles."""
         places = self.tiling.places if self.tiling else 1
         token = self.seconds_per_computed_token + self.seconds_per_context_token + self.seconds_per_tile / places
         pair = self.seconds_per_attended_pair + self.seconds_per_tile_position / places
@@ -180,8 +177,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         )
 
     def must_be_of(self, shape: ModelShape) -> None:
-        """Raises InvalidConfig, with the sizes that differ, unless the steps were those of such a model; a profile that does not say of
-        whom it is is taken on trust."""
+        """Raise InvalidConfig, with the sizes that differ, if the steps were those of another model. A profile without a model passes."""
         if self.model is not None and (differing := self.model.differing(shape)):
             raise InvalidConfig(
                 f"the profile was taken of {self.model.name}, which is no {shape.name}: {', '.join(differing)}"
@@ -189,7 +185,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def _columns(work: StepWork) -> NDArray[np.float64]:
-    """What each price is multiplied with, float64 [steps, prices]."""
+    """Return the factor of each price, float64 [steps, prices]."""
     amounts = np.broadcast_arrays(*(np.asarray(getattr(work, name), np.float64) for name in _AMOUNTS.values()))
     does_anything = (np.asarray(work.computed_tokens) > 0) | (np.asarray(work.moved_tokens) > 0)
     return np.stack([np.broadcast_to(does_anything, amounts[0].shape).astype(np.float64), *amounts], axis=-1)

@@ -1,7 +1,6 @@
-"""A cost model from published figures: how long a step of a model takes on devices.
+"""A cost model from published figures: the seconds of a model's step on devices.
 
-Nothing in it was measured: what a kernel reaches of a published rate is an assumption, and each assumption is a
-parameter with a name.
+Nothing here was measured. The share of a published rate that a kernel reaches is an assumption, and each assumption is a named parameter.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ from paged.study.hardware.step_work import Amount, StepWork
 
 _REDUCTIONS_A_LAYER = 2
 _STATE_FLOPS = 2
-"""Of a byte of a state, for each token: decay, a product with the key, an update, a product with the query, on elements of two or four bytes."""
+"""Operations for each byte of a state and token: decay, a product with the key, an update, a product with the query, on elements of two or four bytes."""
 
 
 class Faster(msgspec.Struct, frozen=True):
-    """A device that is faster than it is: by how much rates are multiplied, 1 or more each. Raises InvalidConfig for another factor.
+    """Factors by which a hypothetical device is faster, 1 or more each: with them a planner finds the rate that binds. Raises InvalidConfig.
 
-    By it a planner finds out which rate of a cost model binds.
-
-    arithmetic  operations/s
-    bandwidth   bytes/s between the device's memory and its arithmetic
-    host        what the host's share of a step is divided by; infinite: it has none
+    arithmetic  on operations/s
+    bandwidth   on bytes/s between the device's memory and its arithmetic
+    host        divides the host's share of a step; infinite: the host takes no time
     """
 
     arithmetic: float = 1.0
@@ -49,7 +46,7 @@ class Faster(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
-    """What one kind of layer does in a step on one device: operations, and bytes between memory and arithmetic."""
+    """Operations of one kind of layer in a step on one device, and bytes between memory and arithmetic."""
 
     flops: Amount
     bytes: Amount
@@ -61,27 +58,24 @@ class Roofline(Placement, frozen=True, kw_only=True):
         seconds = Σ over parts max(operations ÷ reached operations/s, bytes ÷ reached bytes/s)
                   + all-reduces + KV over the host link + host overhead
 
-    The parts are the dense layers, the routed experts, states, attention, and the output projection. The larger of the two is taken for each
-    part and not for the step as a whole, because kernels run one after another: while attention reads KV, the matrix units that have
-    finished the MLP do not help it. Within a part the overlap is taken as perfect. KV is copied before the forward pass, so the link's
-    time is added, too.
+    The parts are the dense layers, the routed experts, states, attention, and the output projection. The larger term is taken for each part, not for
+    the whole step, because kernels run one after another: while attention reads KV, the matrix units have nothing to do. Within a part, arithmetic
+    and reads overlap perfectly. KV is copied before the forward pass, so the link's time is added.
 
     Assumptions, each a parameter:
 
     compute_efficiency    share of the device's peak that matrix products reach
     memory_efficiency     share of its bandwidth that reads reach
-    link_efficiency       share of the host link and of the interconnect
+    link_efficiency       share of the host link and of NVLink
     host_overhead_s       seconds of each step in which the device waits for the host
     all_reduce_latency_s  seconds of each all-reduce over NVLink (two a layer) beside its bytes
 
-    `faster` multiplies the device's rates and divides the host's overhead: what if.
-
-    What lies on which device is said in `Placement`. Over PCIe, and where a link is named, all-reduces take what `Link` says. Of data-parallel
-    ranks that share experts, `seconds` is of a step in which all do the same, `together` of one in which each does its own. Experts are drawn evenly, so n tokens touch
-    count · (1 − (1 − per_token ÷ count)ⁿ) of them, and each that is touched is read whole. A model with latents attends in the cheaper of
-    two ways, by the step: on latents (more operations a pair), or on K and V expanded from every latent of the context (DeepSeek-V2,
-    arXiv:2405.04434, section 2.1). Of a row that a step computes, each state is read and written once; its operations are assumed to be two a
-    byte and token.
+    `faster` multiplies the device's rates and divides the host's overhead. `Placement` says what lies on which device. Over PCIe, and if a link is
+    named, all-reduces take what `Link` says. For data-parallel ranks that share experts, `seconds` is of a step in which all ranks have the same
+    work, and `together` of one in which each has its own. Experts are drawn evenly: n tokens touch count · (1 − (1 − per_token ÷ count)ⁿ) of them,
+    and each of these is read whole. A model with latents attends in the cheaper of two ways in each step: on latents (more operations a pair), or on
+    K and V expanded from every latent of the context (DeepSeek-V2, arXiv:2405.04434, section 2.1). Each state of a row in a step is read and written
+    once; its operations are assumed to be two a byte and token.
     """
 
     compute_efficiency: float = 0.6
@@ -103,17 +97,15 @@ class Roofline(Placement, frozen=True, kw_only=True):
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be a finite number, 0 or more")
 
     def seconds(self, work: StepWork) -> Any:
-        """Duration of a step that does this work; of arrays an array. A step that computes and moves nothing takes none.
-
-        It rises, or stays, with every amount.
-        """
+        """Return the seconds of a step with this work; arrays give an array. A step that computes and moves nothing takes none. More of any amount
+        never takes less time."""
         seconds = self._waiting(work) + self.exchange_seconds(work.computed_tokens * self.data_parallel)
         for part in self.parts(work):
             seconds = seconds + self.part_seconds(part)
         return seconds
 
     def together(self, works: Sequence[StepWork]) -> float:
-        """Duration of a step of data-parallel ranks that share experts, each with its own work: all wait for the slowest, twice a layer."""
+        """Return the seconds of a step of data-parallel ranks that share experts, each with its own work: all wait for the slowest, twice a layer."""
         own = (
             float(self._waiting(work) + sum(self.part_seconds(part) for part in (dense, *rest)))
             for work in works
@@ -122,30 +114,30 @@ class Roofline(Placement, frozen=True, kw_only=True):
         return max(own) + float(self.shared_seconds(sum(float(work.computed_tokens) for work in works)))
 
     def shared_seconds(self, tokens: Amount) -> Any:
-        """Of what data-parallel ranks do together in a step of so many tokens over all of them: the routed experts, and to exchange tokens."""
+        """Return the seconds of what data-parallel ranks do together in a step of so many tokens over all ranks: routed experts, and exchange."""
         return self.part_seconds(self._routed(tokens)) + self.exchange_seconds(tokens)
 
     def part_seconds(self, part: Part) -> Any:
-        """The larger of what its operations and its bytes take."""
+        """Return the larger of the seconds of its operations and of its bytes."""
         return _larger(part.flops / self._rate, part.bytes / self._bandwidth)
 
     def moved_seconds(self, tokens: Amount) -> Any:
-        """In which KV of so many tokens crosses the link to the host."""
+        """Return the seconds for KV of so many tokens over the link to the host."""
         return self.kv_bytes_per_token_of_device * tokens / self._host_link
 
     def routed(self, tokens: Amount) -> Any:
-        """Seconds of the routed experts of a step of so many tokens; 0 where there are none."""
+        """Return the seconds of the routed experts in a step of so many tokens; 0 if there are none."""
         return self.part_seconds(self._routed(tokens)) if self.model.experts else 0.0
 
     def reduce_seconds(self, tokens: Amount) -> Any:
-        """Seconds of a step's all-reduces of so many tokens, two a layer."""
+        """Return the seconds of a step's all-reduces of so many tokens, two a layer."""
         if self.tensor_parallel == 1 or self.reached_link is None:
             return 0.0
         num_bytes = self.model.hidden * DTYPES[self.dtype] * tokens
         return _REDUCTIONS_A_LAYER * self.model.layers * self.reached_link.all_reduce(self.tensor_parallel, num_bytes)
 
     def exchange_seconds(self, tokens: Amount) -> Any:
-        """Seconds in which data-parallel ranks that share experts gather each other's tokens and scatter what comes out, in each such layer."""
+        """Return the seconds in which data-parallel ranks that share experts gather all tokens and scatter the results, in each layer with experts."""
         if not self.is_lockstep or self.reached_link is None:
             return 0.0
         num_bytes = self.model.hidden * DTYPES[self.dtype] * tokens
@@ -153,38 +145,38 @@ class Roofline(Placement, frozen=True, kw_only=True):
 
     @cached_property
     def reached_link(self) -> Link | None:
-        """The link that was named, else what is usual for the device; None: it has none."""
+        """The named link, else the device's usual one; None if it has none."""
         return self.link or usual_link(self.device, share=self.link_efficiency, latency_s=self.all_reduce_latency_s / 2)
 
     def traffic_seconds(self, tokens: Amount) -> Any:
-        """In which the tensors between the layers' kernels are read and written."""
+        """Return the seconds to read and write the tensors between kernels."""
         _, _, traffic = self._dense
         return traffic * tokens / self._bandwidth
 
     def read_seconds(self, num_bytes: Amount) -> Any:
-        """In which so many bytes are read from the device's memory."""
+        """Return the seconds to read so many bytes from the device's memory."""
         return num_bytes / self._bandwidth
 
     def as_published(self) -> Roofline:
-        """The same without `faster`."""
+        """Return the roofline without `faster`."""
         return msgspec.structs.replace(self, faster=Faster())
 
     def flops(self, work: StepWork) -> Any:
-        """Operations of a step, on one device."""
+        """Return the operations of a step on one device."""
         return sum(part.flops for part in self.parts(work))
 
     def bytes_read(self, work: StepWork) -> Any:
-        """Bytes that a step carries between memory and arithmetic, on one device."""
+        """Return the bytes that a step carries between memory and arithmetic on one device."""
         return sum(part.bytes for part in self.parts(work))
 
     def kept_bytes(self, work: StepWork) -> Any:
-        """Of `bytes_read`, weights, K and V alone: activations and logits may stay in a cache."""
+        """Return the part of `bytes_read` that is weights, K and V: activations and logits may stay in a cache."""
         _, _, traffic = self._dense
         _, _, logits = self._head
         return self.bytes_read(work) - traffic * work.computed_tokens - logits * work.sampled_rows
 
     def parts(self, work: StepWork) -> tuple[Part, ...]:
-        """The step on one device by kind of layer: dense layers, routed experts and states where there are any, attention, output projection."""
+        """Return the step on one device by kind of layer: dense layers, routed experts and states if there are any, attention, output projection."""
         tokens = work.computed_tokens
         runs = tokens > 0
         flops, weights, traffic = self._dense
@@ -198,10 +190,8 @@ class Roofline(Placement, frozen=True, kw_only=True):
         return dense, *routed, *mixing, self._attention(work), head
 
     def costs(self, block_size: int) -> Costs:
-        """What the scheduler is to expect of swapping and recomputing, so that it decides by the clock that it is timed by.
-
-        A token is priced as in a step full of them: what arithmetic takes, not the weights' reading.
-        """
+        """Return the costs by which the scheduler weighs swapping against recomputing. A token is priced as in a full step: by its arithmetic, without
+        the reading of weights."""
         flops, _, _ = self._dense
         if self.model.experts:
             flops += self._experts[0] * self.model.experts.per_token * self.data_parallel
@@ -219,9 +209,9 @@ class Roofline(Placement, frozen=True, kw_only=True):
     def knee_tokens(self) -> float:
         """The token budget at the roofline's knee: peak FLOP/s × weight bytes ÷ (bandwidth × 2 × parameters).
 
-        Computed tokens beyond it cost arithmetic, up to it they ride along with the weights' reading. Published rates, not reached ones:
-        with these defaults the reached knee lies at 3/4 of it before KV is read, and KV's reading shifts it up again. A mixture of experts
-        reads all weights and multiplies by the active ones alone. Independent of tensor parallelism.
+        Below it, reading the weights takes longer than the arithmetic of the tokens. The rates are published ones: with the default efficiencies
+        the reached knee lies at 3/4 of it, and reading KV shifts it up again. A mixture of experts reads all weights and multiplies by the active
+        ones alone. Tensor parallelism does not change it.
         """
         active = 2 * self.model.active_parameters
         ridge = self.device.ridge(self.dtype) * self.faster.arithmetic / self.faster.bandwidth
@@ -241,10 +231,10 @@ class Roofline(Placement, frozen=True, kw_only=True):
 
     @cached_property
     def _dense(self) -> tuple[float, float, float]:
-        """Of the dense layers on one device: operations a token, bytes of weights, bytes of activations a token.
+        """The dense layers on one device: operations a token, bytes of weights, bytes of activations a token.
 
-        Activations: each layer's linears and norms read and write the residual width eight times, each split tensor is written and read.
-        A latent's expansion is multiplied in attention, and its weights are read here.
+        Each layer's linears and norms read and write the residual width eight times, and write and read each split tensor once. A latent's expansion
+        is multiplied in attention, but its weights are read here.
         """
         model, degree, size = self.model, self.tensor_parallel, DTYPES[self.dtype]
         multiplied = model.layer_parameters - model.expand_parameters * model.attention_layers
@@ -254,27 +244,27 @@ class Roofline(Placement, frozen=True, kw_only=True):
 
     @cached_property
     def _experts(self) -> tuple[float, float]:
-        """Of one routed expert, over all layers, on one device: operations a token, bytes of weights."""
+        """One routed expert of all layers on one device: operations a token, bytes of weights."""
         parameters = self.model.expert_parameters * self.model.moe_layers / (self.tensor_parallel * self.data_parallel)
         return 2 * parameters, parameters * self.expert_parameter_bytes
 
     @cached_property
     def _head(self) -> tuple[float, float, float]:
-        """Of the output projection on one device: operations a row, bytes of weights, bytes of logits a row."""
+        """The output projection on one device: operations a row, bytes of weights, bytes of logits a row."""
         parameters = self.model.head_parameters / self.tensor_parallel
         logits = LOGIT_BYTES * self.model.vocab / self.tensor_parallel
         return 2 * parameters, self.head_bytes / self.tensor_parallel, logits
 
     @cached_property
     def _attention_share(self) -> float:
-        """The share of attention that the fullest device has: its heads, or an even part of their contexts."""
+        """The fullest device's share of attention: its heads, or an even part of their contexts."""
         if self.split_context:
             return 1 / self.tensor_parallel
         return -(-self.model.heads // self.tensor_parallel) / self.model.heads
 
     @cached_property
     def _pair_flops(self) -> float:
-        """Operations of attention for one pair of positions, all layers, on one device: a product with the key, one with the value."""
+        """Operations of attention for a pair of positions in all layers on one device: a product with the key, one with the value."""
         model = self.model
         return 2.0 * model.attention_layers * model.heads * self._attention_share * (model.key_dim + model.value_dim)
 
@@ -291,7 +281,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
         return Part(_smaller(expanded, absorbed), kv_bytes)
 
     def _routed(self, tokens: Amount) -> Part:
-        """The routed experts on one device, of a step of so many tokens over all data-parallel ranks."""
+        """Return the routed experts' part of a step of so many tokens over all data-parallel ranks, on one device."""
         experts = self.model.experts
         assert experts is not None, "a model with experts"
         missed = (1 - experts.per_token / experts.count) ** tokens
@@ -299,7 +289,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
         return Part(flops * experts.per_token * tokens, num_bytes * experts.count * (1 - missed))
 
     def _waiting(self, work: StepWork) -> Any:
-        """Seconds of a step in which the device neither multiplies nor reads its memory."""
+        """Return the seconds of a step in which the device neither multiplies nor reads its memory."""
         tokens, moved = work.computed_tokens, work.moved_tokens
         host = self.host_overhead_s / self.faster.host
         overhead = host * ((tokens > 0) | (moved > 0))
@@ -307,7 +297,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
 
 
 def _larger(left: Amount, right: Amount) -> Any:
-    """The larger of two; on numbers Python's, which costs a tenth of numpy's."""
+    """Return the larger of two; for numbers by Python's max, which takes a tenth of numpy's time."""
     is_array = isinstance(left, np.ndarray) or isinstance(right, np.ndarray)
     return np.maximum(left, right) if is_array else max(left, right)
 

@@ -14,10 +14,10 @@ Amount: TypeAlias = float | NDArray[Any]
 
 
 class Span(NamedTuple):
-    """Layers that attend to as much of the context: all of it, a window or a chunk (`kind`, `reach` as of `Layers`).
+    """The layers that attend to the same part of the context: all of it, a window or a chunk (`kind` and `reach` as in `Layers`).
 
-    of_bytes  the share of the bytes of a token's K and V that they keep
-    of_pairs  the share of layers with attention that they are
+    of_bytes  their share of the bytes of a token's K and V
+    of_pairs  their share of the layers with attention
     """
 
     kind: str
@@ -26,13 +26,13 @@ class Span(NamedTuple):
     of_pairs: float
 
     def read(self, starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[Any]:
-        """Tokens whose K and V are read where the tokens from `starts` on, before `ends`, are computed, int64 [n]."""
+        """Return the tokens whose K and V are read to compute the tokens from `starts` to `ends` − 1, int64 [n]."""
         if self.kind == "window":
             return np.minimum(ends, ends - starts + self.reach - 1)
         return ends - (starts // self.reach * self.reach if self.kind == "chunk" else 0)
 
     def pairs_before(self, ends: NDArray[Any]) -> NDArray[Any]:
-        """Positions that the first `ends` tokens attend to together, each itself included, int64 [n]."""
+        """Return the positions that the first `ends` tokens attend to in all, each itself included, int64 [n]."""
         if self.kind == "window":
             short = np.minimum(ends, self.reach)
             return short * (short + 1) // 2 + (ends - short) * self.reach
@@ -41,18 +41,18 @@ class Span(NamedTuple):
 
 
 Spans: TypeAlias = tuple[Span, ...]
-"""How far a model's layers attend, by kind of layer; none: all of them to all of the context."""
+"""How far a model's layers attend, by kind of layer; empty: all layers to all of the context."""
 
 
 def mean_read(spans: Spans, starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[Any]:
-    """Tokens read for each row that computes the tokens from `starts` to `ends` - 1: the mean over layers, by bytes."""
+    """Return the tokens read for each row that computes the tokens from `starts` to `ends` − 1: the mean over layers, by bytes."""
     if not spans:
         return ends
     return np.sum([span.of_bytes * span.read(starts, ends) for span in spans], axis=0)
 
 
 def mean_pairs(spans: Spans, starts: NDArray[Any], ends: NDArray[Any]) -> float:
-    """Pairs of positions that these rows attend to: the mean over layers."""
+    """Return the pairs of positions that these rows attend to: the mean over layers."""
     return sum(
         span.of_pairs * float((span.pairs_before(ends) - span.pairs_before(starts)).sum())
         for span in spans or (Span("full", 0, 1.0, 1.0),)
@@ -69,19 +69,18 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         attended_pairs   sum over computed tokens of the positions that each attends to, itself included
         moved_tokens     tokens whose KV crosses the link to the host, in either direction
 
-    where layers attend to parts of the context (`Spans`), contexts and pairs are means over the layers;
-
-    of these, of the rows that compute one token and sample after it, which kernels treat differently from the rest of a prompt:
+    If layers attend to parts of the context (`Spans`), contexts and pairs are means over the layers. Of the rows that compute one token and sample,
+    which kernels treat differently from a prompt's chunk:
 
         decode_rows      how many
         decode_context   sum over them of their context's length
         longest_decode   the longest of these contexts
 
-        and for an engine that computes in tiles (`Tiling`); 0 where they were not counted:
+    For an engine that computes in tiles (`Tiling`); else 0:
 
         tiles            forward passes
         sampling_tiles   of them, those with a row that samples: logits of all their places are computed
-        tile_context     sum over the tiles of the longest context in each, in whole pieces: what each of its places goes over
+        tile_context     sum over the tiles of the longest context in each, in whole pieces: each place of a tile goes over all of it
     """
 
     computed_tokens: Amount
@@ -107,7 +106,7 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         moved_tokens: float = 0.0,
         spans: Spans = (),
     ) -> StepWork:
-        """The work of one step that computes the last `num_tokens` [rows] of `seq_lens` [rows] tokens of each row."""
+        """Return the work of a step that computes the last `num_tokens` [rows] of `seq_lens` [rows] tokens of each row."""
         computed, ends = np.asarray(num_tokens, np.float64), np.asarray(seq_lens, np.float64)
         context = mean_read(spans, ends - computed, ends)
         decoding = context[computed == 1]
@@ -125,9 +124,9 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @classmethod
     def of_steps(cls, steps: Sequence[StepWork]) -> StepWork:
-        """Steps as columns, float64 [steps]."""
+        """Return steps as columns, float64 [steps]."""
         return cls(**{name: np.array([getattr(step, name) for step in steps]) for name in cls.__struct_fields__})
 
     def picked(self, chosen: NDArray[np.bool_]) -> StepWork:
-        """Some of the steps of columns; `chosen` is bool [steps]."""
+        """Return the chosen steps of columns; `chosen` is bool [steps]."""
         return StepWork(**{name: getattr(self, name)[chosen] for name in self.__struct_fields__})
