@@ -1,4 +1,4 @@
-"""Kernels that were timed on a device, as tables small enough to ship: seconds of products, attention and all-reduces by their sizes."""
+"""Timed kernels of a device, as tables small enough to ship: seconds of products, attention and all-reduces by their sizes."""
 
 from paged.study.hardware.kernels.kernel_tables import (
     KernelError,

@@ -3,8 +3,8 @@
     interpolated along one axis:   L(i, j) from L(i − 1, j) and L(i + 1, j)
     along one and then another:    L(i, j) from L(i ± 1, j ± 1)
 
-Each such estimate of a cell leaves the cell itself out, so how they are best weighted can be learned from the cells that are known. A
-table that is a sum of a row's and a column's effect is met exactly by (along rows) + (along columns) − (along both).
+An estimate of a cell does not use the cell itself, so the weights of estimates can be learned from the known cells. A table
+that is a sum of a row's and a column's effect is met exactly by (along rows) + (along columns) − (along both).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 Cells = NDArray[np.float64]
 _RIDGE = 0.002
-"""How far weights are drawn to the plain mean of the estimates, as a share of how much the estimates differ."""
+"""How strongly weights are drawn to the plain mean of the estimates, as a share of the estimates' spread."""
 
 
 def completed(values: Cells, places: tuple[Cells, ...]) -> Cells:
-    """The same grid without NaN. `places` are the coordinates along each axis, ascending. Known cells stay as they are."""
+    """Return the grid with its NaN filled in; known cells stay. `places` are the coordinates along each axis, ascending."""
     is_known = ~np.isnan(values)
     if is_known.all():
         return values
@@ -34,7 +34,7 @@ def completed(values: Cells, places: tuple[Cells, ...]) -> Cells:
 
 
 def _weights(deviations: Cells, wanted: Cells) -> Cells:
-    """Weights of the columns, least squares, with outliers counted less: two rounds of reweighting by the error of the round before."""
+    """Return the columns' weights by least squares. Outliers count less: two rounds reweight by the error of the round before."""
     importance = np.ones(len(wanted))
     weights: Cells = np.zeros(deviations.shape[1])
     for _ in range(3):
@@ -48,7 +48,7 @@ def _weights(deviations: Cells, wanted: Cells) -> Cells:
 
 
 def _estimates(values: Cells, places: tuple[Cells, ...]) -> Cells:
-    """Of every cell, float64 [estimates, *shape]; NaN where no neighbour is known."""
+    """Return the estimates of every cell, float64 [estimates, *shape]; NaN without a known neighbour."""
     axes = [axis for axis, size in enumerate(values.shape) if size > 1]
     along = {axis: _along(values, places[axis], axis) for axis in axes}
     both = [_along(along[second], places[first], first) for first, second in combinations(axes, 2)]
@@ -56,7 +56,7 @@ def _estimates(values: Cells, places: tuple[Cells, ...]) -> Cells:
 
 
 def _along(values: Cells, places: Cells, axis: int) -> Cells:
-    """Each cell from the nearest known ones before and after it on this axis; from one where only one is known."""
+    """Estimate each cell from the nearest known ones before and after it on this axis, or from one of them."""
     lines = np.moveaxis(values, axis, -1)
     before = _last_known(lines)
     after = lines.shape[-1] - 1 - _last_known(lines[..., ::-1])[..., ::-1]
@@ -72,7 +72,7 @@ def _along(values: Cells, places: Cells, axis: int) -> Cells:
 
 
 def _last_known(lines: Cells) -> NDArray[np.intp]:
-    """The position of the nearest known cell strictly before each, −1 for none."""
+    """Return the position of the nearest known cell strictly before each, −1 for none."""
     positions = np.where(np.isnan(lines), -1, np.arange(lines.shape[-1]))
     newest = np.maximum.accumulate(positions, axis=-1)
     return np.concatenate([np.full_like(newest[..., :1], -1), newest[..., :-1]], axis=-1)

@@ -1,4 +1,4 @@
-"""A function of a few sizes, tabulated: logarithms on a grid, read by interpolation."""
+"""A tabulated function of a few sizes: logarithms on a grid, interpolated."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from numpy.typing import ArrayLike, NDArray
 from paged.study.hardware.kernels.completion import completed
 
 STEP = 0.04
-"""Logarithms are kept as multiples of it: a value is off by 2 % at most for that, by 1 % in the median."""
+"""Logarithms are multiples of it, which puts a value off by at most 2 %, by 1 % in the median."""
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
-    """Logarithms at each combination of the axes' values, interpolated between them over the axes' logarithms.
+    """Logarithms at each combination of the axes' values, interpolated over the axes' logarithms.
 
-    axes         each axis' values by its name, ascending, above 0
+    axes         by name the values of each axis, ascending, above 0
     steps        the logarithms ÷ STEP, int16 [one dimension an axis]
-    is_measured  which of them come from a measurement and not from their neighbours, bool of the same shape
+    is_measured  whether each was measured, and not filled in from its neighbours, bool of the same shape
     """
 
     axes: dict[str, list[int]]
@@ -29,21 +29,21 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
 
     @classmethod
     def of(cls, logarithms: NDArray[np.float64], axes: dict[str, list[int]]) -> Grid:
-        """A grid of what is not NaN; what is, is filled from its neighbours. At least one has to be known."""
+        """Make a grid, and fill NaN in from its neighbours. At least one value has to be known."""
         places = tuple(np.log(np.asarray(ticks, np.float64)) for ticks in axes.values())
         steps = np.round(completed(logarithms, places) / STEP).clip(-32768, 32767).astype(np.int16)
         return cls(axes=axes, steps=steps, is_measured=~np.isnan(logarithms))
 
     def at(self, *sizes: ArrayLike) -> NDArray[np.float64]:
-        """The logarithm at these sizes, one for each axis, broadcast; outside of an axis that of its edge."""
+        """Return the logarithm at these sizes, one for each axis, broadcast; outside of an axis the one at its edge."""
         return self._read(self.steps, sizes) * STEP
 
     def measured_share(self, *sizes: ArrayLike) -> NDArray[np.float64]:
-        """How much of the answer at these sizes is interpolated from measured cells, 0 to 1."""
+        """Return the share of the answer at these sizes that comes from measured cells, 0 to 1."""
         return self._read(self.is_measured, sizes)
 
     def beyond(self, *sizes: ArrayLike) -> dict[str, float]:
-        """By axis, how many times a size is above its last value, or below its first; axes that hold all sizes are left out."""
+        """Return by axis how many times a size is above its last value, or below its first, without axes that hold all sizes."""
         found = {}
         for (name, ticks), size in zip(self.axes.items(), sizes):
             asked = np.asarray(size, np.float64)
@@ -53,7 +53,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
         return found
 
     def _read(self, cells: NDArray[Any], sizes: tuple[ArrayLike, ...]) -> NDArray[np.float64]:
-        """Interpolated between the two values around a size, on every axis."""
+        """Interpolate between the two values around a size, on every axis."""
         asked = np.broadcast_arrays(*(np.asarray(size, np.float64) for size in sizes))
         corners: list[tuple[list[Any], Any]] = [([], 1.0)]
         for place, ticks in zip(asked, self._places):

@@ -1,10 +1,10 @@
-"""The seconds of a device's kernels by their sizes: tables fitted to measured kernels, and their look-up.
+"""The seconds of a device's kernels by their sizes, from tables fitted to measured kernels.
 
     seconds = e^L(sizes) · (launch + least seconds by the published rates)
 
-L is a `Grid` for each kernel: it says how far the kernel stays behind the device's data sheet. Between measured sizes it is interpolated,
-beyond them it stays what it is at the edge. Along what a kernel repeats (rows of a product, sequences, elements of a message) what
-exceeds the launch grows as the least seconds do instead: once a device is full, a straight line.
+L, a `Grid` for each kernel, is how far the kernel stays behind the device's data sheet. It is interpolated between measured sizes, and beyond
+them it stays that of the edge. Beyond the axis that a kernel repeats (rows of a product, sequences, elements of a message), the time above the
+launch grows as the least seconds do: once a device is full, in a straight line.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from paged.study.hardware.kernels.measurements import Columns, Measurements, Tim
 from paged.study.hardware.kernels.packing import PackedGrids
 
 FORMAT = 1
-"""Of the file; raised when a field changes its meaning."""
+"""Of the file; raised when the meaning of a field changes."""
 Seconds = NDArray[np.float64]
 _OWN = "own"
-"""The family of attention in which every head has its own K and V."""
+"""The family of attention kernels in which every head has its own K and V."""
 _AXES = {
     "product": ("m", "n", "k"),
     "prefill": ("batch", "heads", "tokens"),
@@ -46,7 +46,7 @@ _LICENSE = "Apache-2.0"
 
 
 class Heads(TypedDict):
-    """Of one layer's attention; a window of 0 is none."""
+    """Heads of one layer's attention; window 0: none."""
 
     heads: int
     kv_heads: int
@@ -55,7 +55,7 @@ class Heads(TypedDict):
 
 
 class KernelError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far answers are from measured kernels, as shares of the measured: median and 90th percentile over so many rows."""
+    """The error of answers as a share of measured seconds: median and 90th percentile over so many rows."""
 
     rows: int
     median: float
@@ -63,17 +63,17 @@ class KernelError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @classmethod
     def of(cls, answered: Seconds, measured: Seconds) -> KernelError:
-        """Of at least one row."""
+        """Return the error over at least one row."""
         shares = np.abs(answered / measured - 1)
         return cls(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an answer stands on measurements.
+    """How much of an answer was measured.
 
-    beyond   by axis, how many times the size lies outside of what was measured; {}: nowhere
-    measured the share of the answer that is interpolated from measured kernels and not from their neighbours, of the least of the sizes
-    instead  the family of kernels that answers for one that was not measured; "" where it was
+    beyond    by axis, how many times the size lies outside of the measured sizes; {}: nowhere
+    measured  the least share, over the sizes, of the answer that comes from measured kernels
+    instead   the family of kernels that answers for one that was not measured; "" if it was
     """
 
     beyond: dict[str, float]
@@ -84,12 +84,12 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Seconds of one device's kernels.
 
-    name      the tables' own
-    device    whose published rates the fit is relative to
+    name      of the tables
+    device    the fit is relative to its published rates
     launch    by kind, the shortest measured seconds
-    grids     by kind and what else tells kernels apart, as `product/bf16` or `decode/bf16/128/0/8` (head size, window, KV heads)
-    errors    by kind, against the rows that they were fitted to
-    versions  by table, what was measured
+    grids     by kernel, such as `product/bf16` or `decode/bf16/128/0/8` (head size, window, KV heads)
+    errors    by kind, against the rows of the fit
+    versions  by table, of the measured software
     """
 
     name: str
@@ -111,7 +111,7 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         source: str = "",
         license: str = "",  # noqa: A002
     ) -> KernelTables:
-        """Tables of what was measured. Of a kernel that was timed several times, by several libraries for one, the fastest counts."""
+        """Fit tables to measurements. Of several timings of a kernel, as of several libraries, the fastest counts."""
         launch: dict[str, float] = {}
         grids: dict[str, Grid] = {}
         for kind, axes in _AXES.items():
@@ -129,7 +129,7 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @classmethod
     def load(cls, path: str | Path) -> KernelTables:
-        """Saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
+        """Load saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
         check_format(Path(path), FORMAT, "kernel tables")
         file = read_described(Path(path), _File)
         missing = {key.partition("/")[0] for key in file.grids.axes} - set(file.launch)
@@ -145,48 +145,50 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             file.write(msgspec.json.encode(packed).decode() + "\n")
 
     def product(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Seconds:
-        """Of m rows of k numbers times a k × n matrix, all of `dtype`; sizes broadcast. Raises UnknownKernel."""
+        """Return the seconds of an m × k matrix times a k × n one, both of `dtype`; sizes broadcast. Raises UnknownKernel."""
         return self._seconds(self._known(f"product/{dtype}"), (m, n, k))
 
     def attention(self, kind: str, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]) -> Seconds:
-        """Of one layer with K and V of `dtype`: `kind` "prefill", of `batch` prompts of `tokens` each; "decode", of one new token in each of `batch`
-        sequences of `tokens`, it included. Raises UnknownKernel."""
+        """Return the seconds of one layer's attention with K and V of `dtype`. Raises UnknownKernel.
+
+        `kind` is "prefill", of `batch` prompts of `tokens` each, or "decode", of one new token in each of `batch` sequences of `tokens`.
+        """
         family = self._family(kind, dtype, **heads)
         return self._seconds(family.key, (np.asarray(batch) * family.fold, family.heads, tokens))
 
     def all_reduce(self, num_gpus: ArrayLike, elements: ArrayLike) -> Seconds:
-        """Of a message of so many elements of two bytes, launched from a CUDA graph. One device takes none. Raises UnknownKernel."""
+        """Return the seconds of a message of so many elements of two bytes, launched from a CUDA graph; 0 for one device. Raises UnknownKernel."""
         seconds = self._seconds(self._known("all_reduce/graph"), (np.maximum(num_gpus, 2), elements))
         return np.where(np.asarray(num_gpus) > 1, seconds, 0.0)
 
     def product_coverage(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Coverage:
-        """Of `product` at these sizes."""
+        """Return the coverage of `product` at these sizes."""
         return self._coverage(self._known(f"product/{dtype}"), (m, n, k))
 
     def attention_coverage(
         self, kind: str, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]
     ) -> Coverage:
-        """Of `attention` at these sizes."""
+        """Return the coverage of `attention` at these sizes."""
         family = self._family(kind, dtype, **heads)
         found = self._coverage(family.key, (np.asarray(batch) * family.fold, family.heads, tokens))
         return found if family.is_asked_for else msgspec.structs.replace(found, instead=family.key)
 
     def error(self, kind: str, timed: Timed) -> KernelError:
-        """How far answers are from kernels that were timed, at least one."""
+        """Return the error against timed kernels, at least one."""
         return KernelError.of(self.answers(kind, timed.columns), timed.seconds)
 
     def answers(self, kind: str, columns: Columns) -> Seconds:
-        """Of each row of a table. Raises UnknownKernel."""
+        """Return the seconds of each row of a table. Raises UnknownKernel."""
         found = np.zeros(len(columns[_AXES[kind][0]]))
         for key, rows in _by_kernel(kind, columns).items():
             found[rows] = self._seconds(self._known(key), tuple(columns[axis][rows] for axis in _AXES[kind]))
         return found
 
     def _family(self, kind: str, dtype: str, *, heads: int, kv_heads: int, head_dim: int, window: int = 0) -> _Family:
-        """Who answers for so many heads and KV heads.
+        """Return the grid that answers for so many heads and KV heads.
 
-        Sequences and KV heads are alike to a kernel, which computes each by itself: 8 sequences of 2 KV heads cost about what 4 of 4 do.
-        So for KV heads that were not measured the nearest fewer answer, with as many query heads each, and more sequences.
+        A kernel computes each KV head of each sequence by itself: 8 sequences of 2 KV heads cost about as much as 4 of 4. So for a number of KV
+        heads that was not measured, the next smaller one answers, with as many query heads each and more sequences.
         """
         head = f"{kind}/{dtype}/{head_dim}/{window}"
         measured = {key.rpartition("/")[2]: key for key in self.grids if key.startswith(f"{head}/")}
@@ -207,7 +209,7 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return _Family(measured[str(fewer)], heads * fewer / kv_heads, kv_heads / fewer, False)
 
     def _seconds(self, key: str, sizes: tuple[ArrayLike, ...]) -> Seconds:
-        """At each of the sizes; beyond the repeated axis what exceeds the launch grows as the least seconds do."""
+        """Return the seconds at each of the sizes; beyond the repeated axis the time above the launch grows as the least seconds do."""
         kind = key.partition("/")[0]
         grid, launch, axis = self.grids[key], self.launch[kind], _AXES[kind].index(_REPEATED[kind])
         least = _least(self.device, key)
@@ -220,7 +222,7 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return np.where(growth > 1, launch + np.maximum(seconds - launch, 0) * growth, seconds)
 
     def _known(self, key: str) -> str:
-        """The key. Raises UnknownKernel."""
+        """Return the key. Raises UnknownKernel if there is no such grid."""
         if key not in self.grids:
             kind = key.partition("/")[0]
             raise UnknownKernel(self.name, key, [known for known in self.grids if known.startswith(kind)])
@@ -232,7 +234,7 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tables as they stand in a file, with the numbers of all grids packed together."""
+    """Tables in a file, with the numbers of all grids packed together."""
 
     name: str
     source: str
@@ -249,7 +251,7 @@ _ALIKE = tuple(name for name in _File.__struct_fields__ if name not in ("grids",
 
 
 class _Family(msgspec.Struct, frozen=True):
-    """The grid that answers for attention with so many heads, with so many times the sequences."""
+    """The grid that answers for attention, with how many heads, and with how many times the sequences (`fold`)."""
 
     key: str
     heads: float
@@ -258,7 +260,7 @@ class _Family(msgspec.Struct, frozen=True):
 
 
 def _by_kernel(kind: str, columns: Columns) -> dict[str, NDArray[np.intp]]:
-    """The rows of a table of each grid, by its key."""
+    """Return the rows of a table that belong to each grid, by its key."""
     if kind in ("product", "all_reduce"):
         names = columns["dtype" if kind == "product" else "launch"]
     else:
@@ -271,7 +273,7 @@ def _by_kernel(kind: str, columns: Columns) -> dict[str, NDArray[np.intp]]:
 
 
 def _least(device: Device, key: str) -> Callable[..., Any]:
-    """Least seconds by the sizes of `_AXES`, for the kernels of one grid."""
+    """Return the function from the sizes of `_AXES` to the least seconds of one grid's kernels."""
     kind, *words = key.split("/")
     if kind == "product":
         return partial(guide.product_seconds, device, words[0])
@@ -288,7 +290,7 @@ def _least(device: Device, key: str) -> Callable[..., Any]:
 
 
 def _grid(columns: dict[str, NDArray[np.float64]], logarithms: NDArray[np.float64]) -> Grid:
-    """The rows as a grid of the fastest of each size."""
+    """Return a grid of the fastest row of each size."""
     axes = {}
     places = []
     for name, column in columns.items():
@@ -301,15 +303,15 @@ def _grid(columns: dict[str, NDArray[np.float64]], logarithms: NDArray[np.float6
 
 
 def kernel_names() -> list[str]:
-    """The devices whose tables ship, sorted; a further one is a further file in `data/`."""
+    """Return the devices whose tables ship, sorted. A further one is a further file in `data/`."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
 @cache
 def kernels_named(name: str) -> KernelTables:
-    """The tables of that device, or those in a file when the name ends in .json.
+    """Return the tables of that device, or those in a file if the name ends in .json.
 
-    Raises UnknownDevice, BadHardwareFile for a file that holds no tables, and OSError for one that cannot be read.
+    Raises UnknownDevice, BadHardwareFile for a file without tables, and OSError for a file that cannot be read.
     """
     if name.endswith(".json"):
         return KernelTables.load(name)
@@ -319,9 +321,9 @@ def kernels_named(name: str) -> KernelTables:
 
 
 def fit_folder(folder: str | Path, name: str, *, source: str = _SOURCE, license: str = _LICENSE) -> KernelTables:  # noqa: A002
-    """Tables of a device that paged knows by name, from a folder of measured kernels in aiconfigurator's format.
+    """Fit tables of a device in the catalogue to a folder of measured kernels in aiconfigurator's format.
 
-    Raises UnknownDevice, BadHardwareFile and BadKernelRow for what the folder lacks or has wrong, and MissingExtra without pyarrow.
+    Raises UnknownDevice, BadHardwareFile and BadKernelRow for a bad folder, and MissingExtra for Parquet files without pyarrow.
     """
     device = device_named(name)
     return KernelTables.fit(read_folder(folder, device), device, Path(name).stem, source=source, license=license)

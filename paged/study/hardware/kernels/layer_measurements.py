@@ -1,9 +1,9 @@
 """Published timings of one model's layers on one device: folders in LLMServingSim's form, read and checked.
 
-dense.csv         layer, tokens, time_us          what every token goes through but attention, one layer of each
+dense.csv         layer, tokens, time_us          layers over each token but attention, one of each
 per_sequence.csv  layer, sequences, time_us       LM head and sampler, once a step
 attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us
-                  one chunk of a prompt after so many tokens, beside so many sequences that decode at one length; one layer
+                  one layer: a prompt's chunk after `kv_prefill` tokens, beside `n_decode` sequences that decode at length `kv_decode`
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from paged.errors import BadHardwareFile, BadKernelRow
 Numbers = NDArray[np.float64]
 SIZES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 REPEATED = {"layernorm": 2}
-"""Layers of which a decoder's layer has several; of the rest it has one."""
+"""How many of a layer a decoder's layer has, if several."""
 ONCE = ("embedding", "final_layernorm")
-"""Layers that a step goes through once and not once a layer."""
+"""Layers that a step runs once, not once for each decoder layer."""
 _LEAST_US, _MOST_US = 0.2, 10e6
-"""No kernel is launched in less, and none of one layer takes longer: outside of it a time is in another unit."""
+"""The bounds of a layer's kernel: a time outside of them is in another unit."""
 
 
 class LayerMeasurements(msgspec.Struct, frozen=True, eq=False):
-    """Seconds. `dense` and `head` by layer: sizes, ascending, and seconds; `attention`: sizes, float64 [rows, 4] as in `SIZES`, and seconds."""
+    """`dense` and `head`: by layer sizes, ascending, and seconds; `attention`: sizes, float64 [rows, 4] as in `SIZES`, and seconds."""
 
     dense: dict[str, tuple[Numbers, Numbers]]
     head: dict[str, tuple[Numbers, Numbers]]
@@ -37,12 +37,12 @@ class LayerMeasurements(msgspec.Struct, frozen=True, eq=False):
 
 
 def is_layer_folder(folder: Path) -> bool:
-    """Whether a folder is in this form."""
+    """Whether a folder has this form."""
     return (folder / "dense.csv").exists() or (folder / "attention.csv").exists()
 
 
 def read_layers(folder: str | Path) -> LayerMeasurements:
-    """Raises BadHardwareFile for a file or a column that is missing, BadKernelRow for a value that cannot be."""
+    """Read a folder. Raises BadHardwareFile for a missing file or column, and BadKernelRow for an impossible value."""
     folder = Path(folder)
     dense = _by_layer(folder / "dense.csv", "tokens")
     head = _by_layer(folder / "per_sequence.csv", "sequences")
@@ -63,8 +63,8 @@ def read_layers(folder: str | Path) -> LayerMeasurements:
 
 
 def described(folder: str | Path) -> dict[str, str]:
-    """What a folder's meta.yaml says of itself, as far as it is plain lines: names and values of its outermost level, and `skew`, how much
-    longer sequences of different lengths take, on one device. Empty where there is none."""
+    """Return the plain lines of a folder's meta.yaml: names and values of its outermost level, and `skew`, how much longer sequences of different
+    lengths take on one device. Empty without the file."""
     path = Path(folder) / "meta.yaml"
     if not path.exists():
         return {}
@@ -87,7 +87,7 @@ def _by_layer(path: Path, size: str) -> dict[str, tuple[Numbers, Numbers]]:
 
 
 def _columns(path: Path, numeric: tuple[str, ...], words: tuple[str, ...]) -> tuple[list[str], Numbers]:
-    """The words of a table (of its one column of words), and its numbers, float64 [rows, numeric]."""
+    """Return a table's column of words, and its numbers, float64 [rows, numeric]."""
     if not path.exists():
         raise BadHardwareFile(path, None, "there is no such file")
     with path.open(newline="") as file:

@@ -1,8 +1,8 @@
-"""The seconds of one model's layers on one device: tables of timings, and their look-up.
+"""The seconds of one model's layers on one device, from tables of timings.
 
-Dense layers by the tokens of a step, LM head and sampler by its sequences, attention of a mixed step by four sizes at once: a prompt's
-chunk, the tokens before it, the sequences that decode beside it, and their length. Between what was timed seconds go in straight lines,
-since what is read and multiplied does; beyond it as between the last two.
+Dense layers go by the tokens of a step, LM head and sampler by its sequences, attention of a mixed step by four sizes: a prompt's chunk, the
+tokens before it, the sequences that decode beside it, and their length. Seconds are linear between timed sizes, as reads and products are, and
+beyond them as between the last two.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from paged.study.hardware.least_squares import non_negative_least_squares
 from paged.study.hardware.profile import ProfiledModel
 
 FORMAT = 1
-"""Of the file; raised when a field changes its meaning."""
+"""Of the file; raised when the meaning of a field changes."""
 STEP = 0.004
-"""Attention's logarithms are kept as multiples of it: a value is off by 0.2 % at most for that."""
+"""Attention's logarithms are multiples of it, which puts a value off by at most 0.2 %."""
 Numbers = NDArray[np.float64]
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A layer's nanoseconds at each of the sizes, ascending."""
+    """A layer's nanoseconds at sizes, ascending."""
 
     sizes: list[int]
     ns: list[int]
 
     def seconds(self, sizes: Numbers) -> Numbers:
-        """At these sizes, float64; beyond the last one as between the last two of eight, below the first as there."""
+        """Return the seconds at these sizes, float64: beyond the last size with the slope of the last eight, below the first those of the first."""
         known, ns = np.array(self.sizes, np.float64), np.array(self.ns, np.float64)
         found = np.interp(sizes, known, ns)
         back = min(8, len(known) - 1)
@@ -49,17 +49,17 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Seconds of one model's layers on one device, as `Layers` of that model.
 
-    name      the tables' own
-    device    a device's name in the catalogue
-    model     whose layers they are, by the sizes by which it is known again
+    name      of the tables
+    device    a name in the catalogue
+    model     the model of the layers, by its sizes
     dense     by layer, over tokens; one of each
     head      by layer, over sequences
     axes, packed_attention
               places by size in the order of `SIZES`, and the packed logarithms of one layer's seconds
-    skew      share of the way from sequences of one length to all as long as the longest, for which decoding sequences of different
-              lengths are longer than of their mean; 0 where it was not measured
+    skew      how much longer decoding sequences of different lengths take: the share of the way from all at the mean length to all as long as the
+              longest; 0: not measured
     measured  by size, the least and the most that was timed
-    versions  what was timed: engine, libraries, card
+    versions  of engine, libraries and card
     """
 
     name: str
@@ -95,7 +95,7 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         source: str = "",
         license: str = "",  # noqa: A002
     ) -> LayerTables:
-        """Tables of what was measured. Attention's grid has the sizes that were timed with most others; the rest is left out."""
+        """Fit tables to measurements. Attention's grid has the sizes that were timed with most others, and leaves the rest out."""
         axes, grid = _grid(*measured.attention)
         spans = dict(zip(SIZES, measured.attention[0].T))
         spans["tokens"] = next(iter(measured.dense.values()))[0]
@@ -117,7 +117,7 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @classmethod
     def load(cls, path: str | Path) -> LayerTables:
-        """Saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
+        """Load saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
         check_format(Path(path), FORMAT, "tables")
         return read_described(Path(path), cls)
 
@@ -142,28 +142,28 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return (said,) if self.skew else (said, unskewed)
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:
-        """Of all layers but attention, LM head and sampler."""
+        """Return the seconds of all layers but attention, LM head and sampler."""
         found = np.zeros(len(tokens))
         for layer, timed in self.dense.items():
             found += timed.seconds(tokens) * (1 if layer in ONCE else self.model.layers * REPEATED.get(layer, 1))
         return found
 
     def shared_seconds(self, tokens: Numbers) -> Numbers:
-        """Nothing: they are of one device."""
+        """Return 0: the tables are of one device."""
         return np.zeros(len(tokens))
 
     def head_seconds(self, sequences: Numbers) -> Numbers:
-        """Of LM head and sampler."""
+        """Return the seconds of LM head and sampler."""
         return np.sum([timed.seconds(sequences) for timed in self.head.values()], axis=0)
 
     @cached_property
     def attention(self) -> Multilinear:
-        """Of all layers."""
+        """Attention of all layers."""
         return Multilinear(self.axes, self.layer_attention.table * self.model.layers)
 
     @cached_property
     def layer_attention(self) -> Multilinear:
-        """Seconds of one layer's attention, over the sizes in `SIZES`. Of none at all it answers 0."""
+        """Seconds of one layer's attention over the sizes in `SIZES`; 0 without a chunk and sequences."""
         shape = tuple(map(len, self.axes))
         grid = np.exp(unpacked_steps(self.packed_attention, shape, STEP)) * 1e-9
         grid[0, :, 0, :] = 0.0
@@ -175,11 +175,10 @@ def _timed(sizes: Numbers, seconds: Numbers) -> Timed:
 
 
 def _grid(sizes: Numbers, seconds: Numbers) -> tuple[list[Numbers], Numbers]:
-    """Axes and seconds at each combination; what was not timed is filled from its neighbours.
+    """Return axes and seconds at each combination; those that were not timed are filled in from neighbours.
 
-    A size that is no part of a step (tokens before no chunk, the length of no sequences) has no influence there. What decodes has no
-    length 0: there it is as at the shortest. Holes are filled in seconds divided by a guide, a sum of prices of what is launched, read and
-    multiplied, since that is smoother than seconds.
+    Tokens before no chunk and the length of no sequences have no influence. Decoding sequences have no length 0: its seconds are those of the
+    shortest. Holes are filled in seconds divided by a guide, a sum of prices for launches, reads and products, since the quotient is smoother.
     """
     axes = _axes(sizes)
     is_kept = np.all([np.isin(column, axis) for column, axis in zip(sizes.T, axes)], axis=0)
@@ -191,13 +190,13 @@ def _grid(sizes: Numbers, seconds: Numbers) -> tuple[list[Numbers], Numbers]:
     grid[:, :, 0] = grid[:, :, 0, :1]
     grid[0, :, 0, :] = seconds.min()
     for place in range(2, len(axes[2])):
-        # More sequences than were timed beside a prompt cost what they do without one.
+        # More sequences than were timed beside a prompt cost as much as without one.
         more = grid[:, :, place - 1] + np.maximum(grid[:1, :1, place] - grid[:1, :1, place - 1], 0)
         grid[:, :, place] = np.where(np.isnan(grid[:, :, place]).mean() > 0.9, more, grid[:, :, place])
     guide = (_amounts(*np.meshgrid(*axes, indexing="ij")) @ prices).reshape(grid.shape)
     ratio = np.log(grid / guide)
     places = [np.log1p(axis) for axis in axes]
-    # A step that only decodes, or only computes a prompt, is another kernel's than a mixed one: each is filled from its own.
+    # Steps that only decode, only compute a prompt, or mix both run other kernels: each kind is filled in from its own.
     ratio[0, :, 1:, 1:] = completed(ratio[0, 0, 1:, 1:], (places[2][1:], places[3][1:]))
     ratio[1:, :, 0, :] = completed(ratio[1:, :, 0, 0], (places[0][1:], places[1]))[:, :, None]
     mixed = (places[0][1:], places[1], places[2][1:], places[3][1:])
@@ -208,8 +207,8 @@ def _grid(sizes: Numbers, seconds: Numbers) -> tuple[list[Numbers], Numbers]:
 
 
 def _axes(sizes: Numbers) -> list[Numbers]:
-    """The places of each axis: powers of two and 0. Where a second series of places was timed beside them, with few rows at places of both,
-    a grid of all would be full of holes; then only rows at powers of two count, where there are any such rows at all."""
+    """Return the places of each axis: all that were timed, or the powers of two and 0 if a grid of all would be mostly holes, as with a second series
+    of places that was timed with few of the first."""
     axes = [np.unique(column) for column in sizes.T]
     powers = [axis[(axis == 0) | (np.exp2(np.round(np.log2(np.maximum(axis, 1)))) == axis)] for axis in axes]
     filled = len(sizes) / np.prod([float(len(axis)) for axis in axes])
@@ -217,7 +216,7 @@ def _axes(sizes: Numbers) -> list[Numbers]:
 
 
 def _amounts(chunk: Numbers, before: Numbers, rows: Numbers, length: Numbers) -> Numbers:
-    """What attention's seconds are about a sum of, float64 [sizes, amounts]."""
+    """Return the amounts whose prices make about attention's seconds, float64 [sizes, amounts]."""
     read = rows * length
     pairs = chunk * (before + chunk / 2)
     tiles = np.ceil(chunk / 128) * (before + chunk)

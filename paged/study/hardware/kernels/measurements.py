@@ -1,4 +1,4 @@
-"""A folder of kernels that were timed, in the format of NVIDIA's aiconfigurator: a table a kind, a row a kernel."""
+"""Folders of timed kernels in the format of NVIDIA's aiconfigurator: a table for each kind, a row for each kernel."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from paged.study.hardware.kernels import guide
 
 Columns = Mapping[str, NDArray[Any]]
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8": "fp8"}
-"""By the tables' names of dtypes, ours; rows of another dtype are left out."""
+"""Our names of dtypes by the tables' names; rows of other dtypes are left out."""
 _TOO_FAST = 5
-"""Caches make a kernel up to three times faster than memory allows; what is faster by more is in another unit."""
+"""Caches make a kernel up to three times faster than memory allows. A time that is faster by this factor is in another unit."""
 _TOO_SLOW = 2e-3
-"""Seconds: where the shortest row of a table is longer, the table is in another unit. A launch takes 2 to 20 microseconds."""
+"""Seconds. If a table's shortest row is longer, the table is in another unit: a launch takes 2 to 20 microseconds."""
 
 
 class Timed(msgspec.Struct, frozen=True, eq=False):
@@ -33,7 +33,7 @@ class Timed(msgspec.Struct, frozen=True, eq=False):
     seconds: NDArray[np.float64]
 
     def without(self, is_left_out: NDArray[np.bool_]) -> Timed:
-        """The same without some rows."""
+        """Return the table without some rows."""
         return Timed({name: column[~is_left_out] for name, column in self.columns.items()}, self.seconds[~is_left_out])
 
 
@@ -48,10 +48,10 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def read_folder(folder: str | Path, device: Device) -> Measurements:
-    """The tables of a folder, each a .parquet or .csv file; the all-reduce may be missing. Milliseconds there, seconds here.
+    """Read the tables of a folder, each a .parquet or .csv file with milliseconds; the all-reduce may be missing.
 
-    Products in blocks of fp8 are left out. Raises BadHardwareFile for a table or column that is missing, BadKernelRow for a number that is
-    none or cannot be, such as a time in another unit, and MissingExtra for Parquet files without pyarrow.
+    Products in blocks of fp8 are left out. Raises BadHardwareFile for a missing table, column or cell, BadKernelRow for an impossible number, such
+    as a time in another unit, and MissingExtra for Parquet files without pyarrow.
     """
     folder = Path(folder)
     versions: dict[str, str] = {}
@@ -76,7 +76,7 @@ def read_folder(folder: str | Path, device: Device) -> Measurements:
 
 
 class _Table:
-    """The columns of one file as they stand there, and the rows of it that are kept."""
+    """The columns of one file, and the rows that are kept."""
 
     def __init__(self, path: Path, columns: dict[str, NDArray[Any]]) -> None:
         self.path = path
@@ -111,9 +111,9 @@ class _Table:
         raise BadHardwareFile(folder, name, "there is neither a .parquet nor a .csv file of this name")
 
     def must_be_of(self, device: Device) -> None:
-        """Raises BadKernelRow where the table names another device that paged knows, and not this one."""
+        """Raise BadKernelRow if the table names another device of the catalogue, and not this one."""
         said = "" if "device" not in self.columns else str(self.columns["device"][0])
-        # A catalogue's name is a family, and what tells its members apart.
+        # A name in the catalogue is a family, followed by the member.
         own, *families = (name.partition("-")[0] for name in (device.name, *device_names()))
         if own not in said.lower() and any(family in said.lower() for family in families):
             raise BadKernelRow(self.path, "device", 0, said, f"kernels of {device.name} were asked for")
@@ -129,12 +129,12 @@ class _Table:
         return self.columns[name][self.rows].astype(str)
 
     def dtypes(self, name: str) -> NDArray[Any]:
-        """Our names of a column's dtypes; rows of others are dropped."""
+        """Return our names of a column's dtypes, and drop rows of other dtypes."""
         self.keep(np.isin(self.words(name), list(_DTYPES)))
         return np.asarray([_DTYPES[word] for word in self.words(name)])
 
     def numbers(self, name: str, least: float | None = None) -> NDArray[np.float64]:
-        """A column as numbers: above 0, or at least `least`."""
+        """Return a column as numbers. Raises BadKernelRow unless they are above 0, or at least `least`."""
         words = self.words(name)
         try:
             numbers = words.astype(np.float64)
@@ -149,7 +149,7 @@ class _Table:
         return numbers
 
     def must_be_plausible(self, seconds: NDArray[np.float64], least: NDArray[np.float64]) -> None:
-        """Raises BadKernelRow where seconds are far below the device's rates, or all of them above what a launch takes."""
+        """Raise BadKernelRow if a time is far below the device's rates, or all are far above a launch."""
         if (seconds * _TOO_FAST < least).any():
             row = int((least / seconds).argmax())
             rates = f"at its published rates the device takes {least[row] * 1e3:.3g} ms"
@@ -162,7 +162,7 @@ class _Table:
             raise self._bad_row("latency", row, f"{seconds[row] * 1e3:.6g} ms", f"{shorter}: is it in another unit?")
 
     def _bad_row(self, name: str, row: int, found: object, problem: str) -> BadKernelRow:
-        """`row`: among those that are kept."""
+        """Return the error; `row` counts the rows that are kept."""
         return BadKernelRow(self.path, name, int(self.rows[row]), found, problem)
 
 
@@ -197,7 +197,7 @@ def _all_reduce_columns(table: _Table) -> Columns:
 
 
 def _least_of_rows(device: Device, columns: Columns, least: Callable[..., Any]) -> NDArray[np.float64]:
-    """Least seconds of each row; of kernels with a dtype by that."""
+    """Return the least seconds of each row, by its dtype if the kernels have one."""
     sizes = {name: column for name, column in columns.items() if name not in ("dtype", "launch")}
     if "dtype" not in columns:
         return np.asarray(least(device, **sizes))

@@ -1,4 +1,4 @@
-"""A function of a few numbers, tabulated, and read in straight lines between its places and beyond them."""
+"""A tabulated function of a few numbers, linear between its places and beyond them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Table = NDArray[np.float64]
 class Multilinear:
     """Values at each combination of the axes' places, float64; linear along each axis, and beyond its ends as between the last two.
 
-    A simulation asks for one value at a time, many thousand times: of numbers it answers a number, by Python's own lists, in a tenth of
-    what numpy takes for one. Of arrays it answers an array.
+    A simulation reads one value at a time, many thousand times. So numbers give a number, by Python's lists, in a tenth of numpy's time; arrays
+    give an array.
     """
 
     def __init__(self, axes: Sequence[Sequence[float]], table: Table) -> None:
-        """Each axis ascending, two places at least."""
+        """Each axis is ascending, with at least two places."""
         assert table.shape == tuple(map(len, axes)), "a table has the shape of its axes"
         assert min(table.shape) > 1, "a line goes through two places"
         self.axes = [[float(place) for place in axis] for axis in axes]
@@ -31,7 +31,7 @@ class Multilinear:
         self._strides = [stride // self.table.itemsize for stride in self.table.strides]
 
     def at(self, *sizes: Any) -> Any:
-        """The value at these sizes, one for each axis, which broadcast."""
+        """Return the value at these sizes, one for each axis, broadcast."""
         if any(isinstance(size, np.ndarray) for size in sizes):
             return self._of_arrays(sizes)
         corners = [(0, 1.0)]

@@ -1,6 +1,6 @@
-"""Many numbers as one short word of text: logarithms in whole steps, two bytes each, compressed.
+"""Many numbers as one short text: logarithms in whole steps, two bytes each, compressed.
 
-steps     of each grid the differences along its first axis, int16; all low bytes, then all high ones; zlib, base85
+steps     the differences along each grid's first axis, int16; all low bytes, then all high ones; zlib, base85
 measured  a bit for each cell; zlib, base85
 """
 
@@ -20,12 +20,12 @@ from paged.study.hardware.kernels.grid import STEP, Grid
 
 
 def packed(octets: bytes) -> str:
-    """Compressed, as text."""
+    """Compress bytes into text."""
     return base64.b85encode(zlib.compress(octets, 9)).decode()
 
 
 def unpacked(text: str) -> bytes:
-    """Raises ValueError for what was not packed here."""
+    """Return the bytes that `packed` compressed. Raises ValueError for another text."""
     try:
         return zlib.decompress(base64.b85decode(text))
     except zlib.error as error:
@@ -33,26 +33,26 @@ def unpacked(text: str) -> bytes:
 
 
 def packed_numbers(numbers: NDArray[np.int16]) -> str:
-    """Whole numbers in a row."""
-    # All low bytes, then all high ones, which are nearly all alike.
+    """Pack whole numbers."""
+    # The high bytes, which are nearly all alike, compress best together.
     return packed(np.ascontiguousarray(numbers, "<i2").view(np.uint8).reshape(-1, 2).T.tobytes())
 
 
 def unpacked_numbers(text: str) -> NDArray[np.int16]:
-    """What `packed_numbers` packed, int16 [as many]. Raises ValueError for what was not packed here."""
+    """Return the numbers that `packed_numbers` packed, int16 [n]. Raises ValueError for another text."""
     octets = np.frombuffer(unpacked(text), np.uint8)
     numbers: NDArray[np.int16] = np.ascontiguousarray(octets.reshape(2, -1).T).view("<i2").ravel()
     return numbers
 
 
 def packed_steps(values: NDArray[np.float64], step: float) -> str:
-    """Numbers as multiples of `step`, the difference to the one before along the first axis."""
+    """Pack numbers as multiples of `step`, by their differences along the first axis."""
     steps = np.round(values / step).clip(-32768, 32767).astype(np.int16)
     return packed_numbers(np.diff(steps, axis=0, prepend=np.int16(0)))
 
 
 def unpacked_steps(text: str, shape: tuple[int, ...], step: float) -> NDArray[np.float64]:
-    """What `packed_steps` packed. Raises ValueError for another number of them."""
+    """Return the numbers that `packed_steps` packed. Raises ValueError for another count."""
     if len(octets := unpacked(text)) != 2 * int(np.prod(shape)):
         raise ValueError(f"values has {len(octets):,} bytes unpacked; its axes want {2 * int(np.prod(shape)):,}")
     deltas = unpacked_numbers(text).reshape(shape)
@@ -61,10 +61,7 @@ def unpacked_steps(text: str, shape: tuple[int, ...], step: float) -> NDArray[np
 
 
 class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All grids of a file: `ticks`, the values that axes have, and of each grid, which of these each axis has.
-
-    `step` is what the steps are multiples of.
-    """
+    """All grids of a file: `ticks`, the values of axes, and by grid and axis the index of its ticks. Logarithms are multiples of `step`."""
 
     ticks: list[list[int]]
     axes: dict[str, dict[str, int]]
@@ -91,7 +88,7 @@ class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @classmethod
     def of(cls, grids: Mapping[str, Grid]) -> PackedGrids:
-        """At least one grid."""
+        """Pack at least one grid."""
         ticks: list[list[int]] = []
         axes: dict[str, dict[str, int]] = {}
         for key, grid in grids.items():
@@ -104,7 +101,7 @@ class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def grids(self) -> dict[str, Grid]:
-        """The grids by their keys."""
+        """Return the grids by their keys."""
         deltas = unpacked_numbers(self.steps)
         bits = np.unpackbits(np.frombuffer(unpacked(self.measured), np.uint8), count=self._num_cells).astype(np.bool_)
         found = {}
