@@ -1,4 +1,4 @@
-"""Traces of services, real and made up: when each request arrived, how long its prompt and output were, and which prompts share content."""
+"""Traces of services, real and made up: arrivals, lengths of prompts and outputs, and the content that prompts share."""
 
 from paged.study.traces.formats import FORMATS, read_trace
 from paged.study.traces.lengths import PRESETS, Fixed, LogNormal

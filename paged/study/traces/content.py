@@ -1,8 +1,8 @@
-"""The tokens that a trace's prompts and outputs are made of.
+"""The tokens of a trace's prompts and outputs.
 
-Traces of real services do not hold what people wrote. At most they say which pieces of prompts were equal. So a
-prompt is put together from *segments*: a segment with an id has the same tokens wherever that id occurs, and a
-segment without one is like no other. An output is one segment more.
+Traces of real services do not hold what people wrote; at most they say which pieces of prompts were equal. So a prompt is a
+row of *segments*: a segment with an id has the same tokens wherever the id occurs, and a segment without one is like no
+other. An output is a further segment.
 
 Prompts are ragged columns: request i's segments are `starts[i]` to `starts[i + 1]` − 1 of two flat arrays.
 """
@@ -18,27 +18,27 @@ UNSHARED = -1
 """The id of a segment whose tokens no other segment has."""
 
 MAX_SHARED_IDS = 2**30
-"""Shared ids are below this number; from it on, content belongs to one request alone."""
+"""Shared ids are below it. From it on, content ids belong to a single request."""
 
 MAX_REQUESTS = 2**28
-"""So many requests have contents of their own, two shared ids each and two that no other has, below 2**31."""
+"""The contents of so many requests have ids below 2**31: each may have two shared ones and two of its own."""
 
 
 def content_ids(segment_ids: Ids, request: int) -> Ids:
-    """What decides each segment's tokens: its own id, or the request's number where no other shares it. int64 [segments], < 2**31."""
+    """Return the content id of each segment: its own id, or one by the request's number if it is unshared. int64 [segments], < 2**31."""
     return np.where(segment_ids == UNSHARED, MAX_SHARED_IDS + request, segment_ids)
 
 
 def output_content_ids(output_ids: Ids, request: int) -> Ids:
-    """The same for the request's outputs; one that no prompt repeats is unlike its own prompt, too. int64 [n], < 2**31."""
+    """Return the content ids of the request's outputs; an unshared output differs from its own prompt, too. int64 [n], < 2**31."""
     return content_ids(output_ids, MAX_REQUESTS + request)
 
 
 def segment_tokens(contents: Ids, lengths: Ids, seed: int) -> NDArray[np.int32]:
-    """The tokens of segments in a row, int32 [sum of lengths].
+    """Return the tokens of consecutive segments, int32 [sum of lengths].
 
-    A token is a function of its segment's content id, its place in the segment and `seed`, so a short segment is a prefix of a long
-    one with the same id. The first token *is* the content id: two segments that differ do so in their first block, whatever its size.
+    A token is a function of its segment's content id, its place in the segment and `seed`, so a short segment is a prefix of a long one with the
+    same id. The first token *is* the content id, so segments that differ do so in their first block, whatever its size.
     """
     starts = np.cumsum(lengths) - lengths
     places = np.arange(int(lengths.sum()), dtype=np.uint32) - np.repeat(starts.astype(np.uint32), lengths)
@@ -52,7 +52,7 @@ def _bases(contents: Ids, seed: int) -> NDArray[np.uint32]:
 
 
 def _mixed(bases: NDArray[np.uint32], places: NDArray[np.uint32]) -> NDArray[np.int32]:
-    # Multiply, fold the high bits down, multiply: enough to look random, and a few array operations for a prompt of any length.
+    # Multiply, fold the high bits down, multiply: random enough, in a few array operations for a prompt of any length.
     mixed = bases + places * np.uint32(0x85EBCA77)
     mixed ^= mixed >> np.uint32(15)
     mixed *= np.uint32(0x2C1B3C6D)
@@ -61,10 +61,10 @@ def _mixed(bases: NDArray[np.uint32], places: NDArray[np.uint32]) -> NDArray[np.
 
 
 def contents_apart(segment_ids: Ids, output_ids: Ids, starts: Ids, originals: Ids) -> tuple[Ids, Ids]:
-    """New ids of segments [k] and outputs [n] of requests that a trace has several times, and whose contents are not to be found for that alone.
+    """Return new ids of segments [k] and outputs [n], so that copies of one request share nothing with each other.
 
-    First copies share contents with first copies as before, second ones with second ones. Request i is a copy of request `originals[i]`,
-    its segments begin at `starts[i]`. Raises InvalidConfig for more contents than there are ids.
+    First copies share contents with first copies, second ones with second ones. Request i is a copy of request `originals[i]`, and its segments
+    begin at `starts[i]`. Raises InvalidConfig for more contents than there are ids.
     """
     copy = _copy_numbers(originals)
     copies = np.concatenate((np.repeat(copy, np.diff(starts)), copy))
@@ -79,7 +79,7 @@ def contents_apart(segment_ids: Ids, output_ids: Ids, starts: Ids, originals: Id
 
 
 def _copy_numbers(originals: Ids) -> Ids:
-    """How many copies of the same original stand before each, int64 [n]."""
+    """Return how many copies of the same original come before each request, int64 [n]."""
     order = np.argsort(originals, kind="stable")
     ranked = originals[order]
     is_first = np.append(True, ranked[1:] != ranked[:-1])
@@ -90,26 +90,26 @@ def _copy_numbers(originals: Ids) -> Ids:
 
 
 def starts_of(counts: Ids) -> Ids:
-    """Where each request's segments start, and where the last one's end: int64 [n + 1]."""
+    """Return the first segment of each request, and the end of the last request's: int64 [n + 1]."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
 
 
 def ranges(firsts: Ids, counts: Ids) -> Ids:
-    """firsts[i], firsts[i] + 1, … (counts[i] numbers) for every i, in a row: int64 [sum of counts]."""
+    """Return firsts[i], firsts[i] + 1, … (counts[i] numbers) for every i, one after another: int64 [sum of counts]."""
     ends = np.cumsum(counts)
     return np.arange(int(counts.sum()), dtype=np.int64) + np.repeat(firsts - (ends - counts), counts)
 
 
 def picked(starts: Ids, requests: Ids) -> tuple[Ids, Ids]:
-    """The segments of some requests: their new starts, and the index of each segment in the old columns."""
+    """Return the segments of some requests: their new starts, and the index of each segment in the old columns."""
     counts = starts[requests + 1] - starts[requests]
     return starts_of(counts), ranges(starts[requests], counts)
 
 
 def cut(starts: Ids, lengths: Ids, limits: Ids) -> tuple[Ids, Ids, Ids]:
-    """Prompts cut to `limits` tokens each (int64 [n], at least 1), at their end, so that what they share stays at their beginning.
+    """Cut prompts at their end to `limits` tokens each (int64 [n], at least 1), so that shared beginnings stay.
 
-    New starts, the indices of the segments that are left, and their lengths.
+    Return new starts, the indices of the segments that are left, and their lengths.
     """
     counts = np.diff(starts)
     before = np.cumsum(lengths) - lengths

@@ -1,6 +1,6 @@
 """The trace formats that are read: one function and one line in `FORMATS` each.
 
-A file's format is recognised by its first line, never from its name. docs/traces.md explains our own schema to people who make such files.
+A file's format is recognised by its first line, not by its name. docs/traces.md explains our own schema.
 """
 
 import csv
@@ -24,7 +24,7 @@ Segments = list[tuple[int, int]]
 
 
 def azure_records(lines: Iterable[Line]) -> Iterator[Record]:
-    """Microsoft's Azure Public Dataset, LLM inference traces: no prompt shares anything."""
+    """Read LLM inference traces of Microsoft's Azure Public Dataset, whose prompts share nothing."""
     for line in lines:
         text = line.values["TIMESTAMP"].strip()
         try:
@@ -37,7 +37,7 @@ def azure_records(lines: Iterable[Line]) -> Iterator[Record]:
 
 
 def mooncake_records(lines: Iterable[Line]) -> Iterator[Record]:
-    """Moonshot AI's Mooncake: a hash id stands for 512 tokens *and all before them*, the last one for what is left of the prompt."""
+    """Read Moonshot AI's Mooncake: a hash id stands for 512 tokens *and all before them*, the last one for the rest of the prompt."""
     for line in lines:
         arrival_s = line.seconds("timestamp") / 1000
         prompt_tokens = line.tokens("input_length")
@@ -52,7 +52,7 @@ def mooncake_records(lines: Iterable[Line]) -> Iterator[Record]:
 
 
 def schema_records(lines: Iterable[Line]) -> Iterator[Record]:
-    """The records of a file in our own schema, CSV or JSON Lines."""
+    """Read a file in our own schema, CSV or JSON Lines."""
     prompts = _Prompts()
     for line in lines:
         arrival_s = line.seconds("arrival_s")
@@ -77,14 +77,14 @@ def schema_records(lines: Iterable[Line]) -> Iterator[Record]:
 
 
 class _Prompts:
-    """What prompts share: by name (`prefix_id`), or by number (`segments`), but one way a file: a name has no number to differ from."""
+    """The shared content of prompts, by name (`prefix_id`) or by number (`segments`). A file uses one of the two, since names get numbers here, too."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._has_segments = False
 
     def segments(self, line: Line) -> Segments:
-        """The ids and lengths of a line's prompt. Raises TraceError."""
+        """Return the ids and lengths of the segments of a line's prompt. Raises TraceError."""
         if not line.says("segments"):
             return self._prefix_and_rest(line)
         self._has_segments = True
@@ -121,7 +121,7 @@ def _segments(line: Line) -> Segments:
         content = UNSHARED if item[0] is None else line.as_id("segments", item[0])
         segments.append((content, line.as_tokens("segments", item[1])))
     total = sum(length for _, length in segments)
-    # A prompt whose every segment may be read may still be too long.
+    # The whole prompt may be too long although no segment is.
     line.as_tokens("segments", total)
     if line.says("prompt_tokens") and line.tokens("prompt_tokens") != total:
         said = line.tokens("prompt_tokens")
@@ -130,7 +130,7 @@ def _segments(line: Line) -> Segments:
 
 
 class Format(msgspec.Struct, frozen=True):
-    """A trace format: how its records are laid out, the columns it cannot do without, and the function that reads them."""
+    """A trace format: the layout of its records, the columns that it needs, and the function that reads them."""
 
     name: str
     layout: Literal["CSV", "JSON Lines"]
@@ -148,10 +148,10 @@ FORMATS = (
 
 
 def read_trace(path: str | Path, *, limit: int | None = None, seed: int = 0) -> Trace:
-    """The trace in a file, or its first `limit` requests: later lines are then not read.
+    """Read the trace in a file, or its first `limit` requests and no later line.
 
-    `seed` chooses the prompts' tokens; which prompts share what does not depend on it. Raises TraceError with file, line and column
-    for what cannot be read, InvalidConfig for a limit below 1, and OSError where the file cannot be opened.
+    `seed` chooses the prompts' tokens, but not which prompts share what. Raises TraceError with file, line and column for bad content,
+    InvalidConfig for a limit below 1, and OSError if the file cannot be opened.
     """
     if limit is not None and limit < 1:
         raise InvalidConfig(f"{limit} requests of a trace were asked for; at least 1 is needed")
@@ -162,7 +162,7 @@ def read_trace(path: str | Path, *, limit: int | None = None, seed: int = 0) -> 
 
 
 def recognise(path: Path) -> Format:
-    """The format of a file, by the columns that its first line names. Raises TraceError where no format has them."""
+    """Return the format of a file by the columns that its first line names. Raises TraceError if no format has them."""
     number, text = next(
         ((number, text) for number, text in enumerate(text_lines(path), start=1) if text.strip()), (0, "")
     )

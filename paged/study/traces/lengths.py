@@ -11,7 +11,7 @@ from paged.errors import InvalidConfig
 from paged.study.traces.limits import MAX_TOKENS, between, positive
 
 MAX_SIGMA = 10.0
-"""Of two lengths, one is then half the time more than 10,000 times the other."""
+"""At this spread, one of two lengths is more than 10,000 times the other half of the time."""
 
 
 class LogNormal(msgspec.Struct, frozen=True):
@@ -22,15 +22,15 @@ class LogNormal(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_mean(cls, mean: float, *, sigma: float) -> "LogNormal":
-        """By the mean in tokens: mean = exp(mu + sigma² / 2). Raises InvalidConfig."""
+        """Return the distribution with this mean in tokens: mean = exp(mu + sigma² / 2). Raises InvalidConfig."""
         return cls(math.log(positive("mean", mean)) - between("sigma", sigma, 0, MAX_SIGMA) ** 2 / 2, sigma)
 
     @classmethod
     def of_quantile(cls, mean: float, *, share: float, tokens: float) -> "LogNormal":
-        """By the mean, and the length that a `share` of all requests stay under.
+        """Return the distribution with this mean of which a `share` of all lengths are under `tokens`.
 
-        ln tokens = mu + z · sigma and ln mean = mu + sigma² / 2 have two solutions or none; the one with the smaller spread is taken.
-        Raises InvalidConfig where there is none.
+        ln tokens = mu + z · sigma and ln mean = mu + sigma² / 2 have two solutions or none; the smaller spread is taken. Raises InvalidConfig if
+        there is none.
         """
         positive("mean", mean)
         positive("tokens", tokens)
@@ -50,11 +50,11 @@ class LogNormal(msgspec.Struct, frozen=True):
 
     @property
     def mean(self) -> float:
-        """Tokens."""
+        """The mean in tokens."""
         return math.exp(self.mu + self.sigma**2 / 2)
 
     def check(self, what: str) -> None:
-        """Raises InvalidConfig unless the distribution is one, of lengths that a request can have."""
+        """Raise InvalidConfig unless it is a distribution of lengths that a request can have."""
         if not math.isfinite(self.mu):
             raise InvalidConfig(f"mu of {what} is {self.mu:g}; it must be finite")
         between(f"sigma of {what}", self.sigma, 0, MAX_SIGMA)
@@ -63,28 +63,28 @@ class LogNormal(msgspec.Struct, frozen=True):
             raise InvalidConfig(f"{what} have a mean of e^{exponent:g} tokens; at most {MAX_TOKENS:,} are possible")
 
     def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """Lengths in whole tokens, from 1 to MAX_TOKENS; int64 [count]."""
+        """Draw lengths in whole tokens, from 1 to MAX_TOKENS; int64 [count]."""
         lengths = np.rint(random.lognormal(self.mu, self.sigma, count))
         return np.clip(lengths, 1, MAX_TOKENS).astype(np.int64)
 
 
 class Fixed(msgspec.Struct, frozen=True):
-    """The same number of tokens always."""
+    """Lengths of the same number of tokens."""
 
     tokens: int
 
     def check(self, what: str) -> None:
-        """Raises InvalidConfig unless a request can have so many tokens."""
+        """Raise InvalidConfig unless a request can have so many tokens."""
         if not 1 <= self.tokens <= MAX_TOKENS:
             raise InvalidConfig(f"{what} have {self.tokens:,} tokens; from 1 to {MAX_TOKENS:,} are possible")
 
     def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """int64 [count]; nothing is drawn."""
+        """Return the number, int64 [count]; draws nothing."""
         return np.full(count, self.tokens, np.int64)
 
 
 class LengthPreset(msgspec.Struct, frozen=True):
-    """Lengths under a name, and what of them is published and what we assume."""
+    """Named lengths; `source` says what is published and what we assume."""
 
     prompt: LogNormal
     output: LogNormal

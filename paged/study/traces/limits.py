@@ -7,21 +7,19 @@ import numpy as np
 from paged.errors import InvalidConfig
 
 MAX_TOKENS = 10_000_000
-"""Longer than any model reads. More than this in one request is a damaged file, not a prompt."""
-
+"""More than any model reads. A longer request is a damaged file."""
 MAX_PRIORITY = 2**31 - 1
-
 MAX_NAME = 100
 """Characters of a name. A longer one is a damaged file."""
 
 
 def is_name(text: str) -> bool:
-    """Whether a name comes back from a file as it was written."""
+    """Whether a text can be a name: short, printable, and without space around it."""
     return text.isprintable() and text == text.strip() and len(text) <= MAX_NAME
 
 
 def at_least(what: str, value: int, least: int, most: int | None = None) -> int:
-    """`value` as an int. Raises InvalidConfig unless it is a whole number from `least` to `most`."""
+    """Return `value` as an int. Raises InvalidConfig unless it is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise InvalidConfig(f"{what} is {value!r}; it must be a whole number")
     if value < least:
@@ -32,17 +30,17 @@ def at_least(what: str, value: int, least: int, most: int | None = None) -> int:
 
 
 def positive(what: str, value: float) -> float:
-    """`value` as a float. Raises InvalidConfig unless it is a finite number above 0."""
+    """Return `value` as a float. Raises InvalidConfig unless it is a finite number above 0."""
     return _real(what, value, math.isfinite(value) and value > 0, "a positive number")
 
 
 def between(what: str, value: float, least: float, most: float) -> float:
-    """`value` as a float. Raises InvalidConfig unless it is a number from `least` to `most`."""
+    """Return `value` as a float. Raises InvalidConfig unless it is a number from `least` to `most`."""
     return _real(what, value, least <= value <= most, f"a number from {least:,g} to {most:,g}")
 
 
 def generators(seed: int, count: int) -> list[np.random.Generator]:
-    """Independent generators of one seed: what is drawn from one does not move the others. Raises InvalidConfig below 0."""
+    """Return independent generators of one seed: draws from one do not change the others. Raises InvalidConfig below 0."""
     return np.random.default_rng(at_least("seed", seed, 0)).spawn(count)
 
 

@@ -1,7 +1,4 @@
-"""Opens a trace by its name: a file, an excerpt of a published trace that ships with the package, or a generator.
-
-`data/README.md` says of the excerpts the same, beside the files.
-"""
+"""Traces by name: a file, an excerpt of a published trace that ships with the package (see `data/README.md`), or a generator."""
 
 import difflib
 import errno
@@ -19,9 +16,9 @@ from paged.study.traces.trace import Trace
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """Some requests of a published trace, in their order; `summary` says which. Nothing in them was changed.
+    """Some requests of a published trace, unchanged and in order; `summary` says which.
 
-    note  what a reader of figures should know that the requests do not say: what was left out
+    note  what was left out, for readers of figures
     """
 
     name: str
@@ -33,7 +30,7 @@ class Excerpt(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
+        """The file of the excerpt."""
         return Path(__file__).parent / "data" / self.file
 
 
@@ -58,10 +55,10 @@ EXCERPTS = {
 
 
 def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:
-    """The trace in a file, an excerpt by its name, or a synthetic one by its description (`synthetic:…`); a file comes first.
+    """Open the trace in a file, an excerpt by its name, or a synthetic trace by its description (`synthetic:…`); a file comes first.
 
-    `limit` takes the first so many requests. `seed` chooses the prompts' tokens; and what a synthetic trace draws, where its description
-    has no seed. Raises TraceError, InvalidSpec, InvalidConfig or OSError.
+    `limit` takes the first requests. `seed` chooses the prompts' tokens, and the draws of a synthetic trace without a seed of its own. Raises
+    TraceError, InvalidSpec, InvalidConfig or OSError.
     """
     path, note = Path(name), ""
     if is_synthetic(name):
@@ -78,14 +75,14 @@ def open_trace(name: str, *, limit: int | None = None, seed: int = 0) -> Trace:
 
 
 def is_synthetic(name: str) -> bool:
-    """Whether `open_trace` makes up what has this name."""
+    """Whether `open_trace` generates the trace of this name."""
     return name.startswith(PREFIX) and not _is_there(Path(name))
 
 
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a description may be longer than the name of a file may be
+    except OSError:  # a description may be too long for a file's name
         return False
 
 

@@ -1,4 +1,4 @@
-"""From the lines of a file to the columns of a trace: what all formats have in common."""
+"""From the lines of a file to the columns of a trace, for all formats."""
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from paged.study.traces.trace import NOT_DECLARED, Trace
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One request as a format's reader hands it over. `line` and `column` say where its arrival stands."""
+    """A request as a format reads it. `line` and `column` say where its arrival stands."""
 
     line: int
     column: str
@@ -34,7 +34,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One record of a file, by column, and where it stands. Values are text in CSV, and JSON's own types in JSON Lines."""
+    """A record of a file by column, and its place. Values are text in CSV, and JSON's types in JSON Lines."""
 
     path: str
     number: int
@@ -44,15 +44,15 @@ class Line:
         return TraceError(self.path, self.number, column, problem)
 
     def says(self, column: str) -> bool:
-        """Whether there is anything in a column: no column, `null` and an empty cell are nothing."""
+        """Whether a column has a value other than `null` and an empty cell."""
         return self.values.get(column) not in (None, "")
 
     def tokens(self, column: str, *, at_least: int = 1) -> int:
-        """A number of tokens. Raises TraceError unless it is a whole number from `at_least` to MAX_TOKENS."""
+        """Return a number of tokens. Raises TraceError unless it is a whole number from `at_least` to MAX_TOKENS."""
         return self.as_tokens(column, self.values.get(column), at_least)
 
     def as_tokens(self, column: str, value: Any, at_least: int = 1) -> int:
-        """The same for a value that is not all that stands in its column."""
+        """Return a part of a column's value as a number of tokens; see `tokens`."""
         number = _whole_number(value)
         if number is None:
             raise self.error(column, f"{_shown(value)} is not a whole number of tokens")
@@ -63,7 +63,7 @@ class Line:
         return number
 
     def whole(self, column: str, *, least: int, most: int) -> int:
-        """Any other whole number. Raises TraceError unless it is one, from `least` to `most`."""
+        """Return a whole number. Raises TraceError unless it is from `least` to `most`."""
         number = _whole_number(self.values.get(column))
         if number is None or not least <= number <= most:
             given = _shown(self.values.get(column))
@@ -71,7 +71,7 @@ class Line:
         return number
 
     def name(self, column: str) -> str:
-        """A name without the space around it, "" where there is none. Raises TraceError for what is no text or does not print."""
+        """Return a name without space around it, "" for none. Raises TraceError for a value that is no text or does not print."""
         value = self.values.get(column)
         if value is None:
             return ""
@@ -83,7 +83,7 @@ class Line:
         return text
 
     def seconds(self, column: str) -> float:
-        """A time in seconds or in whatever unit the column has. Raises TraceError unless it is a finite number, 0 or more."""
+        """Return a time in the column's unit. Raises TraceError unless it is a finite number, 0 or more."""
         value = self.values.get(column)
         try:
             if isinstance(value, bool | None):
@@ -96,14 +96,14 @@ class Line:
         return number
 
     def shared_ids(self, column: str) -> list[int]:
-        """A list of ids of shared content. Raises TraceError unless each is a whole number from 0 to 2**30 − 1."""
+        """Return a list of ids of shared content. Raises TraceError unless each is a whole number from 0 to 2**30 − 1."""
         value = self.values.get(column)
         if not isinstance(value, list):
             raise self.error(column, f"{_shown(value)} is not a list of ids")
         return [self.as_id(column, item) for item in value]
 
     def as_id(self, column: str, value: Any) -> int:
-        """An id of shared content. Raises TraceError unless it is a whole number from 0 to 2**30 − 1."""
+        """Return an id of shared content. Raises TraceError unless it is a whole number from 0 to 2**30 − 1."""
         if type(value) is not int or not 0 <= value < MAX_SHARED_IDS:
             problem = f"{_shown(value)} is not an id; ids are whole numbers from 0 to {MAX_SHARED_IDS - 1:,}"
             raise self.error(column, problem)
@@ -113,7 +113,7 @@ class Line:
 def _whole_number(value: Any) -> int | None:
     if isinstance(value, str):
         text = value.strip()
-        # int() would also take "1_000" and digits of other scripts, and refuse thousands of digits with a message of its own.
+        # int() would also take "1_000" and digits of other scripts, and refuses thousands of digits with its own message.
         return int(text) if text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 18 else None
     return value if type(value) is int else None
 
@@ -126,7 +126,7 @@ def _shown(value: Any) -> str:
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, with or without a byte order mark. Raises TraceError where it is no text, OSError as open() does."""
+    """Yield the lines of a UTF-8 file, with or without a byte order mark. Raises TraceError for other bytes, and OSError as open() does."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -136,7 +136,7 @@ def text_lines(path: Path) -> Iterator[str]:
 
 
 def csv_lines(path: Path) -> Iterator[Line]:
-    """The records of a CSV file with a header. Blank lines are skipped. Raises TraceError for a line with another number of cells."""
+    """Yield the records of a CSV file with a header, without blank lines. Raises TraceError for a line with another number of cells."""
     cells = csv.reader(text_lines(path), strict=True)
     header: list[str] | None = None
     try:
@@ -154,7 +154,7 @@ def csv_lines(path: Path) -> Iterator[Line]:
 
 
 def json_lines(path: Path) -> Iterator[Line]:
-    """The objects of a JSON Lines file. Blank lines are skipped. Raises TraceError for a line that is no JSON object."""
+    """Yield the objects of a JSON Lines file, without blank lines. Raises TraceError for a line that is no JSON object."""
     for number, text in enumerate(text_lines(path), start=1):
         if not text.strip():
             continue
@@ -162,12 +162,12 @@ def json_lines(path: Path) -> Iterator[Line]:
 
 
 def json_object(path: Path, number: int, text: str) -> dict[str, Any]:
-    """The JSON object that a line holds. Raises TraceError with the place where parsing stopped."""
+    """Return the JSON object of a line. Raises TraceError with the place where parsing stopped."""
     try:
         value = msgspec.json.decode(text)
     except msgspec.DecodeError as problem:
         message = str(problem)
-        # msgspec says "(byte 14)", counted from 0; a line cut short has no such place, it ends too early.
+        # msgspec says "(byte 14)", counted from 0; a line that ends too early has no such place.
         _, _, place = message.rpartition("(byte ")
         column = int(place.rstrip(")")) + 1 if place.rstrip(")").isdigit() else len(text.rstrip("\r\n")) + 1
         raise TraceError(str(path), number, column, f"not JSON: {message.partition(' (byte')[0]}") from None
@@ -179,9 +179,9 @@ def json_object(path: Path, number: int, text: str) -> dict[str, Any]:
 
 
 def collect(path: Path, name: str, records: Iterable[Record], *, limit: int | None, seed: int) -> Trace:
-    """The trace that records make; the first one arrives at 0 s, and reading ends after `limit` of them.
+    """Make a trace of the first `limit` records; the first one arrives at 0 s.
 
-    Raises TraceError when there is none, or when one arrives before the one above it.
+    Raises TraceError without records, and for one that arrives before the one above it.
     """
     kept: list[Record] = []
     for record in records:

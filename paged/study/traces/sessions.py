@@ -1,6 +1,6 @@
-"""Sessions: turns of one conversation each, with pauses for tools and people, and sub-agents beside them.
+"""Recorded sessions: the turns of a conversation, with pauses for tools and people, and its sub-agents.
 
-A recording says which blocks of two prompts of a session were equal, and nothing of what they said.
+A recording says which blocks of a session's prompts were equal, but not what they said.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paged.study.traces.opening import Excerpt
 from paged.study.traces.records import Line, json_lines
 
 MOST_BLOCK_TOKENS = 4096
-"""The largest block that is read."""
+"""Tokens of the largest block that is read."""
 SESSIONS_EXCERPT = Excerpt(
     name="agents",
     file="agent_sessions.jsonl",
@@ -34,10 +34,10 @@ SESSIONS_EXCERPT = Excerpt(
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt and its answer.
 
-    at_s      when it began, seconds since its session did, as recorded
-    think_s   from the end of the turn before it in its line to its own beginning: what tools and people took
-    answer_s  what its answer took, as recorded; None: not known
-    spans     int64 [k, 2]: the prompt's full blocks, as ranges of ids: first, and one after the last. Equal ids of a session are equal content
+    at_s      when it began, in seconds since its session began, as recorded
+    think_s   seconds from the end of the turn before it in its line to its own beginning: the time of tools and people
+    answer_s  seconds of its answer, as recorded; None: not known
+    spans     int64 [k, 2]: the prompt's full blocks as ranges of ids, the second exclusive. Equal ids of a session are equal content
     stop      why the answer ended: "tool_use", "end_turn", or ""
     """
 
@@ -56,7 +56,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blocks(self) -> NDArray[np.int64]:
-        """Their ids, int64 [num_blocks]."""
+        """Ids of the full blocks, int64 [num_blocks]."""
         return np.concatenate([np.empty(0, np.int64), *(np.arange(*span) for span in self.spans.tolist())])
 
 
@@ -73,7 +73,7 @@ class TurnLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded session: its lines, its own first, then those of its sub-agents. `num_ids`: one more than the largest block id."""
+    """A recorded session: its own line, then those of its sub-agents. `num_ids`: one more than the largest block id."""
 
     id: str
     block_size: int
@@ -82,20 +82,20 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def turns(self) -> list[tuple[int, int]]:
-        """Line and number of each turn, in the order in which they were recorded."""
+        """Line and number of each turn, in recorded order."""
         places = [(line, number) for line, each in enumerate(self.lines) for number in range(len(each.turns))]
         return sorted(places, key=lambda place: self.lines[place[0]].turns[place[1]].at_s)
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A session, and when it begins, in seconds."""
+    """A session and its beginning, in seconds."""
 
     session: Session
     begins_s: float
 
 
 def open_sessions(name: str | Path) -> list[Session]:
-    """The sessions in a file, or those that ship with the package by their name, `agents`; a file comes first. Raises TraceError or OSError."""
+    """Open the sessions in a file, or those named `agents`, which ship with the package; a file comes first. Raises TraceError or OSError."""
     path = Path(name)
     if str(name) == SESSIONS_EXCERPT.name and not path.exists():
         path = SESSIONS_EXCERPT.path
@@ -103,10 +103,10 @@ def open_sessions(name: str | Path) -> list[Session]:
 
 
 def read_sessions(path: str | Path) -> list[Session]:
-    """The sessions in a file of JSON lines, one a line: `id`, `block_size`, `requests`.
+    """Read the sessions in a JSON Lines file, one a line: `id`, `block_size`, `requests`.
 
-    A request has `t`, `in`, `out`, `blocks`, `api_s`, `think_s` and `stop`, or `t` and `requests` of a sub-agent. Raises TraceError with file, line
-    and field for what cannot be read, and where blocks are of two sizes; OSError where the file cannot be opened.
+    A request has `t`, `in`, `out`, `blocks`, `api_s`, `think_s` and `stop`, or it is a sub-agent with `t` and `requests`. Raises TraceError with
+    file, line and field for bad content and for blocks of two sizes, and OSError if the file cannot be opened.
     """
     sessions: list[Session] = []
     for line in json_lines(Path(path)):
@@ -124,8 +124,8 @@ def read_sessions(path: str | Path) -> list[Session]:
 def draw_sessions(
     sessions: Sequence[Session], count: int | None, rng: random.Random, *, spread_s: float
 ) -> list[Begun]:
-    """So many of the sessions (None: all, in their order), each of which begins at random within `spread_s` seconds. Raises InvalidConfig for more
-    than there are, and for a spread that is none."""
+    """Draw so many of the sessions (None: all, in order). Each begins at random within `spread_s` seconds. Raises InvalidConfig for more sessions than
+    there are, and for a spread that is negative or not finite."""
     if count is not None and not 1 <= count <= len(sessions):
         raise InvalidConfig(f"{count} sessions were asked for; the file has {len(sessions)}")
     if not 0 <= spread_s < float("inf"):
@@ -145,7 +145,7 @@ def _session(line: Line) -> Session:
 
 
 def _add_lines(lines: list[TurnLine], line: Line, size: int, *, begun: TurnLine, at_s: float) -> None:
-    """Add a line of turns, and behind it those of its sub-agents. `at_s`: when it began."""
+    """Add a line of turns that began at `at_s`, and after it those of its sub-agents."""
     requests = line.values.get("requests")
     if not isinstance(requests, list) or not requests:
         raise line.error("requests", "a list of requests is needed, with at least one")
@@ -186,7 +186,7 @@ def _turn(request: Line, at_s: float, before: Turn | None, size: int) -> Turn:
         raise request.error("blocks", f"{covered:,} tokens in blocks of {size}, but the prompt has {prompt_tokens:,}")
     gap = 0.0 if before is None else at_s - before.at_s
     answer_s = request.seconds("api_s") if request.says("api_s") else None
-    # Behind an answer whose end is not known, it was measured from an earlier one.
+    # A recorded pause after an answer of unknown end counts from an earlier end.
     think_s = min(gap, request.seconds("think_s")) if request.says("think_s") else max(0.0, gap - _answer_s(before))
     return Turn(
         at_s=at_s,

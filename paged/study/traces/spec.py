@@ -1,4 +1,4 @@
-"""A synthetic trace in one string, as a command line takes it: `synthetic:poisson,rate=2,requests=1000,lengths=sharegpt,seed=1`."""
+"""Synthetic traces in a string, as the command line takes them: `synthetic:poisson,rate=2,requests=1000,lengths=sharegpt,seed=1`."""
 
 import difflib
 from collections.abc import Iterable
@@ -17,14 +17,14 @@ _FIGURES = ("mean", "mu", "sigma", *_QUANTILES)
 _DISTRIBUTIONS = tuple(f"{side}_{figure}" for side in ("prompt", "output") for figure in _FIGURES)
 
 KEYS = (*_WHOLE, *_REAL, "lengths", *_DISTRIBUTIONS)
-"""What may stand before an equals sign."""
+"""The names that may stand before an equals sign."""
 
 
 def parsed_spec(spec: str) -> dict[str, Any]:
-    """The arguments of `synthetic` that a string stands for; `lengths` as it stands there.
+    """Return the arguments of `synthetic` for a string; `lengths` stays text.
 
-    Raises InvalidSpec, naming the part, for an unknown process or key, for a number that is none, and for a distribution that lacks a
-    figure, has one too many, or does not exist. All other limits are `synthetic`'s to check.
+    Raises InvalidSpec with the part that is wrong: an unknown process or key, a text in place of a number, and a distribution with a figure too few
+    or too many, or that does not exist. `synthetic` checks all other limits.
     """
     first, *rest = [part.strip() for part in spec.removeprefix(PREFIX).split(",")]
     if first not in PROCESSES:
@@ -57,7 +57,7 @@ def parsed_spec(spec: str) -> dict[str, Any]:
 
 
 def unknown_lengths(spec: str, name: str, excerpts: Iterable[str]) -> InvalidSpec:
-    """The error for lengths that are neither a preset, nor an excerpt, nor a file."""
+    """Return the error for lengths that are neither a preset, nor an excerpt, nor a file."""
     problem = f'"{name}" is no preset, excerpt or file; {_known(name, (*PRESETS, *excerpts))}'
     return InvalidSpec(spec, f"lengths={name}", problem)
 

@@ -1,4 +1,4 @@
-"""Traces of a service that does not exist: arrivals and lengths from distributions, conversations whose turns come back."""
+"""Traces of made-up services: arrivals and lengths from distributions, and conversations of several turns."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,13 @@ Lengths = int | Fixed | LogNormal
 DEFAULT_RATE = 1.0
 
 CV_LIMITS = (0.01, 100.0)
-"""Too even to differ from deterministic, and burstier than a trace of a million requests can show."""
+"""Below, arrivals are as good as deterministic; above, a trace of a million requests cannot show the bursts."""
 
 MAX_TURNS = 10_000.0
 MAX_PAUSE_S = 1e9
 
 MAX_SEGMENTS = 2**28
-"""The prompt of a conversation's turn k has 2k + 1 segments. More than these do not fit the memory of most machines (2 GB a column)."""
+"""More do not fit in the memory of most machines (2 GB a column). The prompt of a conversation's turn k has 2k + 1 segments."""
 
 
 def synthetic(
@@ -46,24 +46,23 @@ def synthetic(
     seed: int = 0,
     name: str = "synthetic",
 ) -> Trace:
-    """A trace of `requests` requests, the same for the same arguments.
+    """Make a trace of `requests` requests, the same for the same arguments.
 
-    process        when they arrive: see PROCESSES; `cv` is gamma's
-    rate           expected requests a second, 1 where None; with turns, rate / turns conversations begin in a second
+    process        of arrivals: see PROCESSES; `cv` is gamma's
+    rate           expected requests a second; None: 1. With turns, rate / turns conversations begin each second
     lengths        of prompts and outputs: the name of a preset, or a trace, whose pairs of lengths are drawn with replacement
-    prompt, output override `lengths`, each by itself: so many tokens, or a distribution
+    prompt, output override one side of `lengths`: a number of tokens, or a distribution
     system_tokens  first tokens that all prompts share, before those of `prompt`
     turns          mean number of turns of a conversation, which is geometric: after each answer it goes on with probability 1 − 1/turns
-    think_s        mean of the exponential time that passes between an answer and the next turn
-    token_s        seconds that an answer is assumed to take for each of its tokens: the next turn arrives so much later
+    think_s        mean of the exponential pause between an answer and the next turn
+    token_s        assumed seconds of each token of an answer: the next turn arrives so much later
 
-    The prompt of a later turn is all of the conversation so far and `prompt` new tokens. What was an output there has the segment id
-    that the earlier turn has in `output_ids`; so a prefix cache can hit all of it where the stand-in for the model says `output`, and the
-    prompt of the turn before where it does not. The last conversations are still under way when no new one begins, and the last one of all may
-    be cut short: there are as many requests as were asked for. Arrivals, lengths, turns and pauses have a generator each, so that another
-    rate leaves the lengths as they are.
+    The prompt of a later turn is the conversation so far and `prompt` new tokens. An earlier output has the segment id of its turn's `output_ids`. So
+    a prefix cache can hit all of the conversation if the stand-in for the model says `output`, else the prompt of the turn before. The last
+    conversations are still under way when no new one begins, and the last of all may be cut short, to get exactly `requests` requests. Arrivals,
+    lengths, turns and pauses have separate generators, so another rate does not change lengths.
 
-    Raises InvalidConfig, naming value and limit, before anything is drawn.
+    Raises InvalidConfig with value and limit, for all but the number of segments before anything is drawn.
     """
     at_least("requests", requests, 1, MAX_REQUESTS)
     _check_process(process, rate, cv)
@@ -95,7 +94,7 @@ def synthetic(
 
 
 def _check_process(process: str, rate: float | None, cv: float | None) -> None:
-    """Raises InvalidConfig for an unknown process, and for a rate or a cv that it cannot have, or lacks."""
+    """Raise InvalidConfig for an unknown process, and for a rate or cv that it lacks or cannot have."""
     if process not in PROCESSES:
         raise InvalidConfig(f'"{process}" is no arrival process; known are {", ".join(PROCESSES)}')
     if rate is not None:
@@ -113,7 +112,7 @@ def _check_process(process: str, rate: float | None, cv: float | None) -> None:
 def _arrivals(
     process: str, count: int, rate: float, cv: float | None, random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Seconds, float64 [count], never falling; the first is 0. `rate` is a second's expected arrivals."""
+    """Draw arrivals in seconds, float64 [count], never falling; the first is 0. `rate` is the expected number in a second."""
     if process == "at-once":
         return np.zeros(count)
     num_gaps = count - 1
@@ -145,7 +144,7 @@ def _source_of(lengths: str | Trace) -> Trace | tuple[LogNormal, LogNormal]:
 
 
 def _drawn(source: Trace | tuple[LogNormal, LogNormal], count: int, random: np.random.Generator) -> tuple[Ids, Ids]:
-    """Prompt and output lengths, int64 [count] each; those of a trace in pairs, because the two may depend on each other."""
+    """Draw prompt and output lengths, int64 [count] each; those of a trace in pairs, since they may depend on each other."""
     if isinstance(source, Trace):
         chosen = random.integers(0, len(source), count)
         return source.prompt_tokens[chosen], source.output_tokens[chosen]
@@ -155,7 +154,7 @@ def _drawn(source: Trace | tuple[LogNormal, LogNormal], count: int, random: np.r
 
 
 def _turns(requests: int, turns: float, random: np.random.Generator) -> Ids:
-    """The number of turns of each conversation, int64 [conversations]; together as many as there are requests."""
+    """Draw the number of turns of each conversation, int64 [conversations]; in all as many as there are requests."""
     ends = np.cumsum(random.geometric(1 / turns, requests))
     num_conversations = int(np.searchsorted(ends, requests)) + 1
     ends = np.minimum(ends[:num_conversations], requests)
@@ -173,10 +172,10 @@ def _assembled(
     system_tokens: int,
     seed: int,
 ) -> Trace:
-    """Turns in the order of conversations, as a trace in the order of arrivals.
+    """Make a trace, in order of arrival, of turns in the order of conversations.
 
-    Turn t has two contents, 2t (what is new in its prompt) and 2t + 1 (its output). A conversation's turns follow each other, so the prompt
-    of turn t is the contents 2f to 2t, where f is the conversation's first turn: a range. What all prompts begin with is content 2n.
+    Turn t has two contents: 2t, the new part of its prompt, and 2t + 1, its output. Turns of a conversation have consecutive numbers, so the prompt
+    of turn t is the range of contents 2f to 2t, where f is the conversation's first turn. The shared beginning of all prompts is content 2n.
     """
     num_requests = len(new_tokens)
     first_turns = np.repeat(starts_of(num_turns)[:-1], num_turns)
@@ -191,7 +190,7 @@ def _assembled(
     if system_tokens:
         contents = np.insert(contents, starts[:-1], 2 * num_requests)
         starts += np.arange(num_requests + 1)
-    # No session comes back: nothing but the beginning is shared.
+    # Every conversation has one turn: only the beginning is shared.
     is_single = len(num_turns) == num_requests
     is_shared = contents == 2 * num_requests if is_single else np.ones(len(contents), np.bool_)
     return Trace(

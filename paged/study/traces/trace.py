@@ -1,7 +1,6 @@
 """A trace: requests in order of arrival, as columns.
 
-Makes a prompt's tokens only when asked for them: an hour of a chat service is 145 million prompt tokens, and its
-columns are 6 MB.
+Tokens of a prompt are made on demand: an hour of a chat service has 145 million prompt tokens, but its columns take 6 MB.
 """
 
 import math
@@ -27,21 +26,20 @@ from paged.study.traces.content import (
 from paged.study.traces.limits import MAX_PRIORITY, MAX_TOKENS, at_least, between, generators, positive
 
 NOT_DECLARED = 0
-"""In `max_tokens`: the request did not say how many output tokens it wants at most."""
+"""In `max_tokens`: the request declared no maximum."""
 
 RESAMPLED_BLOCKS = 20
-"""Blocks of `resampled`: enough of them that resamples differ, each long enough for bursts and for most turns of a conversation."""
+"""Blocks of `resampled`: enough for resamples to differ, and each long enough for bursts and most turns of a conversation."""
 
 DECLARED_CAP = 1024
-"""What `declared` assumes where a request says nothing."""
+"""The maximum that `declared` gives to a request without one."""
 
 BY_REQUEST = ("output_tokens", "max_tokens", "priority", "tenant", "output_ids")
-"""The columns, beside arrivals, that have one element a request."""
+"""The columns beside arrivals with one element a request."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """One transformation: its name, its arguments, how many requests came in and went out, and how many of them it changed or
-    left out, by what became of them (`clipped`, `rejected`)."""
+    """A transformation: its name, its arguments, the number of requests before and after, and the numbers that were `clipped` or `rejected`."""
 
     name: str
     arguments: dict[str, float | int | str]
@@ -60,19 +58,19 @@ class Applied(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Requests 0 to n−1, sorted by arrival. Raises InvalidConfig, naming request, value and limit, for columns that are no trace.
+    """Requests 0 to n−1, sorted by arrival. Raises InvalidConfig with request, value and limit for columns that are no trace.
 
     arrival_s       float64 [n]    seconds after the first request, never falling; the first is 0
     output_tokens   int64 [n]      tokens that the service generated, at least 1: exact, and unknown to a scheduler
     segment_starts  int64 [n + 1]  request i's prompt is segments segment_starts[i] to segment_starts[i + 1] − 1
-    segment_ids     int64 [k]      equal where tokens are equal; −1 where no other request has them
+    segment_ids     int64 [k]      equal for equal tokens; −1: no other request has them
     segment_lengths int64 [k]      tokens, at least 1
-    max_tokens      int64 [n]      output tokens that the request declared as its most, at least `output_tokens`; 0: it declared none
-    priority        int64 [n]      smaller is sooner; 0 where nothing is said
-    tenant          str [n]        who sent it; "" where nothing is said
-    output_ids      int64 [n]      the output's content, an id as in `segment_ids`: a later prompt may repeat it; −1 where none does
-    applied         what was done to the trace since it was read or made up
-    note            what it is an excerpt of, and by what that was filtered, for people; "" where nothing is known
+    max_tokens      int64 [n]      declared maximum of output tokens, at least `output_tokens`; 0: none declared
+    priority        int64 [n]      smaller is sooner; 0 by default
+    tenant          str [n]        the sender; "" by default
+    output_ids      int64 [n]      content of the output, an id as in `segment_ids`, which a later prompt may repeat; −1: none does
+    applied         the transformations since it was read or made up
+    note            the source of an excerpt and its filter, for people; "": not known
     """
 
     name: str
@@ -102,7 +100,7 @@ class Trace:
         name: str = "lengths",
         seed: int = 0,
     ) -> "Trace":
-        """A trace of requests that share nothing and declare nothing; arrivals of any starting point, never falling."""
+        """Make a trace of requests that share nothing and declare nothing; arrivals are at least 0 and never fall."""
         arrivals = np.asarray(arrival_s, np.float64)
         _check_arrivals(arrivals)
         prompts = _whole_numbers("prompt_tokens", prompt_tokens)
@@ -126,34 +124,34 @@ class Trace:
         return np.add.reduceat(self.segment_lengths, self.segment_starts[:-1])
 
     def prompt(self, request: int) -> NDArray[np.int32]:
-        """The prompt of one request, int32 [its length], the same at every call."""
+        """Return the prompt of one request, int32 [its length], the same at every call."""
         segments = slice(self.segment_starts[request], self.segment_starts[request + 1])
         contents = content_ids(self.segment_ids[segments], request)
         return segment_tokens(contents, self.segment_lengths[segments], self.seed)
 
     def output(self, request: int) -> NDArray[np.int32]:
-        """What a stand-in for the model says to one request, int32 [its length], the same at every call.
+        """Return the output of one request from a stand-in for the model, int32 [its length], the same at every call.
 
-        The tokens of the segment with the output's id, so that a later prompt that repeats the output begins as prompt and output did.
+        They are the tokens of the segment with the output's id, so a later prompt that repeats the output has the same tokens.
         """
         contents = output_content_ids(self.output_ids[request : request + 1], request)
         return segment_tokens(contents, self.output_tokens[request : request + 1], self.seed)
 
     @property
     def num_left_out(self) -> int:
-        """Requests that `fitted` left out because they were longer than the context."""
+        """Requests that `fitted` left out as longer than the context."""
         return sum(applied.counts.get("rejected", 0) for applied in self.applied)
 
     def head(self, count: int) -> "Trace":
-        """The first `count` requests, or all of them where there are fewer. Raises InvalidConfig below 1."""
+        """Return the first `count` requests, or all if there are fewer. Raises InvalidConfig below 1."""
         at_least("the number of requests wanted", count, 1)
         count = min(count, len(self))
         return self._picked(np.arange(count), "head", {"requests": count})
 
     def window(self, start_s: float, stop_s: float = math.inf) -> "Trace":
-        """The requests that arrive from `start_s` on and before `stop_s`; the first of them arrives at 0.
+        """Return the requests that arrive from `start_s` on and before `stop_s`; the first of them arrives at 0.
 
-        Raises InvalidConfig for times that are negative or no times, for a window that ends before it begins, and where no request arrives.
+        Raises InvalidConfig for a time that is negative or NaN, for a window that ends before it begins, and for one without requests.
         """
         between("start_s", start_s, 0, math.inf)
         between("stop_s", stop_s, 0, math.inf)
@@ -166,19 +164,18 @@ class Trace:
         return self._picked(np.arange(first, last), "window", {"start_s": start_s, "stop_s": stop_s})
 
     def halves(self) -> tuple["Trace", "Trace"]:
-        """The first and the second half of the requests by arrival: tune on one, report on the other. An odd one is in the second.
-
-        Raises InvalidConfig for a trace of one request.
+        """Return the first and the second half of the requests by arrival: tune on one, report on the other. An odd one is in the second. Raises
+        InvalidConfig for a trace of one request.
         """
         middle = at_least("the number of requests to halve", len(self), 2) // 2
         first, second = np.arange(middle), np.arange(middle, len(self))
         return self._picked(first, "half", {"half": 1}), self._picked(second, "half", {"half": 2})
 
     def dealt(self, replica: int, replicas: int) -> "Trace":
-        """What one of several replicas gets when requests are dealt in turn: those numbered replica, replica + replicas, and so on.
+        """Return the requests of one of several replicas that get them in turn: those numbered replica, replica + replicas, and so on.
 
-        The first of them arrives at 0. Raises InvalidConfig below one replica, for a replica that is not one of 0 to replicas − 1, and
-        for more replicas than requests.
+        The first of them arrives at 0. Raises InvalidConfig below one replica, for a replica outside of 0 to replicas − 1, and for more replicas than
+        requests.
         """
         at_least("the number of replicas", replicas, 1, len(self))
         at_least("the replica", replica, 0, replicas - 1)
@@ -187,10 +184,10 @@ class Trace:
         )
 
     def thinned(self, share: float, *, seed: int) -> "Trace":
-        """A random part of the requests, each kept with probability `share`: a lower rate, with the bursts where they were.
+        """Return a random part of the requests, each kept with probability `share`: a lower rate, with the bursts where they were.
 
-        With one seed, what a smaller share keeps a larger one keeps, too. Raises InvalidConfig for a share not above 0 or over 1, and
-        where no request is left.
+        With one seed, a larger share keeps all that a smaller one keeps. Raises InvalidConfig for a share not above 0 or over 1, and if no request
+        is left.
         """
         if positive("share", share) > 1:
             raise InvalidConfig(f"share is {share:g}; it must be at most 1")
@@ -200,12 +197,12 @@ class Trace:
         return self._picked(kept, "thinned", {"share": share, "seed": seed})
 
     def resampled(self, *, seed: int, blocks: int = RESAMPLED_BLOCKS, requests: int | None = None) -> "Trace":
-        """As many requests (or `requests`), drawn with replacement in blocks of neighbours (a circular block bootstrap): another hour of the same service.
+        """Return as many requests (or `requests`), drawn with replacement in blocks of neighbours (a circular block bootstrap): another hour of the
+        same service.
 
-        Each of `blocks` equal blocks begins at a random request and keeps the gaps between arrivals, so that bursts and most conversations
-        stay as they were; behind the last request comes the first, one mean gap later. What is drawn again shares its contents with what
-        is drawn as often, so that no request finds itself in a cache. Raises InvalidConfig below one block or request, and for more shared
-        contents than there are ids.
+        Each of `blocks` equal blocks begins at a random request and keeps the gaps between arrivals, so bursts and most conversations stay as they
+        were. After the last request comes the first, one mean gap later. Second copies share contents only with second copies, and so on, so no
+        request hits its own copy in a cache. Raises InvalidConfig below one block or request, and for more shared contents than there are ids.
         """
         count = len(self)
         length = -(-count // min(at_least("the number of blocks", blocks, 1), count))
@@ -219,11 +216,11 @@ class Trace:
         return replace(rest, segment_ids=segment_ids, output_ids=output_ids)
 
     def scaled(self, *, rate: float = 1.0, prompts: float = 1.0, outputs: float = 1.0) -> "Trace":
-        """The same requests, arriving `rate` times as fast (time is stretched), with prompts and outputs so many times as long.
+        """Return the same requests, arriving `rate` times as fast (time is stretched), with prompts and outputs so many times as long.
 
-        Every segment is scaled on its own and keeps at least one token, so what was shared stays shared; an output that a later prompt
-        repeats is scaled as an output where it is one and as a prompt where it is repeated. Raises InvalidConfig for a scale that is
-        not a positive, finite number, or that makes a request longer than MAX_TOKENS.
+        Every segment is scaled on its own and keeps at least one token, so shared content stays shared. An output scales as an output, and as a part
+        of a later prompt as a prompt. Raises InvalidConfig for a scale that is not a positive, finite number, or that makes a request longer than
+        MAX_TOKENS.
         """
         by: dict[str, dict[str, float | int | str]] = {"stretched": {}, "lengths": {}}
         for what, scale in (("rate", rate), ("prompts", prompts), ("outputs", outputs)):
@@ -242,11 +239,11 @@ class Trace:
         )
 
     def fitted(self, context: int, *, how: Literal["clip", "reject"] = "clip") -> "Trace":
-        """Only requests that a context of so many tokens can hold, prompt and output; the last of `applied` says how many were not.
+        """Fit requests, prompt and output, into a context of so many tokens; the last of `applied` has the number of longer ones.
 
-        `clip`: the end of the prompt is cut off until the request fits, but not below half the context; then the end of the output.
-        `reject`: the request is left out. A declared maximum is cut to what the prompt leaves in either case. Raises InvalidConfig
-        for a context below 2, another `how`, and where no request is left.
+        `clip` cuts the end of the prompt until the request fits, but not below half the context; then the end of the output. `reject` leaves the
+        request out. Both cut a declared maximum to what the prompt leaves. Raises InvalidConfig for a context below 2, another `how`, and if no
+        request is left.
         """
         at_least("context", context, 2)
         prompts = self.prompt_tokens
@@ -273,10 +270,10 @@ class Trace:
         )
 
     def declared(self, context: int, cap: int = DECLARED_CAP) -> "Trace":
-        """Every request declares a `max_tokens`: its own, or `cap`, and no more than its prompt leaves of the context.
+        """Let every request declare a `max_tokens`: its own, or `cap`, and no more than its prompt leaves of the context.
 
-        `output_tokens` stay beside it, but no output is longer than declared: the last of `applied` says how many were clipped. Raises
-        InvalidConfig for a cap or a context below 1, and for a prompt that leaves no room; `fitted` comes first.
+        Outputs longer than declared are clipped; the last of `applied` has their number. Raises InvalidConfig for a cap or a context below 1, and for
+        a prompt that leaves no room: apply `fitted` first.
         """
         room = at_least("context", context, 1) - self.prompt_tokens
         if (room < 1).any():
@@ -297,7 +294,7 @@ class Trace:
         )
 
     def _applied(self, name: str, arguments: dict[str, Any], counts: dict[str, int] | None = None) -> Applied:
-        """Of what leaves as many requests."""
+        """Return a transformation that keeps all requests."""
         return Applied(name, arguments, len(self), len(self), counts or {})
 
     def _picked(
@@ -309,7 +306,7 @@ class Trace:
         *,
         arrival_s: NDArray[np.float64] | None = None,
     ) -> "Trace":
-        """Some requests, of which the first arrives at 0: when they did, or at other times where these are given."""
+        """Return some requests, arriving at their own times or at `arrival_s`, less the time of the first."""
         starts, segments = picked(self.segment_starts, requests)
         if arrival_s is None:
             arrival_s = self.arrival_s[requests]
@@ -325,7 +322,7 @@ class Trace:
 
 
 def nothing_said(num_requests: int) -> dict[str, Any]:
-    """The columns of so many requests that declare nothing, and whose outputs no prompt repeats."""
+    """Return the columns of so many requests that declare nothing, and whose outputs no prompt repeats."""
     return {
         "max_tokens": np.full(num_requests, NOT_DECLARED, np.int64),
         "priority": np.zeros(num_requests, np.int64),
@@ -335,7 +332,7 @@ def nothing_said(num_requests: int) -> dict[str, Any]:
 
 
 def _check_columns(trace: Trace) -> None:
-    """Raises InvalidConfig, naming column, request or segment, value and limit, unless every promise of Trace's docstring holds."""
+    """Raise InvalidConfig with column, request or segment, value and limit unless every promise of Trace's docstring holds."""
     num_requests = len(trace.arrival_s)
     at_least("the number of requests in a trace", num_requests, 1, MAX_REQUESTS)
     num_segments = len(trace.segment_ids)
@@ -370,7 +367,7 @@ def _check_columns(trace: Trace) -> None:
 
 
 def _check_arrivals(arrival_s: NDArray[np.float64]) -> None:
-    """Raises InvalidConfig unless every time is finite, not negative, and not before the one above it."""
+    """Raise InvalidConfig unless every time is finite, not negative, and not before the one above it."""
     if not np.isfinite(arrival_s).all():
         request = int(np.argmin(np.isfinite(arrival_s)))
         raise InvalidConfig(f"arrival_s of request {request:,} is {arrival_s[request]}; it must be finite")
@@ -385,7 +382,7 @@ def _check_arrivals(arrival_s: NDArray[np.float64]) -> None:
 
 
 def _whole_numbers(what: str, values: ArrayLike) -> NDArray[np.int64]:
-    """`values` as int64. Raises InvalidConfig for what is not whole."""
+    """Return `values` as int64. Raises InvalidConfig unless they are integers."""
     numbers = np.asarray(values)
     if not np.issubdtype(numbers.dtype, np.integer):
         raise InvalidConfig(f"{what} are {numbers.dtype}; they must be whole numbers")
@@ -393,7 +390,7 @@ def _whole_numbers(what: str, values: ArrayLike) -> NDArray[np.int64]:
 
 
 def _scaled(what: str, tokens: NDArray[np.int64], scale: float) -> NDArray[np.int64]:
-    """Lengths times a scale, to the nearest and at least 1. Raises InvalidConfig where one is over MAX_TOKENS."""
+    """Return lengths times a scale, rounded, at least 1. Raises InvalidConfig if one is over MAX_TOKENS."""
     with np.errstate(over="ignore"):
         scaled = np.maximum(np.rint(tokens * scale), 1)
     if scaled.max() > MAX_TOKENS:
