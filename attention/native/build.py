@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -71,7 +72,7 @@ def is_kept(name: str, sources: tuple[Path, ...], headers: tuple[Path, ...] = ()
 
 def _recipe(name: str, sources: Sequence[Path], headers: Sequence[Path]) -> Recipe:
     compiler, openmp = find_compiler(), _openmp()
-    flags = [*_FLAGS, *shlex.split(os.environ.get(FLAGS_VARIABLE, ""))]
+    flags = [*_FLAGS, *_words_of(FLAGS_VARIABLE)]
     digest = hashlib.sha256()
     for path in (*sources, *headers):
         digest.update(path.read_bytes())
@@ -94,7 +95,7 @@ def cache_folder() -> Path:
 
 def find_compiler() -> list[str]:
     """Return the compiler: $CC with its arguments, or the first of cc, gcc and clang that is there. Raises BuildFailed."""
-    named = shlex.split(os.environ.get(COMPILER_VARIABLE, ""))
+    named = _words_of(COMPILER_VARIABLE)
     for name, *arguments in [named] if named else [[each] for each in _COMPILERS]:
         found = shutil.which(name)
         if found:
@@ -104,6 +105,15 @@ def find_compiler() -> list[str]:
         if named
         else f"there is no C compiler ({', '.join(_COMPILERS[:-1])} or {_COMPILERS[-1]})."
     )
+
+
+def _words_of(variable: str) -> list[str]:
+    """Return the words of an environment variable, as a shell splits them. Raises BuildFailed for an open quotation."""
+    text = os.environ.get(variable, "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise BuildFailed(f"{variable} is {text!r}: {str(error).lower()}.") from None
 
 
 @cache
@@ -142,18 +152,19 @@ def _openmp() -> str:
 
 def _loaded(folder: Path, stem: str) -> ctypes.CDLL | None:
     """Load the library that is kept under this name, if it is whole: loading a truncated one would end the process."""
-    for kept in sorted(folder.glob(f"{stem}-*.so")):
-        try:
-            if _is_whole(kept):
-                return ctypes.CDLL(str(kept))
-        except OSError:
-            # It may be unreadable, or need a library that is gone.
-            continue
+    for kept in filter(_is_whole, sorted(folder.glob(f"{stem}-*.so"))):
+        # It may need a library that is gone.
+        with suppress(OSError):
+            return ctypes.CDLL(str(kept))
     return None
 
 
 def _is_whole(kept: Path) -> bool:
-    return kept.stem.endswith(f"-{_digest_of(kept)}")
+    """Whether the file can be read, and has the digest in its name."""
+    try:
+        return kept.stem.endswith(f"-{_digest_of(kept)}")
+    except OSError:
+        return False
 
 
 def _digest_of(file: Path) -> str:

@@ -79,6 +79,8 @@ def test_a_library_is_made_once(cache, source, compiler):
     [
         ("PATH", "", r"there is no C compiler \(cc, gcc or clang\)."),
         ("CC", "no-such-compiler -g", "CC names 'no-such-compiler', and there is no such compiler."),
+        ("CC", "cc '-g", 'CC is "cc \'-g": no closing quotation.'),
+        ("PAGED_CFLAGS", "-g 'x", 'PAGED_CFLAGS is "-g \'x": no closing quotation.'),
     ],
 )
 def test_without_a_compiler_the_backend_says_so(cache, monkeypatch, name, value, words):
@@ -154,6 +156,15 @@ def test_a_library_that_is_damaged_is_made_again(cache, source, harm):
     kept.write_bytes(harm(whole))
     assert answer_of(source) == 42
     assert [(file, file.read_bytes()) for file in cache.iterdir()] == [(kept, whole)]
+
+
+def test_a_library_that_cannot_be_read_is_not_kept(cache, source):
+    answer_of(source)
+    assert build.is_kept("tiny", (source,))
+    (kept,) = cache.iterdir()
+    kept.unlink()
+    kept.mkdir()
+    assert not build.is_kept("tiny", (source,))
 
 
 @pytest.mark.parametrize("changed", ["processor", "flags", "source", "compiler"])
