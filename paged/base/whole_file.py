@@ -45,7 +45,7 @@ def writable(path: str | Path) -> Path:
     """Return the path if a file can be written there now, for before a long run. Leaves none. Raises UnwritablePath."""
     path = Path(path)
     target = _target(path)
-    if _is_regular(target):
+    if _is_regular(target) or target.is_dir():
         # Open it: the system checks permissions, read-only disks and odd names.
         if target.exists():
             _opened(path, target, "a").close()
@@ -63,7 +63,7 @@ def _target(path: Path) -> Path:
 
 
 def _is_regular(target: Path) -> bool:
-    return target.is_file() or target.is_dir() or not target.exists()
+    return target.is_file() or not target.exists()
 
 
 def _beside(target: Path) -> Path:

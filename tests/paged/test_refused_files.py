@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from paged import EngineConfig, PagedError
+from paged.base.whole_file import whole_file
 from paged.serving.settings import read_settings
 from paged.study.hardware import Profile, Roofline, device_named, model_named
 from paged.study.hardware.kernels import KernelTables, fit_folder, kernels_named
