@@ -108,17 +108,18 @@ class Adjustments:
         self._note(its, self._prompt_len[its] + places[at], tokens[at])
 
     def apply(
-        self, logits: Tensor, lanes: Places, places: Places, numbers: Places, *, asks_processors: bool = True
+        self, logits: Tensor, lanes: Places, places: Places, numbers: Places, *, is_guess: bool = False
     ) -> None:
-        """Change logits [n, vocabulary] in place: what the sequence in lanes[i], or none (NO_LANE), wants of the token after its first
-        places[i] outputs. Nothing is done for one that has ended. Raises ProcessorFailed."""
+        """Change logits [n, vocabulary] in place, as the sequence in lanes[i] wants for the token after its first places[i] outputs. Rows
+        with NO_LANE, and those of a sequence that has ended, stay as they are. Raises ProcessorFailed or GrammarFailed; of a guess neither:
+        it calls no processors, and a grammar that gives up forbids nothing."""
         at = self._held(lanes, numbers)
         if not len(at):
             return
         import torch
 
         with torch.inference_mode():
-            _Step(self, logits, at, lanes[at], places[at]).run(asks_processors)
+            _Step(self, logits, at, lanes[at], places[at]).run(is_guess)
 
     def _held(self, lanes: Places, numbers: Places) -> Places:
         """Places of the lanes that the sequences of these numbers still have."""
@@ -152,7 +153,7 @@ class _Step:
         self.flat = logits.view(-1)
         self.ends: Places = all_of._prompt_len[lanes] + places
 
-    def run(self, asks_processors: bool) -> None:
+    def run(self, is_guess: bool) -> None:
         self._add_bias()
         self._penalise_repetition()
         self._penalise_outputs()
@@ -160,9 +161,9 @@ class _Step:
         self._ban_bad_words()
         self._ban_stops()
         self._keep_allowed()
-        if asks_processors:
+        if not is_guess:
             self._ask_processors()
-        self._keep_forms()
+        self._keep_forms(is_guess)
 
     def _index(self, owners: Places, tokens: NDArray[Any]) -> Tensor:
         """Where the logits of tokens stand; `owners` are places among `at`."""
@@ -265,7 +266,7 @@ class _Step:
                 known = self._on_device(self.all._tokens[lane, :end].astype(np.int64))[None]
                 self.logits[row] = _processed(row, processors, known, self.logits[row : row + 1])[0]
 
-    def _keep_forms(self) -> None:
+    def _keep_forms(self, is_guess: bool) -> None:
         """What no grammar allows cannot be drawn. Of a sequence with drafts several rows ask: one after the other, others with them."""
         if not self.all._grammars:
             return
@@ -275,9 +276,9 @@ class _Step:
             for place in asking:
                 at_once.setdefault(int(self.lanes[place]), place)
             asking = [place for place in asking if at_once[int(self.lanes[place])] != place]
-            self._keep_forms_of(list(at_once.values()))
+            self._keep_forms_of(list(at_once.values()), is_guess)
 
-    def _keep_forms_of(self, places: list[int]) -> None:
+    def _keep_forms_of(self, places: list[int], is_guess: bool) -> None:
         """Those of rows of different sequences."""
         from paged.sampling.grammars import allowed_tokens
 
@@ -286,16 +287,18 @@ class _Step:
             lane = int(self.lanes[place])
             grammar = self.all._grammars[lane]
             is_possible = grammar.follow(self.all._tokens[lane, self.all._prompt_len[lane] : self.ends[place]])
-            _must_go_on(int(self.at[place]), grammar)
+            if not is_guess:
+                _must_go_on(int(self.at[place]), grammar)
             # Behind a draft that it forbids nothing can come true.
-            if is_possible:
+            if is_possible and not grammar.matcher.is_error():
                 rows.append(int(self.at[place]))
                 grammars.append(grammar)
         if not rows:
             return
         allowed = allowed_tokens(grammars, self.width)
-        for row, grammar in zip(rows, grammars, strict=True):
-            _must_go_on(row, grammar)
+        if not is_guess:
+            for row, grammar in zip(rows, grammars, strict=True):
+                _must_go_on(row, grammar)
         index = self._on_device(np.array(rows, np.int64))
         self.logits[index] = self.logits[index].masked_fill(~self._on_device(allowed), -float("inf"))
 
@@ -303,7 +306,8 @@ class _Step:
 def _must_go_on(row: int, grammar: Grammar) -> None:
     """Raise GrammarFailed if it has given up."""
     if grammar.matcher.is_error():
-        raise GrammarFailed(row, " ".join(grammar.matcher.get_error().split()))
+        # Behind it stands the state of the parser.
+        raise GrammarFailed(row, " ".join(grammar.matcher.get_error().split("<state>")[0].split()))
 
 
 def _processed(row: int, processors: tuple[LogitsProcessor, ...], known: Tensor, logits: Tensor) -> Tensor:

@@ -270,7 +270,7 @@ class RowSampling:
     def guess(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
         """As `choose`, by logits of a model that guesses: no reader gets them, no logits processor is called, and no logits are refused."""
         if asked.adjusts:
-            self.adjustments.apply(logits, asked.lanes, places, asked.numbers, asks_processors=False)
+            self.adjustments.apply(logits, asked.lanes, places, asked.numbers, is_guess=True)
         tokens = drawn(logits.nan_to_num(), asked, places)
         self.note(asked, places, tokens)
         return tokens

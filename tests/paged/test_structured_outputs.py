@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("llguidance")
 
 from paged import LLM, Engine, SamplingParams, StructuredOutputsParams  # noqa: E402
-from paged.errors import GrammarFailed  # noqa: E402
+from paged.errors import GrammarFailed, InvalidSampling  # noqa: E402
 
 from ..driving import driven  # noqa: E402, TID252
 
@@ -121,19 +121,29 @@ def test_a_form_is_read_once_for_all_who_ask_for_it(model):
     assert len(engine._grammars._known) == 64
 
 
-def test_a_grammar_that_explodes_ends_its_request_and_no_other(model, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"speculate": "draft"}], ids=str)
+def test_a_grammar_that_explodes_ends_its_request_and_no_other(model, monkeypatch, options):
     import llguidance
 
     from paged.sampling import form_probe
 
     monkeypatch.setattr(form_probe, "LIMITS", llguidance.LLParserLimits(max_items_in_row=12))
     form = StructuredOutputsParams(grammar='start: s\ns: s s | s s s | "a" | ""')
-    engine = Engine(model)
-    wishes = (SamplingParams(structured_outputs=form, max_tokens=40), SamplingParams(max_tokens=8))
-    bad, good = (engine.live_request(engine.add_request("def", wish)) for wish in wishes)
+    engine = Engine(model, **options)
+    wishes = (SamplingParams(max_tokens=8), SamplingParams(structured_outputs=form, max_tokens=40))
+    good, bad = (engine.live_request(engine.add_request("def", wish)) for wish in wishes)
     driven(engine)
     assert (good.completion().finish_reason, bad.completion().finish_reason) == ("length", "error")
-    assert bad.completion().error.startswith(f"{GrammarFailed.__name__}: the grammar cannot be followed: ")
+    reason = f"{GrammarFailed.__name__}: the grammar cannot be followed: Parser Error: Current row has 15 items; max is 12"
+    assert bad.completion().error.startswith(reason) and "<state>" not in bad.completion().error
+
+
+def test_a_schema_without_rules_is_named_when_it_takes_too_long_to_read(monkeypatch):
+    from paged.sampling import grammars
+
+    monkeypatch.setattr(grammars, "_PROBE_S", 0.0)
+    with pytest.raises(InvalidSampling, match="^structured_outputs: json cannot be followed: it takes more than"):
+        grammars.probe(StructuredOutputsParams(json={}))
 
 
 def test_the_extra_is_named_where_it_is_not_installed(model, monkeypatch):
