@@ -28,11 +28,11 @@ _STRIDE = 7919
 
 
 class Lookahead(Drafter):
-    """Drafts for rows: a run of up to three tokens, and chains of three behind it, `most` of both."""
+    """Drafts for rows: a run of up to three tokens, and chains of three behind it, `most` tokens of both; at least 6."""
 
     def __init__(self, most: int) -> None:
         super().__init__(_CHAIN)
-        self._num_chains = max(1, (most - _CHAIN) // _CHAIN)
+        self._num_chains = (most - _CHAIN) // _CHAIN
         # By row: its chains, whether it has any; runs in a ring, and how many came.
         self._chains = np.zeros((0, self._num_chains, _CHAIN), np.int32)
         self._has_begun = np.zeros(0, np.bool_)

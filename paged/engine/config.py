@@ -353,7 +353,7 @@ class DecodingConfig(Config, frozen=True, kw_only=True):
 
     seed: Annotated[int, Field(help="Seed of requests that name none; their ids go into it.", when="To draw other answers.", least=0, most=2**64 - 1, vllm=("seed",))] = 0
     speculate: Annotated[str | None, Field(help="Draft tokens; answers are the same, in fewer steps. lookup: from the text itself; lookahead: from guesses that came true; draft: by a smaller model.", when="When few sequences run at a time, or answers repeat their prompts.", usually="no drafts", choices=("lookup", "lookahead", "draft"))] = None
-    num_drafts: Annotated[int | None, Field(help="Drafts of a sequence and step at most.", when="Fewer when many drafts are wrong, more when most are right.", usually="6, for lookahead 12", least=1)] = None
+    num_drafts: Annotated[int | None, Field(help="Drafts of a sequence and step at most; lookahead needs 6 or more.", when="Fewer when many drafts are wrong, more when most are right.", usually="6, for lookahead 12", least=1)] = None
     draft_model: Annotated[Any | None, Field(help="A smaller checkpoint of the same tokens, for --speculate draft; its K and V lie in the same blocks.", when="When the target model is one of your own.", usually="the one that ships", metavar="FOLDER", rule=_model, what="a checkpoint folder or a LoadedModel")] = None
 
     def __post_init__(self) -> None:
@@ -362,6 +362,8 @@ class DecodingConfig(Config, frozen=True, kw_only=True):
             raise InvalidConfig(f'a draft_model goes with speculate="draft"; got speculate={self.speculate!r}.')
         if self.num_drafts is not None and self.speculate is None:
             raise InvalidConfig(f"num_drafts goes with speculate; got num_drafts={self.num_drafts} and speculate=None.")
+        if self.speculate == "lookahead" and self.most_drafts < 6:
+            raise InvalidConfig(f'num_drafts has to be at least 6 with speculate="lookahead": 3 of a run and 3 of a chain; got {self.num_drafts}.')
 
     @property
     def most_drafts(self) -> int:
