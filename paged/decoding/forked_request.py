@@ -11,12 +11,13 @@ own, and finds the shared blocks in the cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from paged.decoding.search import Ahead, Search
-from paged.errors import InvalidRequest, OutOfBlocks, RequestInFlight, UnknownRequest
+from paged.errors import DuplicateRequest, InvalidRequest, OutOfBlocks, RequestInFlight, UnknownRequest
 from paged.scheduler import Request, RequestUsage, Scheduler
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class ForkedRequest:
         self._request, self._scheduler, self._now, self._open_row = request, scheduler, now, open_row
         self._may_fork = may_fork
         self.branches = [Branch(self, request.id, 0)]
-        # The scheduler's requests: the first one, and those that came in again.
+        # The scheduler's requests: the first one, and those of branches that came in again.
         self.ids = {request.id}
         self._num_again = 0
         scheduler.add(self._request, now=now)
@@ -115,6 +116,8 @@ class ForkedRequest:
                 self._come_in_again(branch)
             else:
                 self._scheduler.append(branch.request_id, [token], branch.sequence)
+        # Others may use the id of a branch that has ended.
+        self.ids = {self._request.id, *(branch.request_id for branch in self.branches)}
 
     def end(self) -> None:
         """Release all branches."""
@@ -151,9 +154,13 @@ class ForkedRequest:
         return branch
 
     def _come_in_again(self, branch: Branch) -> None:
-        self._num_again += 1
-        branch.request_id, branch.sequence = f"{self._request.id}/branch-{self._num_again}", 0
-        prompt = [*self._request.prompt, *branch.tokens]
-        request = msgspec.structs.replace(self._request, id=branch.request_id, prompt=prompt)
-        self.ids.add(branch.request_id)
-        self._scheduler.add(request, now=self._now)
+        branch.sequence, prompt = 0, [*self._request.prompt, *branch.tokens]
+        is_added = False
+        while not is_added:
+            self._num_again += 1
+            branch.request_id = f"{self._request.id}/branch-{self._num_again}"
+            # A caller's request may have this id.
+            with suppress(DuplicateRequest):
+                request = msgspec.structs.replace(self._request, id=branch.request_id, prompt=prompt)
+                self._scheduler.add(request, now=self._now)
+                is_added = True

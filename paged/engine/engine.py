@@ -43,6 +43,7 @@ from paged.errors import (
     InvalidConfig,
     InvalidRequest,
     InvalidSampling,
+    UnknownRequest,
 )
 from paged.model.capacity import with_kv_dtype
 from paged.model.checkpoint import named_or_shipped
@@ -467,6 +468,7 @@ class Engine:
         EngineInUse while another thread calls the engine.
         """
         with self.turns.beside("abort"), Uninterrupted():
+            self._must_be_no_branch(request_id)
             if request_id in self._searches:
                 self._end_search(request_id, "abort")
                 return self._undelivered.take_joined(request_id)
@@ -476,6 +478,7 @@ class Engine:
         """As `abort`, with "stop" or "length" as the reason, for example when its text calls a tool. Raises
         InvalidRequest for another reason, too."""
         with self.turns.beside("finish"), Uninterrupted():
+            self._must_be_no_branch(request_id)
             if request_id in self._searches:
                 self._searches.finish_best(request_id, reason)
                 self._end_search(request_id, reason)
@@ -598,6 +601,11 @@ class Engine:
         live = self._live.pop(request_id)
         live.sequences = [LiveSequence(live, 0, 0)]
         self._undelivered.add(live.ended_all(reason, self._clock(), usage=usage, error=error))
+
+    def _must_be_no_branch(self, request_id: str) -> None:
+        """Raise UnknownRequest for a search's branch, which is a request of the scheduler's alone."""
+        if self._searches.owner_of(request_id) not in (None, request_id):
+            raise UnknownRequest(request_id)
 
     def _num_sequences_of(self, request_id: str) -> int:
         live = self._live.get(request_id)

@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from paged import LLM, Engine, SamplingParams
+from paged import LLM, BeamSearchParams, Engine, SamplingParams
 from paged.errors import BudgetTooSmall, InvalidRequest, UnknownRequest
 
-from ..driving import outputs_of  # noqa: TID252
+from ..driving import driven, outputs_of  # noqa: TID252
 
 PROMPT = "The with statement"
 
@@ -66,6 +66,48 @@ def test_a_request_ends_with_a_reason_of_the_callers(model):
     for end in (engine.finish, engine.abort):
         with pytest.raises(UnknownRequest):
             end("nobody")
+
+
+# Four beams and a request share four seats, so that beams come in again as requests of their own: "a/branch-1" and so on.
+CROWDED = {"num_blocks": 24, "max_sequences": 4}
+BEAMS, PLAIN = BeamSearchParams(beam_width=4, max_tokens=12), SamplingParams(max_tokens=40, ignore_eos=True)
+
+
+def answer_to(model, params):
+    return LLM(model).generate([[1, 2, 3, 4, 5]], params)[0].token_ids
+
+
+def test_a_request_may_have_the_id_of_a_beam(model):
+    engine = Engine(model, **CROWDED)
+    alive = [
+        engine.live_request(engine.add_request([1, 2, 3, 4, 5], params, id=id))
+        for id, params in (("a/branch-1", PLAIN), ("a", BEAMS))
+    ]
+    driven(engine)
+    assert [each.completion().token_ids for each in alive] == [answer_to(model, params) for params in (PLAIN, BEAMS)]
+
+
+def test_a_beam_is_no_request_and_gives_its_id_back(model):
+    engine = Engine(model, **CROWDED)
+    scheduler = engine.scheduler
+    engine.add_request([1, 2, 3], PLAIN, id="other")
+    search = engine.live_request(engine.add_request([1, 2, 3, 4, 5], BEAMS, id="a"))
+
+    def is_alive():
+        return scheduler.counts()["submitted"] > 2 and scheduler.status("a/branch-1") in ("waiting", "running")
+
+    while not is_alive():
+        engine.step()
+    for end in (engine.finish, engine.abort):
+        with pytest.raises(UnknownRequest):
+            end("a/branch-1")
+    while is_alive():
+        engine.step()
+    assert search.last is None
+    later = engine.live_request(engine.add_request([1, 2, 3, 4, 5], PLAIN, id="a/branch-1"))
+    driven(engine)
+    assert search.completion().token_ids == answer_to(model, BEAMS)
+    assert later.completion().token_ids == answer_to(model, PLAIN)
 
 
 def test_a_byte_budget_is_pages_and_holds_one_longest_sequence(model):
