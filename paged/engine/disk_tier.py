@@ -183,7 +183,9 @@ class DiskTier:
             # The scheduler refuses this request, and says why.
             return request
         is_private, session = not request.writes_cache, request.session_id
-        chains = [_Chain(named, is_private=is_private, session=session) for _ in range(request.num_sequences)]
+        # The scheduler refuses more.
+        num = min(request.num_sequences, self._scheduler.limits.max_sequences)
+        chains = [_Chain(named, is_private=is_private, session=session) for _ in range(num)]
         self._chains[request.id] = chains
         # The scheduler loads for one sequence.
         if not request.reads_cache or request.num_sequences > 1:

@@ -368,7 +368,9 @@ class Engine:
         if self.disk is not None:
             request = self.disk.with_loads(request, ids)
         form = params.structured_outputs
-        grammars = [None if form is None else self._open_form(form) for _ in range(params.num_sequences)]
+        # The scheduler refuses more.
+        num = min(params.num_sequences, self.config.scheduling.max_sequences)
+        grammars = [None if form is None else self._open_form(form) for _ in range(num)]
         seed = params.seed if params.seed is not None else seed_of(request.id, self.config.decoding.seed)
         live = LiveRequest(request.id, text, ids, params, now, self.model.tokenizer)
         with Uninterrupted():
