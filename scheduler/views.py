@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from itertools import islice, takewhile
+from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
 import numpy as np
 
 from paged.base.arguments import Tokens
+from paged.base.growing import ones
 from paged.base.words import counted
 from paged.block_manager import HitEnd, Memory
 
 from .cached_queue import cached_tokens
 from .foresight import outputs_left
 from .request import RequestState, Status
-from .rows import Counts
+from .rows import Counts, Rows
 from .state import Limits, State
 
 _WHY = {
@@ -27,6 +29,10 @@ _WHY = {
 _LOOKED_UP = 64
 """How many waiting requests an outlook looks up in the cache: a long prompt takes 50 µs."""
 _SAMPLES_ARE_OUT = "it gave its blocks back while a batch samples for it, and can return when that batch has ended."
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{' and others' if names[3:] else ''}"
 
 
 class RequestView(msgspec.Struct, frozen=True):
@@ -44,27 +50,12 @@ class RequestView(msgspec.Struct, frozen=True):
     preemptions: int
 
 
-class LayersView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request holds of layers of several kinds. Lengths are in tokens, of its first live sequence.
-
-    pages     (group, pages) that it holds, of all sequences
-    hit       where the lookup of its prompt ended, or, without a row, would end now; None: nothing was found
-    restarts  the least and the most tokens to which its row can be cut, 0 aside, and any number between; (0, 0): no row
-    again     tokens that it would find in the cache now if it gave all its blocks back
-    says      all this in sentences
-    """
-
-    pages: tuple[tuple[str, int], ...] = ()
-    hit: HitEnd | None = None
-    restarts: tuple[int, int] = (0, 0)
-    again: int = 0
-    says: str = ""
-
-
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What `Scheduler.explain` found; str() says it all. blocks_needed: what the request lacks to go on. blocks_free:
     what could be drawn for it. holders: (id, blocks) of other requests, most first. A shared block counts once, for its
-    first holder in order, which gives it up last; and not at all if the request itself holds it."""
+    first holder in order, which gives it up last; and not at all if the request itself holds it. layers: what it holds
+    of layers of several kinds, in sentences. hit: with such layers, where the lookup of its prompt ended, or, without a
+    row, would end now; None: nothing was found."""
 
     id: str
     status: str
@@ -72,15 +63,14 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     blocks_needed: int = 0
     blocks_free: int = 0
     holders: tuple[tuple[str, int], ...] = ()
-    layers: LayersView | None = None
+    hit: HitEnd | None = None
+    layers: str = ""
 
     def __str__(self) -> str:
-        text = f'request "{self.id}" is {self.status}: {self.reason}'
-        if self.layers is not None:
-            text += self.layers.says
+        text = f'request "{self.id}" is {self.status}: {self.reason}{self.layers}'
         if self.blocks_needed > self.blocks_free and self.holders:
-            held = ", ".join(f'"{name}" {blocks}' for name, blocks in self.holders[:3])
-            text += f" Blocks are held by {held}{' and others' if len(self.holders) > 3 else ''}."
+            held = [f'"{name}" {blocks}' for name, blocks in self.holders]
+            text += f" Blocks are held by {_first_of(held)}."
         return text
 
 
@@ -110,9 +100,7 @@ def explain_prefix(state: State, tokens: Tokens, root: bytes) -> PrefixExplanati
         when, admitted = state.admissions.get(step, (None, ()))
         says += f"; the next {counted(blocks, 'block')} left the {('device', 'host')[place]} in step {step}"
         says += "" if when is None else f" (time {when:g})"
-        says += (
-            f", which admitted {', '.join(admitted[:3])}{' and others' if admitted[3:] else ''}." if admitted else "."
-        )
+        says += f", which admitted {_first_of(admitted)}." if admitted else "."
     else:
         says += "; what follows was never computed here in full blocks, or its eviction is not remembered."
     if elsewhere and not num:
@@ -140,6 +128,7 @@ def explain(state: State, request_id: str, request: RequestState | None, *, with
         status, sentence = state.ended[request_id]
         return Explanation(id=request_id, status=status.value, reason=sentence)
     sentence, needed, free = _found(state, request)
+    hit, layers = _layers(state.manager, request) if with_holders and state.manager.layout.sides else (None, "")
     return Explanation(
         id=request.id,
         status=request.status.value,
@@ -147,25 +136,26 @@ def explain(state: State, request_id: str, request: RequestState | None, *, with
         blocks_needed=needed,
         blocks_free=free,
         holders=_holders(state, request) if with_holders else (),
-        layers=_layers(state.manager, request) if with_holders and state.manager.layout.sides else None,
+        hit=hit,
+        layers=layers,
     )
 
 
-def _layers(manager: Memory, request: RequestState) -> LayersView:
-    rows, restarts, again = request.live_rows, (0, 0), 0
-    pages = tuple(zip([group.name for group in manager.layout.groups], manager.pages_by_group(rows), strict=True))
+def _layers(manager: Memory, request: RequestState) -> tuple[HitEnd | None, str]:
+    """Return where the request's hit ended or would end, and what it holds of layers of several kinds, in sentences."""
+    rows, now, hit, says = request.live_rows, None, None, ""
     tokens = manager.rows.tokens[rows[0], : manager.rows.num_tokens[rows[0]]] if rows else request.first_tokens
-    hit, says = None, ""
     if manager.prefix_caching and request.request.reads_cache:
         now = manager.content.hit_end(tokens, request.root)
-        hit, again = manager.sides.end_of(rows[0]) if rows else now, now.num_tokens
+        hit = manager.sides.end_of(rows[0]) if rows else now
         says = f" {'Its hit ended' if rows else 'It would begin'} {_where(manager, hit)}."
     if rows:
-        restarts = manager.growth.restarts(rows[0])
-        lengths = " to ".join(f"{length:,}" for length in sorted(set(restarts)))
-        held = ", ".join(f"{counted(num, 'page')} of {name}" for name, num in pages)
-        says += f" It holds {held}. It can stand at {lengths} tokens, and begin again at {again:,} with what is cached."
-    return LayersView(pages=pages, hit=hit, restarts=restarts, again=again, says=says)
+        names, pages = [group.name for group in manager.layout.groups], manager.pages_by_group(rows)
+        held = ", ".join(f"{counted(num, 'page')} of {name}" for name, num in zip(names, pages, strict=True))
+        lengths = " to ".join(f"{length:,}" for length in sorted(set(manager.growth.restarts(rows[0]))))
+        again = f"{0 if now is None else now.num_tokens:,} with what is cached"
+        says += f" It holds {held}. It can stand at {lengths} tokens, and begin again at {again}."
+    return hit, says
 
 
 def _where(manager: Memory, hit: HitEnd | None) -> str:
@@ -316,59 +306,60 @@ class Outlook(msgspec.Struct, frozen=True):
 
 
 def outlook(state: State) -> Outlook:
-    manager, columns, books, size = state.manager, state.columns, state.books, state.manager.block_size
-    layout, full = manager.layout, max(manager.layout.full_pages, 1)
-    num_running, rows = state.running.num_rows, books.rows_in()
-    num_rows, reserves = len(rows), state.reservation.reserves
-    num, waiting, held, tenants = [1] * num_rows, [], [], []
-    for request in state.waiting:
-        known, place = len(request.first_tokens), request.live_sequences[0]
-        before = request.prompt_len + request.appended[place]
-        num.append(request.num_live)
-        tenants.append(request.request.tenant or "")
-        waiting.append((known, before, request.max_total[place], before + (request.request.expected_tokens or 0)))
-        held.append(books.to_enter(request) * size // full if reserves else 0)
-    in_rows = manager.rows.num_tokens, columns.prompt_total, columns.max_total, columns.expected_total
-    columns_in, of_waiting = [column[rows] for column in in_rows], np.array(waiting, np.int64).reshape(-1, 4).T
-    known, before, most, expected = np.hstack([np.array(columns_in), of_waiting])
+    manager, layout, size = state.manager, state.manager.layout, state.manager.block_size
+    rows, waiting, full = state.books.rows_in(), list(state.waiting), max(layout.full_pages, 1)
+    num_rows, num_running = len(rows), state.running.num_rows
+    num_sequences, known, before, most, expected, todo, held = _columns(state, rows, waiting)
     mean = state.lengths.mean_remaining(np.append(known - before, 0), (known - before)[:num_running])
     guessed = np.where(np.isnan(mean[:-1]), (most - known) // 2, np.rint(mean[:-1])).astype(np.int64)
-    left = outputs_left(guessed, expected, known, most)
-    num_sequences = np.array(num, np.int64)
-    # With prefix caching, a group computes its prompt once.
-    todo = known * (1 if manager.prefix_caching else num_sequences)
-    behind = known[:num_rows] - manager.rows.num_launched[rows]
-    todo[:num_rows] = np.maximum(1, behind)
-    # Samples of outstanding batches count as outputs.
-    left[:num_rows] = np.maximum(1, left[:num_rows] + np.minimum(0, behind - 1))
-    on_device = manager.rows.num_blocks[rows] * size
-    kept = np.maximum(books.kept(rows), on_device) if reserves else known[:num_rows]
-    of_all = np.concatenate([kept, held if reserves else todo[num_rows:]]).astype(np.int64)
-    looked_up = np.array([cached_tokens(manager, each) for each in islice(state.waiting, _LOOKED_UP)], np.int64)
+    # Samples of outstanding batches, of which a row then has no token to compute, count as outputs.
+    left = np.maximum(1, outputs_left(guessed, expected, known, most) + np.minimum(0, todo - 1))
+    looked_up = np.array([cached_tokens(manager, request) for request in waiting[:_LOOKED_UP]], np.int64)
     cached = todo[num_rows:] * (looked_up.sum() / max(1, known[num_rows:][:_LOOKED_UP].sum()))
     cached[:_LOOKED_UP] = looked_up
-    todo[num_rows:] = np.maximum(1, todo[num_rows:] - cached.astype(np.int64))
-    slots = manager.device.num_available * size + int(on_device.sum())
+    todo[num_rows:] -= cached.astype(np.int64)
+    slots = (manager.device.num_available + int(manager.rows.num_blocks[rows].sum())) * size
     if not layout.is_plain:
         # What sides hold in the end counts as held from the start, in slots of all pages.
-        of_all += layout.side_slots(known + left) * num_sequences
+        held += layout.side_slots(known + left) * num_sequences
         slots = manager.capacity * size // full
     return Outlook(
         num_sequences=num_sequences,
-        held=of_all,
-        todo=todo,
+        held=held,
+        todo=np.maximum(1, todo),
         left=left,
         num_running=num_running,
         num_suspended=num_rows - num_running,
-        tenants=tuple(tenants),
+        tenants=tuple(request.request.tenant or "" for request in waiting),
         mean_output=None if math.isnan(mean[-1]) else round(mean[-1]),
-        max_total=books.max_total,
+        max_total=state.books.max_total,
         slots=slots,
-        spare=books.watermark_blocks * size // full,
+        spare=state.books.watermark_blocks * size // full,
         block_size=size,
         limits=state.limits,
         joins=state.admission.joins,
         chunked=state.admission.chunked,
-        reserves=reserves,
+        reserves=state.reservation.reserves,
         looks_ahead=state.foresight is not None,
     )
+
+
+def _columns(state: State, rows: Rows, waiting: list[RequestState]) -> Counts:
+    """Return int64 [7, n], of admitted rows and then of waiting requests: sequences; of the first live one, its known
+    tokens, those that are no outputs, its full length, expected tokens; tokens to compute; tokens with slots."""
+    manager, columns, books, reserves = state.manager, state.columns, state.books, state.reservation.reserves
+    tables, size, full = manager.rows, manager.block_size, max(manager.layout.full_pages, 1)
+    known = tables.num_tokens[rows]
+    totals = columns.prompt_total[rows], columns.max_total[rows], columns.expected_total[rows]
+    held = np.maximum(books.kept(rows), tables.num_blocks[rows] * size) if reserves else known
+    of_rows = np.array([ones(len(rows)), known, *totals, known - tables.num_launched[rows], held])
+    of_waiting = []
+    for request in waiting:
+        sequence, num_known = request.live_sequences[0], len(request.first_tokens)
+        before = request.prompt_len + request.appended[sequence]
+        expected = before + (request.request.expected_tokens or 0)
+        # With prefix caching, a group computes its prompt once.
+        todo = num_known * (1 if manager.prefix_caching else request.num_live)
+        slots = books.to_enter(request) * size // full if reserves else todo
+        of_waiting.append((request.num_live, num_known, before, request.max_total[sequence], expected, todo, slots))
+    return np.hstack([of_rows, np.array(of_waiting, np.int64).reshape(-1, 7).T])
