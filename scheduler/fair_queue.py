@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
@@ -43,7 +43,8 @@ class FairQueue(Queue):
 
     def __init__(self, weights: Mapping[str, float], lengths: OutputLengths) -> None:
         """`weights`: of tenants by name, 1 for those not named. `lengths`: of ended outputs."""
-        self._weights, self._lengths = weights, lengths
+        self._weights = dict[str | None, float](weights.items())
+        self._lengths = lengths
         # Tenants with a live request; and idle ones that were given more than waiting ones, longest idle first.
         self._tenants: dict[str | None, Tenant] = {}
         self._idle: OrderedDict[str | None, Tenant] = OrderedDict()
@@ -64,11 +65,8 @@ class FairQueue(Queue):
             self._returned.add(state)
             return
         name = state.request.tenant
-        tenant = self._tenants.get(name)
-        if tenant is None:
-            weight = 1.0 if name is None else self._weights.get(name, 1.0)
-            tenant = self._idle.pop(name, None) or Tenant(name, weight, Queue())
-            self._tenants[name] = tenant
+        tenant = self._tenants.get(name) or self._idle.pop(name, None)
+        self._tenants[name] = tenant = tenant or Tenant(name, self._weights.get(name, 1.0), Queue())
         if not tenant.lane.num:
             # A tenant gains no credit while it has nothing waiting.
             tenant.start = max(tenant.start, self._least_start(state.order[0]))
@@ -122,28 +120,27 @@ class FairQueue(Queue):
 
     def violations(self, requests: Iterable[RequestState], idle: Collection[str]) -> list[str]:
         """Return where the tenants' books, or the order of the queue, are wrong. `requests`: all live ones."""
-        every, found, waiting = list(requests), [], defaultdict[str | None, set[str]](set)
-        for state in every:
-            if state.is_new:
-                waiting[state.request.tenant].add(state.id)
+        every, found, tenants = list(requests), [], self._tenants.values()
+        new = {(state.request.tenant, state.id) for state in every if state.is_new}
         admitted = [state for state in every if not state.is_new]
-        num_in = Counter(state.request.tenant for state in admitted)
         returned = {state.id for state in admitted if state.status is Status.WAITING and state.id not in idle}
         if {state.id for state in self._returned} != returned:
             found.append("9: those who wait again are not those in the queue.")
-        for name in waiting.keys() | num_in.keys() | self._tenants.keys():
-            tenant = self._tenants.get(name)
-            expected = waiting.get(name, set()), num_in[name]
-            if tenant is None or ({state.id for state in tenant.lane}, tenant.num_in) != expected:
-                found.append(f"9: tenant {name!r} has other requests than its books say.")
-            elif tenant.entry != _entry_of(tenant):
-                found.append(f"11: tenant {name!r} stands at {tenant.entry}, and belongs at {_entry_of(tenant)}.")
-        entries = [tenant.entry for tenant in self._tenants.values() if tenant.entry is not None]
+        lanes = {(tenant.name, state.id) for tenant in tenants for state in tenant.lane}
+        num_in = Counter({tenant.name: tenant.num_in for tenant in tenants})
+        if (lanes, num_in) != (new, Counter(state.request.tenant for state in admitted)):
+            found.append("9: tenants have other requests than their books say.")
+        for tenant in tenants:
+            if tenant.entry != _entry_of(tenant):
+                found.append(
+                    f"11: tenant {tenant.name!r} stands at {tenant.entry}, and belongs at {_entry_of(tenant)}."
+                )
+        entries = [tenant.entry for tenant in tenants if tenant.entry is not None]
         if [entry for entry, _ in self._entries] != sorted(entries):
             found.append("11: the waiting queue is out of order.")
-        if self.num != sum(map(len, waiting.values())) + len(returned):
+        if self.num != len(new) + len(returned):
             found.append(f"9: {self.num} requests wait by count.")
-        if len(self._idle) > MOST_IDLE or not all(math.isfinite(tenant.start) for tenant in self._tenants.values()):
+        if len(self._idle) > MOST_IDLE or not all(math.isfinite(tenant.start) for tenant in tenants):
             found.append(f"11: {len(self._idle)} idle tenants are remembered, or one's virtual start is no number.")
         return found
 
@@ -185,11 +182,9 @@ class FairQueue(Queue):
 
     def _least_start(self, priority: int) -> float:
         """Return where a tenant that had none waiting starts: with the first one waiting, at most at virtual time."""
-        entries = self._entries
-        place = bisect_left(entries, ((priority, -math.inf, 0),))
-        if place < len(entries) and entries[place][0][0] == priority:
-            return min(self._virtual_time, entries[place][0][1])
-        return self._virtual_time
+        place = bisect_left(self._entries, ((priority, -math.inf, 0),))
+        first = [start for (its, start, _), _ in self._entries[place : place + 1] if its == priority]
+        return min([self._virtual_time, *first])
 
     def _expected_cost(self, state: RequestState) -> int:
         """Return the tokens that a request will take: its prompt once, and the guessed outputs of each sequence."""

@@ -95,7 +95,7 @@ def test_what_is_wrong_in_its_books_is_told():
     assert scheduler.check() == ["11: the waiting queue is out of order."]
     queue._entries.reverse()
     queue._tenants["a"].num_in += 1
-    assert scheduler.check() == ["9: tenant 'a' has other requests than its books say."]
+    assert scheduler.check() == ["9: tenants have other requests than their books say."]
     queue._tenants["a"].num_in -= 1
     queue._tenants["b"].start = 9.0
     assert "11: tenant 'b' stands at (0, 0.0, 1), and belongs at (0, 9.0, 1)." in scheduler.check()
