@@ -94,14 +94,13 @@ class OutputLengths:
         reached = np.arange(len(ended), 0, -1) + len(going) - np.sort(going).searchsorted(ended)
         lasting = np.concatenate([[1.0], np.multiply.accumulate(1.0 - 1.0 / reached)])
         tail = (ended.sum() + going.sum()) / len(ended) * lasting[-1]
-        # Tokens after each length, a mean over all outputs that ever began.
+        # Tokens after each length, a mean over all outputs that ever began. No length is after the longest one.
         widths = np.diff(ended) * lasting[1:-1]
-        after = np.concatenate([widths[::-1].cumsum()[::-1], [0.0]]) + tail
+        after = np.concatenate([widths[::-1].cumsum()[::-1], [0.0, 0.0]]) + tail
         place = ended.searchsorted(written, "right")
-        longer = np.minimum(place, len(ended) - 1)
-        come = np.where(place < len(ended), after[longer] + (ended[longer] - written) * lasting[place], tail)
+        to_next = np.maximum(np.append(ended, 0)[place] - written, 0)
         with np.errstate(invalid="ignore"):
-            means: NDArray[np.float64] = come / lasting[place]
+            means: NDArray[np.float64] = (after[place] + to_next * lasting[place]) / lasting[place]
         return means
 
     def remaining(self, written: Counts, quantile: float) -> Counts:
@@ -141,17 +140,15 @@ class Foresight:
         if (share := policy.stall_target) is not None:
             change = RISE if pause > policy.stall_limit else -RISE * share / (1.0 - share)
             self._base = self._within(self._base + change)
-        computed, wasted = stats.computed_tokens, stats.recomputed_tokens
-        if swapped := stats.swapped_in_blocks:
-            wasted += 2 * (swapped * self._books.manager.block_size // self._full_pages)
-        # Not twice in a step in which several sequences end. Older waste loses weight.
-        if computed != was_computed or wasted != was_wasted or not self._excess:
-            kept = math.exp((was_computed - computed) / MEMORY)
-            self._computed = self._computed * kept + (computed - was_computed)
-            self._wasted = self._wasted * kept + (wasted - was_wasted)
-            self._seen = computed, wasted
-            if (target := policy.waste_target) is not None:
-                self._excess = self._wasted / max(1.0, self._computed) / target - 1.0
+        swapped = stats.swapped_in_blocks * self._books.manager.block_size // self._full_pages
+        computed, wasted = stats.computed_tokens, stats.recomputed_tokens + 2 * swapped
+        # Older waste loses weight.
+        kept = math.exp((was_computed - computed) / MEMORY)
+        self._computed = self._computed * kept + (computed - was_computed)
+        self._wasted = self._wasted * kept + (wasted - was_wasted)
+        self._seen = computed, wasted
+        if (target := policy.waste_target) is not None:
+            self._excess = self._wasted / max(1.0, self._computed) / target - 1.0
 
     @property
     def quantile(self) -> float:
@@ -216,14 +213,13 @@ class Foresight:
         for i, tokens in enumerate(request.tokens):
             if tokens is None:
                 continue
-            known, before = len(tokens), request.prompt_len + request.appended[i]
-            left = guess_of_new
-            if known > before:
-                left = self._lengths.remaining(np.array([known - before]), quantile).item()
-            if self._knows and wish is not None and before + wish > known:
-                left = before + wish - known
-            more_held.append(known + slack)
-            more_left.append(max(1, min(left, request.max_total[i] - known)))
+            written, left = len(tokens) - request.prompt_len - request.appended[i], guess_of_new
+            if self._knows and wish is not None and wish > written:
+                left = wish - written
+            elif written:
+                left = self._lengths.remaining(np.array([written]), quantile).item()
+            more_held.append(len(tokens) + slack)
+            more_left.append(max(1, min(left, request.max_total[i] - len(tokens))))
         if self._books.manager.layout.sides:
             slots = self._as_slots(np.array(more_held), np.array(more_left))
             more_held, more_left = slots[0].tolist(), slots[1].tolist()
