@@ -19,6 +19,7 @@ from .state import Limits, State, Step
 
 NUM_PASSING = 4
 """If the policy allows it, the first that fits of so many requests behind the head of the queue may pass the head."""
+_NONE_JOIN = "lets no sequence join those that run"
 
 
 class Admission:
@@ -269,8 +270,8 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
         raise wrong(request.id, "a request that shares nothing with others, or saves its blocks, has no forks.")
     seats = state.limits.max_sequences
     if state.reservation.reserves or not state.admission.joins:
-        reserves = f'policy "{state.policy.name}" reserves what a request may become at worst'
-        raise wrong(request.id, f"{reserves}; it has no forks.")
+        does = "reserves what a request may become at worst" if state.reservation.reserves else _NONE_JOIN
+        raise wrong(request.id, f'policy "{state.policy.name}" {does}; it has no forks.')
     if state.running.num_rows >= seats:
         raise wrong(request.id, f"{state.running.num_rows} sequences run already; max_sequences is {seats}.")
     row = request.rows[sequence]

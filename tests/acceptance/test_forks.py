@@ -3,6 +3,8 @@
 import pytest
 
 from paged import BlockManager, Request, Scheduler
+from paged.errors import InvalidRequest
+from paged.study.policies import static
 
 
 def running(num_blocks=16, prompt=(1, 2, 3, 4, 5, 6), policy="paged", **limits):
@@ -62,3 +64,9 @@ def test_content_that_the_copy_for_a_fork_evicts_goes_to_the_host_unless_a_batch
     _ = scheduler.schedule() if is_out else step(scheduler)
     scheduler.fork("forked")
     assert scheduler.manager.lookup([0] * 9).host_tokens == (0 if is_out else 4)
+
+
+def test_a_policy_of_whole_batches_that_reserves_nothing_says_so_when_it_refuses_a_fork():
+    scheduler = running(policy=static("whole", reserves=False))
+    with pytest.raises(InvalidRequest, match='policy "whole" lets no sequence join those that run; it has no forks'):
+        scheduler.fork("a")
