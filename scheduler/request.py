@@ -185,7 +185,7 @@ class RequestState(Counted, eq=False, gc=False):
     root: bytes
     # (priority, arrival, number): smaller is served sooner. Fair policies put its turn for its arrival at admission.
     order: tuple[int, float, int]
-    stops: tuple[int, ...]  # ids that end a sequence, EOS among them
+    stops: frozenset[int]  # ids that end a sequence, EOS among them
     prompt_len: int
     tokens: list[Tokens | None]  # its known tokens while it has no row; None: it has a row, or has ended
     rows: list[int]  # its row (-1: none)
@@ -324,8 +324,8 @@ def state_of(
     request: Request, prompt: Tokens, root: bytes, order: tuple[int, float, int], max_total: int
 ) -> RequestState:
     """Return the state of a new request, whose sequences have at most `max_total` tokens each."""
-    num, eos, stops, loads = request.num_sequences, request.eos_token_id, request.stop_token_ids, request.num_computed
-    stops = tuple(stops) if eos is None else (*stops, eos)
+    num, eos, loads = request.num_sequences, request.eos_token_id, request.num_computed
+    stops = frozenset(request.stop_token_ids if eos is None else (*request.stop_token_ids, eos))
     is_plain = num == 1 and request.reads_cache and request.writes_cache
     known: list[Tokens | None] = [prompt] * num
     loading, rows, most = None if loads else 0, [-1] * num, [max_total] * num

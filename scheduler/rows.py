@@ -18,18 +18,15 @@ Counts = NDArray[np.int64]
 """An integer for each of some rows, [n]."""
 NO_ROWS: Rows = np.empty(0, np.int64)
 
-# Rows with more stop ids keep them in `many_stops`: each step compares all rows in the width of the widest.
-_MOST_IN_COLUMN = 8
+# Stop ids are counted by these bits of theirs.
+_STOP_BITS = 2**16 - 1
 
 
 class RowColumns:
     """Columns by row; they grow with the memory layer's.
 
     max_total   int64: tokens at which the sequence has its full length, and ends
-    min_total   int64: tokens before which no stop id counts; stale in rows without stop ids
     prompt_total, expected_total  int64: tokens that are not outputs; all tokens that are expected (0: not known)
-    stops       int32 [rows, k]: EOS and stop ids, then -1; -1 alone in rows with too many. k: most of present rows
-    many_stops  int64 [m]: row << 32 | stop id, rising, of rows with too many stop ids for `stops`
     reserved    int64: tokens for which blocks are kept by count, under policies that do so
     owner, id, sequence  object, object, int64: the RequestState, its id, and which sequence of it
 
@@ -39,15 +36,13 @@ class RowColumns:
 
     def __init__(self, num_rows: int = 64) -> None:
         self._num_rows = num_rows
-        numbers = (np.zeros(num_rows, np.int64) for _ in range(6))
-        self.max_total, self.min_total, self.prompt_total, self.expected_total, self.reserved, self.sequence = numbers
-        self._all_stops = np.full((_MOST_IN_COLUMN, num_rows), -1, np.int32).T
-        self.stops = self._all_stops[:, :1]
-        self.many_stops: Counts = np.empty(0, np.int64)
+        numbers = (np.zeros(num_rows, np.int64) for _ in range(5))
+        self.max_total, self.prompt_total, self.expected_total, self.reserved, self.sequence = numbers
         self.owner: NDArray[np.object_] = np.empty(num_rows, object)
         self.id: NDArray[np.object_] = np.empty(num_rows, object)
-        # Rows with any stop id; without any, a step skips the comparison.
-        self.num_with_stops = 0
+        # How many stop ids of all rows have these bits, and how many there are. A token whose bits none has ends no row;
+        # the others, a few, are looked up in the stop ids of their rows.
+        self._num_stops, self._num_all_stops = np.zeros(_STOP_BITS + 1, np.int32), 0
         # (rows, n): none of these rows has its full length before the first of them has n tokens. See `filled`.
         self._unfilled: tuple[Rows, int] | None = None
         # Rows that serve a sequence, and the sum of their max_total.
@@ -56,13 +51,9 @@ class RowColumns:
         self.recovering: dict[int, int] = {}
 
     def bind(self, row: int, state: RequestState, sequence: int) -> None:
-        request, stops, max_total = state.request, state.stops, state.max_total[sequence]
+        request, max_total = state.request, state.max_total[sequence]
         if row >= self._num_rows:
             self.ensure(row + 1)
-        if len(stops) > _MOST_IN_COLUMN:
-            # First, because memory may be short.
-            keys = np.unique(np.array(stops, np.int64)) + (row << 32)
-            self.many_stops = np.insert(self.many_stops, self.many_stops.searchsorted(row << 32), keys)
         self.num_bound += 1
         self.sum_max_total += max_total
         self.max_total[row] = max_total
@@ -73,20 +64,12 @@ class RowColumns:
         self.sequence[row] = sequence
         if state.has_sampled[sequence]:
             self.not_sampling.add(row)
-        if not stops:
-            return
-        self.min_total[row] = before + request.min_tokens
-        self.num_with_stops += 1
-        if len(stops) <= _MOST_IN_COLUMN:
-            if len(stops) > self.stops.shape[1]:
-                self.stops = self._all_stops[:, : len(stops)]
-            self.stops[row, : len(stops)] = stops
+        self._count_stops(state, 1)
 
     def prolong(self, row: int, num_appended: int, max_total: int) -> None:
         """Lengthen the row by `num_appended` tokens from the caller. Its full length is `max_total` now."""
         self.sum_max_total += max_total - self.max_total.item(row)
         self.max_total[row] = max_total
-        self.min_total[row] += num_appended
         self.prompt_total[row] += num_appended
         if self.expected_total[row]:
             self.expected_total[row] += num_appended
@@ -106,9 +89,8 @@ class RowColumns:
         done = self.filled(rows, totals)
         if len(done):
             codes[done] = LENGTH
-        if self.num_with_stops:
-            is_stop = self.is_stop(rows, tokens) & (totals >= self.min_total[rows])
-            codes[is_stop] = STOP
+        if stops := self.stops_at(rows, tokens, totals):
+            codes[stops] = STOP
             done = codes.nonzero()[0]
         return codes, done
 
@@ -118,7 +100,7 @@ class RowColumns:
         """Return how many of its new tokens each row keeps, int64 [n], and its finish code then, int8 [n]. `given`: new
         tokens, packed; the place of each row's first one; and how many each has. `known`: tokens of each before."""
         tokens, first, counts = given
-        if not self.num_with_stops and not np.count_nonzero(known + counts >= self.max_total[rows]):
+        if not self._num_all_stops and not np.count_nonzero(known + counts >= self.max_total[rows]):
             # None can end: the usual case with drafts.
             return counts, np.zeros(len(rows), np.int8)
         owners, places = np.arange(len(rows)).repeat(counts), rising_from(first, counts)
@@ -146,36 +128,28 @@ class RowColumns:
         self._unfilled = None
 
     def release(self, row: int) -> None:
-        num_stops = len(self.owner[row].stops)
+        self._count_stops(self.owner[row], -1)
         self.num_bound -= 1
         self.sum_max_total -= self.max_total.item(row)
         self.owner[row] = self.id[row] = None
         self.not_sampling.discard(row)
         self.recovering.pop(row, None)
-        if not num_stops:
-            return
-        self.num_with_stops -= 1
-        if num_stops > _MOST_IN_COLUMN:
-            first, end = self.many_stops.searchsorted((row << 32, row + 1 << 32)).tolist()
-            self.many_stops = np.delete(self.many_stops, slice(first, end))
-            return
-        self.stops[row] = -1
-        if num_stops == self.stops.shape[1] > 1:
-            # As wide as the widest row that is left.
-            width = int(np.count_nonzero((self.stops >= 0).any(axis=0)))
-            self.stops = self._all_stops[:, : max(width, 1)]
 
-    def is_stop(self, rows: Rows, tokens: Tokens) -> NDArray[np.bool_]:
-        """Whether each token is a stop id of its row, bool [n]; or bool [n, k], of rows [n, 1] and tokens [n, k]."""
-        by_place = self.stops.T
-        found: NDArray[np.bool_] = by_place[0][rows] == tokens
-        # With one or two places, this costs less than one comparison and a reduction.
-        for stops in by_place[1:]:
-            found |= stops[rows] == tokens
-        if len(self.many_stops):
-            wanted = (rows << 32) + tokens
-            places = self.many_stops.searchsorted(wanted)
-            found |= self.many_stops.take(places, mode="clip") == wanted
+    def _count_stops(self, state: RequestState, change: int) -> None:
+        for stop in state.stops:
+            self._num_stops[stop & _STOP_BITS] += change
+        self._num_all_stops += change * len(state.stops)
+
+    def stops_at(self, rows: Rows, tokens: Tokens, totals: Counts) -> list[int]:
+        """Return the places of tokens that are stop ids of their rows and count as such in sequences of `totals`."""
+        if not self._num_all_stops:
+            return []
+        found = []
+        for place in self._num_stops[tokens & _STOP_BITS].nonzero()[0].tolist():
+            row = rows.item(place)
+            state, num_output = self.owner[row], totals.item(place) - self.prompt_total.item(row)
+            if tokens.item(place) in state.stops and num_output >= state.request.min_tokens:
+                found.append(place)
         return found
 
     def recover(self, row: int, num_tokens: int) -> None:
@@ -188,10 +162,9 @@ class RowColumns:
             return
         larger = RowColumns(max(num_rows, 2 * self._num_rows))
         for name, column in vars(larger).items():
-            if isinstance(column, np.ndarray) and len(column) == larger._num_rows and name != "stops":
+            if isinstance(column, np.ndarray) and name != "_num_stops":
                 column[: self._num_rows] = getattr(self, name)
                 setattr(self, name, column)
-        self.stops = self._all_stops[:, : self.stops.shape[1]]
         self._num_rows = larger._num_rows
 
 

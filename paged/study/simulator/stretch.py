@@ -79,7 +79,8 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
             f"skip: {allowed} of the next {num_steps} steps are steady, and {expected} rows sample in them; got tokens for {num_rows} rows."
         )
     rows = found[0]
-    if state.columns.num_with_stops and state.columns.is_stop(rows[:expected, None], tokens).any():
+    totals = state.manager.rows.num_tokens[rows[:expected], None] + np.arange(1, num_steps + 1)
+    if state.columns.stops_at(rows[:expected].repeat(num_steps), tokens.reshape(-1), totals.reshape(-1)):
         raise WrongTokens("skip: one of the tokens is a stop id of its row; that step is not steady.")
     state.set_now(now)
     drawn = _skip_decodes(state.manager, rows, tokens)
