@@ -41,6 +41,7 @@ class Ticket(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     owner: object  # identifies the scheduler
     rows: NDArray[np.int64]  # [n], as in Batch
+    version: int  # `Running.version` of the rows; -1: not all running rows are in the batch
     ends: NDArray[np.int64]  # [n]; tokens of each row after the step, without drafts
     samples: NDArray[np.bool_]  # [n], as in Batch
     num_samples: int

@@ -51,14 +51,13 @@ class Composition:
 
 def compose_running(state: State, step: Step) -> None:
     """Place the running rows, decodes first, as budget, seats and memory allow. Their blocks may stay promised."""
-    manager, outstanding, rows = state.manager, state.outstanding, state.running.rows()
-    decodes = state.running.take_steady()
-    todo: Counts | None = None
-    after = -1
+    manager, outstanding, running = state.manager, state.outstanding, state.running
+    rows, steady, todo, after = running.rows(), running.take_steady(), None, -1
+    decodes = None if steady is None else (rows, *steady)
     if outstanding.batches:
-        decodes = outstanding.steady_source(rows)
+        decodes = outstanding.steady_source(rows, running.version)
         after = -1 if decodes is None else outstanding.batches[-1].number
-    if decodes is None or decodes[0] is not rows:
+    if decodes is None:
         # A steady step skips these gathers: a decode step of 1,024 rows in `paged bench scheduler`.
         launched = manager.rows.num_launched[rows]
         todo, one = outstanding.totals_of(rows) - launched, ones(len(rows))

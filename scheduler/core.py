@@ -324,8 +324,7 @@ class Scheduler(Uncopyable):
             state.manager.extend_by(np.array([row]), array, np.array([num_more]))
         else:
             request.extend(sequence, array)
-        state.running.take_steady()
-        state.columns.advance_unevenly()
+        state.running.change()
         state.queues.reopen()
         state.columns.note_sampled(request, sequence, has_sampled=False)
         if num_more:

@@ -112,22 +112,23 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
         if ticket.flight is not None:
             state.manager.settle(ticket.flight)
             totals = state.manager.extend(rows, tokens, ends)
-        codes, done = state.columns.finish_codes(rows, tokens, totals)
+        codes, done = state.columns.finish_codes(rows, tokens, totals, ticket.version if picked is None else -1)
         kept = ones(len(rows))
     else:
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
         done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
     state.stats.count_batches(int(len(ticket.rows) > 0), len(batch.token_ids), len(tokens))
-    # Each of these rows has one token to go. Where the array is still the same object, no row has left or joined.
-    may_be_steady = is_even and rows is ticket.rows and not state.outstanding.batches
+    # Each running row that goes on has one token to go.
+    are_all = picked is None and ticket.version == state.running.version
+    is_steady = are_all and is_even and not state.outstanding.batches
     usage: dict[int, RequestUsage] = {}
     for place in done.tolist():
         row, code = rows.item(place), codes.item(place)
         request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
         if (took := end_sequences(state, request, [sequence], code)) is not None:
             usage[place] = took
-    if may_be_steady:
-        state.running.settle(rows, np.logical_not(codes).nonzero()[0] if len(done) else None, ends, totals)
+    if is_steady:
+        state.running.settle(np.logical_not(codes).nonzero()[0] if len(done) else None, ends, totals)
     others = [_deliver(state, left, sampled) for left, sampled in late] + state.pending_outputs
     state.pending_outputs.clear()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
@@ -139,7 +140,6 @@ def _extend_unevenly(
     """Settle a batch with drafts or uneven `counts`, of all its rows. Append to `rows`, those at its places `picked`
     (None: all). Return the tokens kept; and by row, how many, its computed and known tokens, and its finish code."""
     manager = state.manager
-    state.columns.advance_unevenly()
     given, first, ends = counts, counts.cumsum() - counts, ticket.ends
     if picked is not None:
         given, first, ends = given[picked], first[picked], ends[picked]
@@ -225,7 +225,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
     state.stats.count("output_tokens", count)
     if row >= 0:
         state.manager.extend_by(np.array([row]), new, np.array([len(new)]))
-        state.running.take_steady()
+        state.running.change()
     else:
         request.extend(sequence, new)
         state.columns.note_sampled(request, sequence, has_sampled=False)
@@ -244,7 +244,7 @@ def cancel(state: State, batch: Batch, moved: bool) -> None:
     rolled_back = {} if ticket.flight is None else manager.take_back(ticket.flight)
     manager.growth.put_back_changes(batch.table_rows, batch.table_columns, batch.table_blocks)
     state.queues.reopen()
-    state.running.take_steady()
+    state.running.change()
     for row, lost in rolled_back.items():
         request = state.columns.owner[row]
         request.count("hit_tokens", -lost)

@@ -92,11 +92,12 @@ class Outstanding:
             self._awaited = Awaited(len(self._manager.rows.num_tokens), self.batches)
         return self._awaited
 
-    def steady_source(self, rows: Rows) -> tuple[Rows, Counts, Counts] | None:
-        """Return (rows, launched, launched + 1) if the last batch has this very array, and samples what they decode."""
+    def steady_source(self, rows: Rows, version: int) -> tuple[Rows, Counts, Counts] | None:
+        """Return (rows, launched, launched + 1) if the last batch samples what the running rows, all of them, decode.
+        `version`: see `Running.version`."""
         last, columns = self.batches[-1], self._columns
         ticket = last.ticket
-        if ticket.rows is not rows or not ticket.all_sample or ticket.gone:
+        if ticket.version != version or not ticket.all_sample or ticket.gone:
             return None
         # Where a row with drafts goes on depends on how many of them are right.
         if columns.not_sampling or ticket.draft_counts is not None:
@@ -104,7 +105,7 @@ class Outstanding:
         if self._resumes_known and (self._changed or last.number != self._manager.batch - 1):
             return None
         ends = ticket.ends + ones(len(rows))
-        return None if len(columns.filled(rows, ends)) else (rows, ticket.ends, ends)
+        return None if len(columns.filled(rows, ends, version)) else (rows, ticket.ends, ends)
 
     def shares_of(self, request: RequestState, sequence: int) -> list[tuple[Batch, int]]:
         """Return (batch, place) of each share of the sequence that is not void, also in rows that it gave back."""

@@ -11,7 +11,7 @@ from paged.block_manager import Composed, Moves
 from paged.block_manager.moves import NO_MOVES, joined
 
 from .batch import NO_LOADS, Batch, Ticket, read_only
-from .rows import NO_ROWS, Counts, Rows
+from .rows import Counts, Rows
 from .state import State, Step
 
 _ALL_TRUE = GrowingView(lambda length: np.ones(length, np.bool_))
@@ -24,7 +24,8 @@ class Packer:
 
     def __init__(self, owner: object, state: State) -> None:
         self._owner, self._state, self._manager = owner, state, state.manager
-        self._name(NO_ROWS)
+        # Of which `Running.version` the names are.
+        self._version = -1
 
     def pack(self, step: Step) -> Batch:
         """Commit a decided step, whose rows are in flight from now on. Return its batch."""
@@ -32,12 +33,12 @@ class Packer:
         composed, positions = self._commit(step)
         flight, changes = composed.flight, composed.changes
         rows, ends = flight.rows, flight.ends
-        if not state.running.keep(rows):
-            state.columns.advance_unevenly()
+        version = state.running.version_of(rows)
         token_ids, positions, slots, begins = self._tokens(step, composed, positions)
         batches, places = self._sources(step, token_ids, begins)
-        if rows is not self._rows:
+        if version < 0 or version != self._version:
             self._name(rows)
+            self._version = version
         num, drafts, known = len(rows), None, ends
         (counts, start_loc, num_drafts, samples), num_samples = self._usual, num
         if step.chunks or step.draft_counts is not None:
@@ -54,7 +55,7 @@ class Packer:
             samples, num_samples = _samples(step, rows, state.columns.not_sampling)
         loads, moves = _copies_of(step) if step.loads or step.moves else (NO_LOADS, NO_MOVES)
         out = None if composed.is_empty else flight
-        ticket = Ticket(self._owner, rows, known, samples, num_samples, out, drafts, step.draft_tokens, {}, {})
+        ticket = Ticket(self._owner, rows, version, known, samples, num_samples, out, drafts, step.draft_tokens, {}, {})
         return Batch(
             number=composed.number,
             rows=rows.copy(),
@@ -99,7 +100,7 @@ class Packer:
 
     def _name(self, rows: Rows) -> None:
         """Remember which sequence each row serves, and the arrays of a batch in which each row decodes."""
-        columns, num, self._rows = self._state.columns, len(rows), rows
+        columns, num = self._state.columns, len(rows)
         self._usual = ones(num), rising(num + 1), _ALL_ZERO.first(num), _ALL_TRUE.first(num)
         self._ids, self._sequences = read_only(columns.id[rows]), read_only(columns.sequence[rows])
 

@@ -11,8 +11,10 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from operator import attrgetter
 
+import numpy as np
+
 from .request import RequestState, Status
-from .rows import Running
+from .rows import NO_ROWS, Counts, Rows
 
 _order_of = attrgetter("order")
 Key = tuple[int, float, int]
@@ -34,12 +36,11 @@ class Queue:
         return iter(self._states[self._head :])
 
     def add(self, state: RequestState) -> None:
-        states = self._states
-        self.num += 1
-        if not states or states[-1].order < state.order:
-            states.append(state)
+        if self._is_last(state):
+            self._states.append(state)
         else:
-            states.insert(bisect_left(states, state.order, self._head, key=_order_of), state)
+            self._states.insert(self._place_of(state), state)
+        self.num += 1
 
     def head(self) -> RequestState:
         """Return the first request; there is one."""
@@ -58,12 +59,19 @@ class Queue:
                 del states[:head]
                 self._head = 0
             return
-        place = bisect_left(states, state.order, head, key=_order_of)
+        place = self._place_of(state)
         assert states[place] is state, "a request stands where its order says"
         del states[place]
 
     # Called for a request that is admitted.
     let_in = remove
+
+    def _is_last(self, state: RequestState) -> bool:
+        """Whether the request comes after all others."""
+        return not self.num or self._states[-1].order < state.order
+
+    def _place_of(self, state: RequestState) -> int:
+        return bisect_left(self._states, state.order, self._head, key=_order_of)
 
     def ended(self, state: RequestState) -> None:
         """Note that a request has ended."""
@@ -72,6 +80,100 @@ class Queue:
         """Return what is wrong in the queue or its books, given all requests and the `idle` ones."""
         orders = [state.order for state in self._states[self._head :]]
         return [] if orders == sorted(orders) else ["11: the waiting queue is out of order."]
+
+
+class Running(Queue):
+    """The running requests, and the array of their rows, int64 [n], in the same order. Rows that join last are appended
+    to it, and rows that leave are masked out, once a step. Where the place of a row is not known, it is made anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: Rows = NO_ROWS
+        # Since the array was made: rows to append, or to mask out; there are never both.
+        self._joined: list[int] = []
+        self._left: list[int] = []
+        self._is_stale = False
+        self.num_rows = 0
+        # While it stays the same, the same rows run in the same order, and all of them get tokens, or none.
+        self.version = 0
+        # Computed and known tokens of all running rows after an update in which each sampled one: each has one to go.
+        self.steady: tuple[Counts, Counts] | None = None
+
+    def change(self) -> None:
+        """Note that a row joins or leaves, or that only some rows get tokens, or other than sampled ones."""
+        self.version += 1
+        self.steady = None
+
+    def add(self, state: RequestState) -> None:
+        """Add a request, and the rows that it has."""
+        rows, is_last = state.live_rows, self._is_last(state)
+        if self._left or not is_last:
+            # First, because memory may be short.
+            self._apply()
+        if is_last:
+            self._joined += rows
+        elif self._is_stale or self.num_rows != self.num:
+            self._is_stale = True
+        else:
+            # All others have one row each.
+            self._rows = np.insert(self._rows, self._place_of(state) - self._head, rows)
+        self.num_rows += len(rows)
+        self.change()
+        super().add(state)
+
+    def add_row(self) -> None:
+        """Note one more row of a running request."""
+        self._is_stale = True
+        self.num_rows += 1
+        self.change()
+
+    def remove(self, state: RequestState) -> None:
+        """Remove a request and the rows that it has."""
+        super().remove(state)
+        self.leave(state.live_rows)
+
+    def leave(self, rows: list[int]) -> None:
+        """Remove rows of a request that goes on or ends."""
+        self.num_rows -= len(rows)
+        if self._joined:
+            self._apply()
+        self._left += rows
+        self.change()
+
+    def version_of(self, rows: Rows) -> int:
+        """Return `version` if these are all running rows in order; else -1, and they have another version from now on."""
+        # Most often it is the same array, which costs least to see.
+        if len(rows) == self.num_rows and (rows is (mine := self.rows()) or rows.tobytes() == mine.tobytes()):
+            return self.version
+        self.change()
+        return -1
+
+    def settle(self, going: Counts | None, computed: Counts, known: Counts) -> None:
+        """Set `steady` from the computed and known tokens of the rows before those that ended left, int64 [n] each.
+        `going`: the places of those that go on, int64 [k]; None: all."""
+        self.steady = (computed, known) if going is None else (computed[going], known[going])
+
+    def take_steady(self) -> tuple[Counts, Counts] | None:
+        """Return `steady`, and forget it, because the rows get other tokens from now on."""
+        steady, self.steady = self.steady, None
+        return steady
+
+    def rows(self) -> Rows:
+        """Return the rows in order."""
+        if self._is_stale:
+            self._rows = np.array([row for request in self for row in request.live_rows], np.int64)
+            self._is_stale, self._joined, self._left = False, [], []
+        elif self._joined or self._left:
+            self._apply()
+        return self._rows
+
+    def _apply(self) -> None:
+        if self._joined:
+            self._rows, self._joined = np.concatenate([self._rows, self._joined]), []
+        elif self._left:
+            stays = np.ones(max(*self._left, int(self._rows.max(initial=0))) + 1, np.bool_)
+            stays[self._left] = False
+            self._rows, self._left = self._rows[stays[self._rows]], []
 
 
 class Queues:

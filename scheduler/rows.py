@@ -1,8 +1,6 @@
-"""The scheduler's columns by row, when rows end (EOS, stop ids, full length), and the running rows."""
+"""The scheduler's columns by row, and when rows end (EOS, stop ids, full length)."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +41,8 @@ class RowColumns:
         # How many stop ids of all rows have these bits, and how many there are. A token whose bits none has ends no row;
         # the others, a few, are looked up in the stop ids of their rows.
         self._num_stops, self._num_all_stops = np.zeros(_STOP_BITS + 1, np.int32), 0
-        # (rows, n): none of these rows has its full length before the first of them has n tokens. See `filled`.
-        self._unfilled: tuple[Rows, int] | None = None
+        # (version, n): none of the rows of this version has its full length before the first of them has n tokens.
+        self._unfilled = -1, 0
         # Rows that serve a sequence, and the sum of their max_total.
         self.num_bound = self.sum_max_total = 0
         self.not_sampling: set[int] = set()
@@ -83,10 +81,13 @@ class RowColumns:
         else:
             self.not_sampling.discard(row)
 
-    def finish_codes(self, rows: Rows, tokens: Tokens, totals: Counts) -> tuple[NDArray[np.int8], Counts]:
-        """Return each row's finish code, int8 [n], and the places of ends, int64 [k]. `totals` count `tokens`, too."""
+    def finish_codes(
+        self, rows: Rows, tokens: Tokens, totals: Counts, version: int = -1
+    ) -> tuple[NDArray[np.int8], Counts]:
+        """Return each row's finish code, int8 [n], and the places of ends, int64 [k]. `totals` count `tokens`, too.
+        `version`: see `filled`."""
         codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
-        done = self.filled(rows, totals)
+        done = self.filled(rows, totals, version)
         if len(done):
             codes[done] = LENGTH
         if stops := self.stops_at(rows, tokens, totals):
@@ -100,6 +101,7 @@ class RowColumns:
         """Return how many of its new tokens each row keeps, int64 [n], and its finish code then, int8 [n]. `given`: new
         tokens, packed; the place of each row's first one; and how many each has. `known`: tokens of each before."""
         tokens, first, counts = given
+        self._unfilled = -1, 0
         if not self._num_all_stops and not np.count_nonzero(known + counts >= self.max_total[rows]):
             # None can end: the usual case with drafts.
             return counts, np.zeros(len(rows), np.int8)
@@ -112,20 +114,15 @@ class RowColumns:
         kept[owners[ends]], codes[owners[ends]] = nth[ends], each[ends]
         return kept, codes
 
-    def filled(self, rows: Rows, totals: Counts) -> Counts:
-        """Return the places of rows that have their full length with `totals` tokens, int64 [k]. While an array of rows
-        grows by a token a call, it is known when the first row ends; otherwise call `advance_unevenly`."""
-        kept = self._unfilled
-        if (kept is not None and kept[0] is rows and totals.item(0) < kept[1]) or not len(rows):
+    def filled(self, rows: Rows, totals: Counts, version: int) -> Counts:
+        """Return the places of rows that have their full length with `totals` tokens, int64 [k]. `version`: these are
+        all running rows, which grow by a token a call (`Running.version`), so it is known when the first ends; or -1."""
+        if not len(rows) or (version == self._unfilled[0] >= 0 and totals.item(0) < self._unfilled[1]):
             return NO_ROWS
         left = self.max_total[rows] - totals
         least = left.item(left.argmin())
-        self._unfilled = (rows, totals.item(0) + least)
+        self._unfilled = version, totals.item(0) + least
         return (left <= 0).nonzero()[0] if least <= 0 else NO_ROWS
-
-    def advance_unevenly(self) -> None:
-        """Forget when the first row ends: rows do not grow by one token each, or a full length has changed."""
-        self._unfilled = None
 
     def release(self, row: int) -> None:
         self._count_stops(self.owner[row], -1)
@@ -166,110 +163,3 @@ class RowColumns:
                 column[: self._num_rows] = getattr(self, name)
                 setattr(self, name, column)
         self._num_rows = larger._num_rows
-
-
-class Running:
-    """The running requests in order, and the array of their rows, int64 [n], one object while nothing changes. A batch
-    of all running rows gives its own (`keep`), and its update takes out rows that end (`settle`). Other rows that leave
-    are masked out once a step. Where the place of a row that joins is not known, the array is made anew."""
-
-    def __init__(self) -> None:
-        self._requests: dict[tuple[int, float, int], RequestState] = {}
-        self._rows: Rows = np.empty(0, np.int64)
-        # Since the array was read: rows to append, or to mask out.
-        self._joined: list[int] = []
-        self._left: list[int] = []
-        self._is_stale = False
-        # After an update in which all running rows sampled a token: these rows, and the computed and known tokens of
-        # each. While they are the running rows, each has one token to go.
-        self.steady: tuple[Rows, Counts, Counts] | None = None
-        # How many requests and rows run. Attributes, because every step asks several times.
-        self.num = self.num_rows = 0
-
-    def __iter__(self) -> Iterator[RequestState]:
-        return iter(self._requests.values())
-
-    def add(self, request: RequestState) -> None:
-        """Add a request, and the rows that it has."""
-        requests, rows, order = self._requests, request.live_rows, request.order
-        is_last = not requests or next(reversed(requests)) < order
-        if self._left or (self._joined and not is_last):
-            # First, because memory may be short.
-            self._apply()
-        self.num, self.num_rows = self.num + 1, self.num_rows + len(rows)
-        if is_last:
-            requests[order] = request
-            self._joined += rows
-            return
-        behind = []
-        while requests and next(reversed(requests)) > order:
-            behind.append(requests.popitem())
-        requests[order] = request
-        requests.update(reversed(behind))
-        if len(rows) > 1 or self.num_rows != self.num or self._is_stale:
-            self._is_stale = True
-        else:
-            place = self.num - 1 - len(behind)
-            self._rows = np.concatenate([self._rows[:place], rows, self._rows[place:]])
-
-    def add_row(self) -> None:
-        """Note one more row of a running request."""
-        self._is_stale = True
-        self.num_rows += 1
-
-    def remove(self, request: RequestState) -> None:
-        """Remove a request and the rows that it has."""
-        del self._requests[request.order]
-        self.num -= 1
-        self.leave(request.live_rows)
-
-    def leave(self, rows: list[int]) -> None:
-        """Remove rows of a request that goes on or ends."""
-        self.num_rows -= len(rows)
-        if self._joined:
-            self._apply()
-        self._left += rows
-
-    def keep(self, rows: Rows) -> bool:
-        """Keep the array of a batch's rows if these are all running rows in order. Return whether they are."""
-        if self._left or self._is_stale:
-            return False
-        if rows is self._rows and not self._joined:
-            return True
-        self._apply()
-        if rows.tobytes() != self._rows.tobytes():
-            return False
-        self._rows = rows
-        return True
-
-    def settle(self, rows: Rows, going: Counts | None, computed: Counts, known: Counts) -> None:
-        """Remember as `steady` the rows that go on, at places `going`, int64 [k] (None: all), with their computed and
-        known tokens; only if `rows` were all running rows, and no other row has left or joined since."""
-        stay = rows
-        if going is not None:
-            stay, computed, known = rows[going], computed[going], known[going]
-        if rows is self._rows and not (self._joined or self._is_stale) and len(self._left) == len(rows) - len(stay):
-            self._rows, self._left, self.steady = stay, [], (stay, computed, known)
-
-    def take_steady(self) -> tuple[Rows, Counts, Counts] | None:
-        """Return `steady`, and forget it: rows may get other tokens from now on."""
-        steady, self.steady = self.steady, None
-        return steady
-
-    def rows(self) -> Rows:
-        """Return the rows in order."""
-        if self._is_stale:
-            self._rows = np.array([row for request in self for row in request.live_rows], np.int64)
-            self._is_stale, self._joined, self._left = False, [], []
-        elif self._joined or self._left:
-            self._apply()
-        return self._rows
-
-    def _apply(self) -> None:
-        """Append the rows that joined, or mask out those that left: there are never both."""
-        if self._joined:
-            self._rows, self._joined = np.concatenate([self._rows, self._joined]), []
-        elif self._left:
-            stays = np.ones(max(*self._left, int(self._rows.max(initial=0))) + 1, np.bool_)
-            stays[self._left] = False
-            self._rows, self._left = self._rows[stays[self._rows]], []

@@ -85,8 +85,8 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
     state.set_now(now)
     drawn = _skip_decodes(state.manager, rows, tokens)
     if state.running.steady is not None:
-        steady, computed, ends = state.running.steady
-        state.running.steady = (steady, computed + num_steps, ends + num_steps)
+        computed, ends = state.running.steady
+        state.running.steady = (computed + num_steps, ends + num_steps)
     if isinstance(state.composition, Apart):
         state.composition.skipped(num_steps)
     state.stats.count_batches(num_steps, len(rows) * num_steps, tokens.size)
@@ -131,7 +131,7 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
         return None
     if state.running.steady is None:
         return state.composition.walking(state, rows) if isinstance(state.composition, Lockstep) else None
-    return (rows, len(rows)) if state.running.steady[0] is rows else None
+    return rows, len(rows)
 
 
 def _steps_shut(state: State) -> int:
