@@ -19,6 +19,7 @@ from .state import Limits, State, Step
 
 NUM_PASSING = 4
 """If the policy allows it, the first that fits of so many requests behind the head of the queue may pass the head."""
+_NOTHING = 0, True  # the answer of `_ask` where no token exists elsewhere
 _NONE_JOIN = "lets no sequence join those that run"
 
 
@@ -99,23 +100,28 @@ def _first_to_enter(state: State, step: Step, head: RequestState, *, may_pass: b
 
 def _may_enter(state: State, step: Step, request: RequestState, free: int | None, *, is_head: bool) -> bool:
     """Whether a waiting request has seats, and memory now and at the peak. `free`: blocks, if the short way is open."""
-    manager, foresight, books = state.manager, state.foresight, state.books
-    if free is not None and request.is_plain:
-        # For most requests, no promised blocks are drawn first: `benchmarks/compare.py --only churn`.
-        has_room = books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
-        # Otherwise, a prompt whose first block is cached may fit, too, because it shares; one that passes draws first.
-        is_sure = is_head if has_room else free <= 0
-        if is_sure or not manager.content.has_first(request.first_tokens, request.root):
-            return has_room and (foresight is None or foresight.fits(request))
-    if not _has_seats(state, step, request):
-        return False
-    manager.growth.draw_promised()
-    if not books.has_room(request):
-        return False
-    is_whole = step.num_rows and not state.admission.chunked
-    if is_whole and max(len(tokens) for tokens in request.tokens if tokens is not None) > step.budget:
-        return False
-    return not state.outstanding.keeps_out(request) and (foresight is None or foresight.fits(request))
+    has_room = _has_plain_room(state, request, free, is_head=is_head) if free is not None and request.is_plain else None
+    if has_room is None:
+        if not _has_seats(state, step, request):
+            return False
+        state.manager.growth.draw_promised()
+        has_room = state.books.has_room(request) and not state.outstanding.keeps_out(request)
+        if step.num_rows and not state.admission.chunked:
+            # A whole prompt has to fit into what is left of the budget.
+            has_room &= max(len(tokens) for tokens in request.tokens if tokens is not None) <= step.budget
+    return has_room and (state.foresight is None or state.foresight.fits(request))
+
+
+def _has_plain_room(state: State, request: RequestState, free: int, *, is_head: bool) -> bool | None:
+    """Return whether `free` blocks hold a plain request without what is cached; None if its cached prefix may count:
+    one that lacks blocks shares it, and one that passes the head must not draw blocks that it hits."""
+    # For most requests, no promised blocks are drawn first: `benchmarks/compare.py --only churn`.
+    manager = state.manager
+    has_room = state.books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
+    may_share = not is_head if has_room else free > 0
+    if may_share and manager.content.has_first(request.first_tokens, request.root):
+        return None
+    return has_room
 
 
 def bring_back(state: State, step: Step, request: RequestState) -> None:
@@ -132,48 +138,32 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
 
 def admit(state: State, step: Step, request: RequestState) -> None:
     """Give a waiting request its rows and place what the budget allows; there is room for it."""
-    manager = state.manager
-    keep_at, level = (_lengths_to_keep(state, request), _level(state, request)) if manager.layout.sides else ((), 0)
+    has_sides = bool(state.manager.layout.sides)
+    keep_at, level = (_lengths_to_keep(state, request), _level(state, request)) if has_sides else ((), 0)
     state.waiting.let_in(request)
     step.admitted.append(request.id)
-    asks = request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0)
-    more: tuple[int, bool] | None = None
-    if asks and request.is_plain and not manager.content.has_first(request.first_tokens, request.root):
-        # None of its tokens are here, and most often none elsewhere.
-        more = _ask(state, request, 0)
-        asks = more[0] > 0
-    if request.is_plain and not asks and _are_ordinary(state, step):
-        # One call, whose blocks are drawn together with other requests': `benchmarks/compare.py --only churn`.
-        known, most = request.first_tokens, min(step.budget, state.limits.max_chunk)
-        row, found, count = manager.admit(known, request.root, most, keep_at=keep_at, level=level)
-        state.seat(request, 0, row, found)
-        state.stats.count_admission(len(known))
-        request.admitted()
-        state.queues.run(request, state.stats.steps)
-        is_whole = found + count == len(known)
-        step.note_chunk(request, row, found, count, is_whole=is_whole)
-        if not is_whole:
-            manager.growth.draw_promised()
-            state.books.owe(request)
+    elsewhere = _ask_before_its_hit(state, request)
+    if request.is_plain and elsewhere == _NOTHING and _are_ordinary(state, step):
+        _admit_plain(state, step, request, keep_at, level)
         return
-    manager.growth.draw_promised()
+    state.manager.growth.draw_promised()
     state.books.bound_if_due(request)
-    is_loading, num_known = False, 0
+    its, is_new, is_loading, num_known = request.request, request.is_new, False, 0
     for sequence, tokens in enumerate(request.tokens):
         if tokens is None:
             continue
-        count, reads, writes = request.is_new, request.request.reads_cache, request.request.writes_cache
-        row = manager.add_counted(
-            tokens, request.root, count=count, reads=reads, writes=writes, keep_at=keep_at, level=level
+        reads, writes = its.reads_cache, its.writes_cache
+        row = state.manager.add_counted(
+            tokens, request.root, count=is_new, reads=reads, writes=writes, keep_at=keep_at, level=level
         )
-        state.seat(request, sequence, row, manager.rows.num_launched.item(row))
+        state.seat(request, sequence, row, state.manager.rows.num_launched.item(row))
         num_known += len(tokens)
         state.reservation.take(state.books, request, sequence)
-        is_loading = asks and _list_loads(state, step, request, row, more)
+        is_loading = elsewhere != _NOTHING and _load(state, step, request, row, elsewhere)
         if not is_loading and request.num_live > 1 and step.budget > 0:
             # The next sequence of the group shares what this one computes, so this one is placed first.
             place_chunk(state, step, request, row)
-    if request.is_new:
+    if is_new:
         state.stats.count_admission(num_known)
         request.admitted()
     if is_loading:
@@ -181,6 +171,22 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         state.books.owe(request)
     else:
         _start(state, step, request, is_fresh=request.num_live == 1)
+
+
+def _admit_plain(state: State, step: Step, request: RequestState, keep_at: Sequence[int], level: int) -> None:
+    """Admit an ordinary request in one call, whose blocks are drawn together with those of others."""
+    # What it saves: `benchmarks/compare.py --only churn`.
+    known, most = request.first_tokens, min(step.budget, state.limits.max_chunk)
+    row, found, count = state.manager.admit(known, request.root, most, keep_at=keep_at, level=level)
+    state.seat(request, 0, row, found)
+    state.stats.count_admission(len(known))
+    request.admitted()
+    state.queues.run(request, state.stats.steps)
+    is_whole = found + count == len(known)
+    step.note_chunk(request, row, found, count, is_whole=is_whole)
+    if not is_whole:
+        state.manager.growth.draw_promised()
+        state.books.owe(request)
 
 
 def _level(state: State, request: RequestState) -> int:
@@ -221,29 +227,44 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
         state.books.owe(request)
 
 
+def _ask_before_its_hit(state: State, request: RequestState) -> tuple[int, bool] | None:
+    """Return `_ask` of a waiting request; None: it depends on what is cached, and is asked when the request has a row."""
+    if request.num_loading is not None and (state.elsewhere is None or not request.request.num_computed):
+        return _NOTHING
+    if not request.is_plain or state.manager.content.has_first(request.first_tokens, request.root):
+        return None
+    # None of its tokens are here, and most often none elsewhere.
+    return _ask(state, request, 0)
+
+
 def _ask(state: State, request: RequestState, have: int) -> tuple[int, bool]:
     """Ask how many tokens behind the first `have` exist elsewhere, and whether they come late (by `loaded`)."""
     request.await_load(0)
-    return (request.request.num_computed - have, True) if state.elsewhere is None else state.elsewhere(request.id, have)
+    if state.elsewhere is None:
+        return request.request.num_computed - have, True
+    num, is_late = state.elsewhere(request.id, have)
+    return (num, is_late) if num > 0 else _NOTHING
 
 
-def _list_loads(state: State, step: Step, request: RequestState, row: int, more: tuple[int, bool] | None) -> bool:
-    """Reserve and list blocks for tokens that come late from elsewhere. Return whether there are any. Other tokens are
-    listed when the row is placed. `more`: the answer of `_ask`; None: it is asked now."""
+def _load(state: State, step: Step, request: RequestState, row: int, elsewhere: tuple[int, bool] | None) -> bool:
+    """Note which tokens of the row come from elsewhere. Return whether it waits for them: then blocks for them are
+    reserved and listed now. If they come early, they are listed when the row is placed. `elsewhere`: None: asked now."""
     manager, size = state.manager, state.manager.block_size
     have, known = manager.rows.num_launched.item(row), manager.rows.num_tokens.item(row)
-    num_more, is_late = more or _ask(state, request, have)
-    wanted = min(most := have + num_more, known - 1)
+    num_more, is_late = elsewhere or _ask(state, request, have)
+    # At least the last token is computed here.
+    stop = min(have + num_more, known - 1)
     if not is_late:
-        step.load(row, wanted)
+        step.load(row, stop)
         return False
-    num_blocks = state.books.blocks_for(wanted if state.elsewhere is None else min(most, known))
-    if wanted <= have or num_blocks - manager.rows.num_blocks.item(row) > manager.device.num_available:
+    # A caller that is asked fills all that exists elsewhere, with the last token.
+    num_blocks = state.books.blocks_for(stop if state.elsewhere is None else min(have + num_more, known))
+    if stop <= have or num_blocks - manager.rows.num_blocks.item(row) > manager.device.num_available:
         return False
     manager.reserve_rows(np.array([row]), np.array([num_blocks]))
     table = manager.rows.table(row)[:num_blocks].tolist()
-    step.loads.extend((row, column * size, table[column]) for column in range(have // size, len(table)))
-    request.await_load(wanted - have)
+    step.loads.extend((row, column * size, table[column]) for column in range(have // size, num_blocks))
+    request.await_load(stop - have)
     return True
 
 
