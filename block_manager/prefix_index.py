@@ -16,7 +16,7 @@ import numpy as np
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
 from .pool import Pool, Retentions
-from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Node, Path, Run, Span, stretches, upwards
+from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Node, Path, Run, Span, spans_to, stretches
 from .tables import Tables
 
 
@@ -127,11 +127,11 @@ class PrefixIndex:
         found: set[tuple[bytes, ...]] = set()
         for run in self.runs.values():
             length = self.confirmed_length(run)
-            way = list(upwards(run, length - 1))[::-1]
-            data = b"".join(self.run_tokens(each, 0, at + 1) for each, at in way)
-            path = (way[0][0].key[:-size], *(data[start : start + size] for start in range(0, len(data), size)))
-            first = len(path) - length
-            found.update(path[: first + at + 1] for at in range(length) if self.block(place, run, at) >= 0)
+            spans = spans_to(run, length - 1)
+            data = b"".join(self.run_tokens(*span) for span in spans)
+            path = (spans[0][0].key[:-size], *(data[start : start + size] for start in range(0, len(data), size)))
+            are_there = self.blocks_in(place, run, 0, length) >= 0
+            found.update(path[: len(path) - length + at + 1] for at in are_there.nonzero()[0].tolist())
         return found
 
     def hashes(self, row: int) -> list[bytes]:
@@ -152,7 +152,8 @@ class PrefixIndex:
         while block < limit:
             if run is not None:
                 first = at + 1
-                count = min(self._num_usable(place, run, first), limit - block)
+                stop = self._pending_length(run) if place == DEVICE else run.confirmed_length
+                count = min(self.num_there(place, run, first, stop), limit - block)
                 same = self._common(run, first, data, block, count) if count > 0 else 0
                 if same:
                     at += same
@@ -171,15 +172,27 @@ class PrefixIndex:
             run, at = child, -1
         return Match(spans, block - after.num_blocks, first_pending)
 
-    def _num_usable(self, place: int, run: Run, first: int) -> int:
-        """How many nodes of the run from `first` on a lookup may use: they reside in the place without a gap."""
-        if run.row >= 0:
-            return self._pending_length(run) - first if place == DEVICE else 0
-        return run.num_there(place, first, run.length if place == DEVICE else run.confirmed_length)
+    def num_there(self, place: int, run: Run, first: int, stop: int) -> int:
+        """Number of nodes from `first` on, before `stop`, that reside in a place of the full group without a gap."""
+        # The device has all nodes of an open run.
+        return stop - first if run.row >= 0 and place == DEVICE else run.num_there(place, first, stop)
 
     def blocks_of(self, place: int, spans: list[Span]) -> Blocks:
-        parts = [self._span_blocks(place, *span) for span in spans]
+        """The block of each of these nodes in a place, int64 [n], -1: it has none; of the full group in open runs, too."""
+        parts = [self.blocks_in(place, *span) for span in spans]
         return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else NO_BLOCKS
+
+    def blocks_in(self, place: int, run: Run, first: int, stop: int) -> Blocks:
+        """`blocks_of` of one span. Not to be written to."""
+        if run.row >= 0 and place == DEVICE:
+            start = self.paths[run.row].published
+            return self._tables.blocks[0, run.row, start + first : start + stop].astype(np.int64)
+        there = run.blocks[place][first:stop]
+        return there if len(there) == stop - first else run.blocks_in(place, first, stop)
+
+    def block(self, place: int, run: Run, at: int) -> int:
+        """The block of a node in a place; -1: it has none."""
+        return self.blocks_in(place, run, at, at + 1).item()
 
     def fills_next(self, row: int) -> bool:
         """Whether the row's launched tokens fill the block that it looks up next."""
@@ -325,7 +338,7 @@ class PrefixIndex:
             return
         length = max(self._pending_length(run) if length is None else length, 0)
         self._note_pending(run, row, start, length)
-        blocks = self._span_blocks(DEVICE, run, 0, length)
+        blocks = self.blocks_in(DEVICE, run, 0, length)
         self._keep(run, row, start, blocks)
         self.pools[DEVICE].carry(blocks, run)
         if run.retained or run.open_level:
@@ -392,12 +405,6 @@ class PrefixIndex:
         blocks = self.pools[place].draw(stop - first, pages)
         self.reside(place, run, first, blocks[::-1])
         return blocks
-
-    def block(self, place: int, run: Run, at: int) -> int:
-        """The block of a node in a place; -1: it has none."""
-        if run.row >= 0 and place == DEVICE:
-            return self._tables.blocks.item(0, run.row, self.paths[run.row].published + at)
-        return run.block(place, at)
 
     def clear(self) -> None:
         """Forget all content. No block of either tier is used, so no path has a node."""
@@ -652,12 +659,6 @@ class PrefixIndex:
             if end is not None and run.block(DEVICE, at) < 0 and (run.block(HOST, at) < 0 or end.block(DEVICE, 0) >= 0):
                 self._give_up(end, 0)
                 self._unlink(end, trims=False)
-
-    def _span_blocks(self, place: int, run: Run, first: int, stop: int) -> Blocks:
-        if run.row < 0 or place != DEVICE:
-            return run.blocks[place][first:stop]
-        start = self.paths[run.row].published
-        return self._tables.blocks[0, run.row, start + first : start + stop].astype(np.int64)
 
     def run_tokens(self, run: Run, first: int, stop: int) -> bytes:
         size = self.block_bytes

@@ -12,6 +12,7 @@ A *place* is where a node may reside: a tier of a group, by index in `PrefixInde
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeVar
@@ -227,13 +228,8 @@ class Path:
     open: Run | None = None
 
     def __init__(self, root: bytes, *, reads: bool = True, writes: bool = True, open_level: int = 0) -> None:
-        self.root, self.reads, self.writes, self.open_level, self.guard = (
-            root,
-            reads,
-            writes,
-            open_level,
-            0 if writes else -1,
-        )
+        self.root, self.reads, self.writes, self.open_level = root, reads, writes, open_level
+        self.guard = 0 if writes else -1
 
     @property
     def prefix(self) -> bytes:
@@ -283,15 +279,7 @@ class Path:
 
     def spans(self, first: int) -> list[Span]:
         """The nodes of blocks `first` to `published` - 1, in order."""
-        found: list[Span] = []
-        stop = self.published
-        for run, at in upwards(self.run, self.at):
-            if stop <= first:
-                break
-            found.append((run, max(0, at + 1 - stop + first), at + 1))
-            stop -= at + 1
-        found.reverse()
-        return found
+        return spans_to(self.run, self.at, self.published - first)
 
 
 def upwards(run: Run | None, at: int) -> Iterator[tuple[Run, int]]:
@@ -301,14 +289,31 @@ def upwards(run: Run | None, at: int) -> Iterator[tuple[Run, int]]:
         at, run = run.at, run.parent
 
 
+def spans_to(run: Run | None, at: int, num_nodes: int = sys.maxsize) -> list[Span]:
+    """The last `num_nodes` nodes from the root to a node, in order; by default all."""
+    found: list[Span] = []
+    for each, last in upwards(run, at):
+        if num_nodes <= 0:
+            break
+        found.append((each, max(0, last + 1 - num_nodes), last + 1))
+        num_nodes -= last + 1
+    return found[::-1]
+
+
+def split_at(spans: list[Span], num_nodes: int) -> tuple[list[Span], list[Span]]:
+    """The first `num_nodes` nodes of spans, or all if there are fewer, and those after them."""
+    before, after = list[Span](), list[Span]()
+    for run, first, stop in spans:
+        middle = min(first + max(num_nodes, 0), stop)
+        before += [(run, first, middle)] * (first < middle)
+        after += [(run, middle, stop)] * (middle < stop)
+        num_nodes -= stop - first
+    return before, after
+
+
 def first_of(spans: list[Span], num_nodes: int) -> list[Span]:
     """The first `num_nodes` nodes of spans; all if there are fewer."""
-    found: list[Span] = []
-    for run, first, stop in spans:
-        if num_nodes > 0:
-            found.append((run, first, min(stop, first + num_nodes)))
-        num_nodes -= stop - first
-    return found
+    return split_at(spans, num_nodes)[0]
 
 
 def stretches(are_there: NDArray[np.bool_]) -> list[tuple[int, int]]:

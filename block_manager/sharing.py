@@ -23,7 +23,7 @@ from .growth import Growth
 from .layout import Counts
 from .pool import Retained
 from .prefix_index import NOTHING, Match, PrefixIndex
-from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Run, Span, first_of, num_nodes, upwards
+from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Span, first_of, num_nodes, split_at, upwards
 from .side_content import HitEnd, Part, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
@@ -378,28 +378,21 @@ class Content:
 
     def spans_of(self, way: list[Node]) -> list[Span]:
         """The cached nodes of a way, first to last, without a gap: those on the device, then those on the host."""
-        found, is_here = list[Span](), True
+        found = list[Span]()
         for run, at in reversed(way):
             stop = min(at + 1, self._index.confirmed_length(run))
-            length = self._on_device(run, 0, stop) if is_here else 0
-            if not (is_here := length > at):
-                length += run.num_there(HOST, length, stop)
+            # The device has no node behind one that it lacks.
+            length = self._index.num_there(DEVICE, run, 0, stop)
+            length += run.num_there(HOST, length, stop)
             if length:
                 found.append((run, 0, length))
             if length <= at:
                 break
         return found
 
-    def _on_device(self, run: Run, first: int, stop: int) -> int:
-        return stop - first if run.row >= 0 else run.num_there(DEVICE, first, stop)
-
     def split(self, spans: list[Span]) -> tuple[list[Span], list[Span]]:
-        """Split confirmed nodes: those that the device has without a gap, and those after them."""
-        for i, (run, first, stop) in enumerate(spans):
-            if (num := self._on_device(run, first, stop)) < stop - first:
-                here = [(run, first, first + num)] if num else []
-                return spans[:i] + here, [(run, first + num, stop), *spans[i + 1 :]]
-        return spans, []
+        """Split confirmed nodes: those that the device has, and those after them."""
+        return split_at(spans, int(np.count_nonzero(self._index.blocks_of(DEVICE, spans) >= 0)))
 
     def within(self, way: list[Node], room: int, *, was_left: bool) -> tuple[int, list[Part]]:
         """How many blocks of a way a row can begin with: those on the device, and those that loads bring into `room`

@@ -37,6 +37,7 @@ from .runs import (
     Span,
     first_of,
     num_nodes,
+    spans_to,
     spans_where,
     stretches,
     upwards,
@@ -223,7 +224,7 @@ class SideContent:
 
     def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
         """Whether every side can stand after each of the run's first `length` nodes, all confirmed: bool [length]."""
-        spans = [(each, 0, at + 1) for each, at in upwards(run, length - 1)][::-1]
+        spans = spans_to(run, length - 1)
         stands: NDArray[np.bool_] = np.logical_and.reduce(self._stands(Match(spans, num_nodes(spans), -1), 0))
         return stands[-length:]
 
