@@ -67,67 +67,82 @@ class Sharing:
         """Look up content behind the row's blocks, and share or load it. Returns the tokens won: 0 for a row in flight,
         or one with blocks beyond its nodes, which it computed itself. Loads what only the host has where that is worth
         it (`load_where`), into at most `room` pages (None: all that can be drawn)."""
-        index, tables = self._index, self._tables
-        path = index.paths[row]
-        if tables.num_launched[row] != tables.num_computed[row]:
+        if (limit := self._begin_lookup(row)) <= 0:
             return 0
-        if index.is_behind(row):
-            # Another batch had the same blocks pending. It may have ended.
-            self.publish(row)
-        have = path.published
-        if path.open is not None or tables.num_blocks[row] != have or not path.reads:
-            return 0
-        size = tables.block_size
-        limit = (int(tables.num_tokens[row]) - 1) // size - have
-        if limit <= 0:
-            return 0
-        if path.run is None and path.root + tables.block_bytes(row, 0) not in index.runs:
-            # The first block of most new prompts is not cached.
-            return 0
-        data = tables.tokens[row, have * size : (have + limit) * size].tobytes()
         if self._offload is not None:
             # Before the lookup, so that this draw evicts nothing that is found.
             self._growth.draw_promised()
-        match, offload = index.match(path, data, limit), self._offload if self._growth.may_copy else None
-        sides, on_host, end, brought, loaded = self._sides, list[Span](), None, list[tuple[int, Blocks]](), 0
+        match, loaded = self._match(row, limit), 0
         if self._growth.layout.sides:
-            known = tables.tokens[row, : tables.num_tokens[row]]
-            found = both = sides.find(path, known, match, have, row)
-            if offload is not None:
-                both = sides.find(path, known, match, have, row, tiers=2)
-                room = self._growth.num_unpromised if room is None else room
-                best, parts = sides.cheapest(found, both, have, room, offload.is_worth_loading)
-                if brought := offload.bring(parts):
-                    found, loaded = best, sides.length_of(best) - sides.length_of(found)
-            noted = both._replace(hit=found.hit, end=found.end)
-            sides.note(row, noted, have + limit, have, count=count, from_host=loaded)
-            match, end = found.hit, found.end
-        elif offload is not None and match.first_pending < 0 and match.num_blocks < limit:
-            on_host = index.match(path, data, limit, HOST, match).spans
-        won = self._take(row, have, match, count, with_states=end is None) if match.num_blocks else 0
-        if end is not None:
-            won += sides.ends.take(row, have, end)
-        for place, blocks in brought:
-            index.pools[place].release(blocks)
-        if on_host:
-            loaded = self._load(row, on_host, room)
-            won += loaded
+            won, loaded = self._take_where_sides_stand(row, match, limit, room, count=count)
+        else:
+            won = self._take(row, match, count=count) if match.num_blocks else 0
+            if match.first_pending < 0 and match.num_blocks < limit:
+                loaded = self._load(row, limit - match.num_blocks, room)
+                won += loaded
         if count:
             self.hit_tokens += won
             self.host_hit_tokens += loaded
         return won
 
-    def _take(self, row: int, have: int, match: Match, count: bool, *, with_states: bool) -> int:
-        """Let the row, which has `have` blocks, share what was found on the device. Returns the tokens won."""
+    def _begin_lookup(self, row: int) -> int:
+        """Publish what the row has computed. Return how many blocks behind that may be found: 0 or less if none can."""
+        index, tables, path = self._index, self._tables, self._index.paths[row]
+        if tables.num_launched[row] != tables.num_computed[row]:
+            return 0
+        if index.is_behind(row):
+            # Another batch had the same blocks pending. It may have ended.
+            self.publish(row)
+        if path.open is not None or tables.num_blocks[row] != path.published or not path.reads:
+            return 0
+        if path.run is None and path.root + tables.block_bytes(row, 0) not in index.runs:
+            # The first block of most new prompts is not cached.
+            return 0
+        return (int(tables.num_tokens[row]) - 1) // tables.block_size - path.published
+
+    def _match(self, row: int, limit: int, place: int = DEVICE) -> Match:
+        """Find what a place has of the row's next `limit` blocks behind its closed path."""
+        path, size = self._index.paths[row], self._tables.block_size
+        data = self._tables.tokens[row, path.published * size : (path.published + limit) * size].tobytes()
+        return self._index.match(path, data, limit, place)
+
+    def _take_where_sides_stand(
+        self, row: int, match: Match, limit: int, room: int | None, *, count: bool
+    ) -> tuple[int, int]:
+        """Choose the part of the match, or a longer one with loads, that all groups have, load it, and let the row
+        share it. Returns the tokens won, and how many of them were loaded."""
+        tables, sides, brought = self._tables, self._sides, list[tuple[int, Blocks]]()
+        path, known = self._index.paths[row], tables.tokens[row, : tables.num_tokens[row]]
+        have = path.published
+        here, both = sides.find(path, known, match, have, may_copy=self._growth.may_copy)
+        found = here
+        if both is not here and self._offload is not None:
+            room = self._growth.num_unpromised if room is None else room
+            cheapest, parts = sides.cheapest(here, both, have, room, self._offload.is_worth_loading)
+            if brought := self._offload.bring(parts):
+                found = cheapest
+        loaded = sides.length_of(found) - sides.length_of(here)
+        sides.note(row, both.cut(found.num_blocks, found.end), have + limit, have, count=count, from_host=loaded)
+        won = 0
+        if found.num_blocks:
+            won = self._take(row, found.hit, count=count, with_states=found.end is None)
+        if found.end is not None:
+            won += sides.ends.take(row, have, found.end)
+        for place, blocks in brought:
+            self._index.pools[place].release(blocks)
+        return won, loaded
+
+    def _take(self, row: int, match: Match, *, count: bool, with_states: bool = True) -> int:
+        """Let the row share what was found on the device. Returns the tokens won."""
         index, tables, size = self._index, self._tables, self._tables.block_size
         if match.first_pending >= 0:
             # A pending block may be promised and not drawn yet. The caller made sure that this draw evicts nothing.
             self._growth.draw_promised()
+        have, blocks = index.paths[row].published, index.blocks_of(DEVICE, match.spans)
         tables.ensure_columns(have + match.num_blocks)
-        blocks = index.blocks_of(DEVICE, match.spans)
         self._device.hold(blocks)
         self._sides.take(row, have, match, with_states=with_states)
-        won = self._go_on(row, have, blocks, match.spans[-1])
+        won = self._go_on(row, blocks, match.spans[-1])
         if match.first_pending >= 0:
             self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
             if count:
@@ -145,7 +160,7 @@ class Sharing:
             if path.open is not None or not path.reads:
                 continue
             first = path.published
-            match = index.match(path, tables.tokens[row, first * size : stop * size].tobytes(), stop - first)
+            match = self._match(row, stop - first)
             known = match.num_blocks if match.first_pending < 0 else match.first_pending - first
             blocks, held = index.blocks_of(DEVICE, match.spans)[:known], tables.blocks[0, row, first:have]
             # Behind its nodes the row may hold blocks of its own, which it has to write.
@@ -156,27 +171,26 @@ class Sharing:
                 self._growth.hold_promised(row, have, blocks[len(held) :])
             self._flights.composed.written_from.update({row: min((first + len(blocks)) * size, ends.item(i))})
 
-    def _go_on(self, row: int, have: int, blocks: Blocks, last: Span) -> int:
-        """Append `blocks`, with last nodes `last`, to the row's table and path of `have` blocks. Returns tokens."""
-        run, _, stop = last
-        self._growth.write(row, have, blocks)
-        self._index.paths[row].step_on(run, stop - 1, len(blocks))
-        stop = (have + len(blocks)) * self._tables.block_size
-        self._tables.set_progress(row, stop, stop)
-        return len(blocks) * self._tables.block_size
+    def _go_on(self, row: int, blocks: Blocks, last: Span) -> int:
+        """Append `blocks`, with last nodes `last`, to the row's table and path. Returns their tokens."""
+        (run, _, stop), path, size = last, self._index.paths[row], self._tables.block_size
+        self._growth.write(row, path.published, blocks)
+        path.step_on(run, stop - 1, len(blocks))
+        self._tables.set_progress(row, path.published * size, path.published * size)
+        return len(blocks) * size
 
-    def _load(self, row: int, spans: list[Span], room: int | None) -> int:
-        """Load nodes that only the host has, behind the row's: draw blocks, plan copies. Returns the tokens won."""
-        tables, device, offload = self._tables, self._device, self._offload
-        assert offload is not None, "content is on the host alone only where it is offloaded"
-        have, size, pages = int(tables.num_blocks[row]), tables.block_size, self._growth.layout.full_pages
-        room = device.num_available if room is None else min(room, device.num_available)
-        num_blocks = min(num_nodes(spans), room // pages)
-        if num_blocks <= 0 or not offload.is_worth_loading(have * size, (have + num_blocks) * size, num_blocks * pages):
+    def _load(self, row: int, limit: int, room: int | None) -> int:
+        """Load what only the host has of the row's next `limit` blocks: draw blocks, plan copies. Returns tokens."""
+        device, offload = self._device, self._offload
+        if offload is None or not self._growth.may_copy:
             return 0
-        tables.ensure_columns(have + num_blocks)
-        spans = first_of(spans, num_blocks)
-        return self._go_on(row, have, offload.load(spans), spans[-1])
+        match, size, pages = self._match(row, limit, HOST), self._tables.block_size, self._growth.layout.full_pages
+        room = device.num_available if room is None else min(room, device.num_available)
+        num_blocks, start = min(match.num_blocks, room // pages), self._index.paths[row].published * size
+        if num_blocks <= 0 or not offload.is_worth_loading(start, start + num_blocks * size, num_blocks * pages):
+            return 0
+        spans = first_of(match.spans, num_blocks)
+        return self._go_on(row, offload.load(spans), spans[-1])
 
     def publish(self, row: int) -> None:
         """Make nodes of the row's confirmed full blocks; release duplicates of nodes on the device."""
@@ -255,8 +269,7 @@ class Content:
 
     def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent) -> None:
         self._index, self._growth, self._offload, self._sides = index, growth, offload, sides
-        self._tables, self._num_tiers = growth.tables, 1 + (offload is not None)
-        self.retentions = index.retentions
+        self._tables, self.retentions = growth.tables, index.retentions
         # None until events are read.
         self._events: EventLog | None = None
 
@@ -274,27 +287,25 @@ class Content:
 
     def hit_end(self, tokens: NDArray[np.int32], root: bytes) -> HitEnd:
         """Where a lookup of these tokens would end now, in a model with sides."""
-        sides, match = self._sides, self._match(tokens, root)
-        found = both = best = sides.find(Path(root), tokens, match)
+        sides, sought = self._sides, (len(tokens) - 1) // self._tables.block_size
+        here, both = sides.find(Path(root), tokens, self._match(tokens, root))
+        found = here
         if self._offload is not None:
-            both = sides.find(Path(root), tokens, match, tiers=2)
-            best, _ = sides.cheapest(found, both, 0, self._growth.num_unpromised, self._offload.is_worth_loading)
-        result, from_host = both._replace(hit=best.hit, end=best.end), sides.length_of(best) - sides.length_of(found)
-        return sides.hit_end(result, (len(tokens) - 1) // self._tables.block_size, from_host=from_host)
+            found, _ = sides.cheapest(here, both, 0, self._growth.num_unpromised, self._offload.is_worth_loading)
+        from_host = sides.length_of(found) - sides.length_of(here)
+        return sides.hit_end(both.cut(found.num_blocks, found.end), sought, from_host=from_host)
 
     def lookup(self, tokens: NDArray[np.int32], root: bytes) -> Hit:
         """The cached prefix of a prompt, at most len(tokens) - 1 tokens. Changes and counts nothing."""
         index, size, end, on_host = self._index, self._tables.block_size, None, 0
-        match, has_host = self._match(tokens, root), self._offload is not None
+        match = self._match(tokens, root)
         if self._growth.layout.sides:
-            found = self._sides.find(Path(root), tokens, match)
-            both = self._sides.find(Path(root), tokens, match, tiers=2) if has_host else found
-            on_host = self._sides.length_of(both) - self._sides.length_of(found)
-            *_, match, end = found
-        elif has_host and match.first_pending < 0:
-            on_host = (
-                index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match).num_blocks * size
-            )
+            here, both = self._sides.find(Path(root), tokens, match)
+            on_host = self._sides.length_of(both) - self._sides.length_of(here)
+            match, end = here.hit, here.end
+        elif self._offload is not None and match.first_pending < 0:
+            rest = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match)
+            on_host = rest.num_blocks * size
         blocks = index.blocks_of(DEVICE, match.spans)
         if end is not None:
             return Hit(match.num_blocks * size + len(end.tokens) // 4, np.append(blocks, end.block(DEVICE, 0)), on_host)
@@ -332,7 +343,7 @@ class Content:
         """`BlockManager.retain`. Raises UnknownContent, or InvalidConfig for `until`."""
         if not (spans := self.confirmed(tokens, root)):
             raise UnknownContent(len(tokens))
-        self.retentions.retain(self._sides.reached(spans, self._num_tiers, with_end=False), level, until)
+        self.retentions.retain(self._sides.reached(spans, with_end=False), level, until)
         return num_nodes(spans) * self._tables.block_size
 
     def retain_way(self, way: list[Node], level: int, until: float | None, *, was_left: bool) -> Retained | None:
@@ -340,8 +351,8 @@ class Content:
         passed. `was_left`: a row ended behind the way."""
         if (until is not None and until <= self.retentions.now) or not (spans := self.spans_of(way)):
             return None
-        with_end = was_left and _is_whole(way, spans)
-        return self.retentions.retain(self._sides.reached(spans, self._num_tiers, with_end=with_end), level, until)
+        reached = self._sides.reached(spans, with_end=was_left and _is_whole(way, spans))
+        return self.retentions.retain(reached, level, until)
 
     def confirmed(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
         """The confirmed nodes of a prefix, all of these tokens at most: those on the device, then those on the host."""
@@ -397,22 +408,20 @@ class Content:
     def within(self, way: list[Node], room: int, *, was_left: bool) -> tuple[int, list[Part]]:
         """How many blocks of a way a row can begin with: those on the device, and those that loads bring into `room`
         pages (-1: none). And the parts that it takes. `was_left`: a row ended behind the way; its end is taken, too."""
-        spans = self.spans_of(way)
-        with_end = was_left and _is_whole(way, spans)
+        spans, sides = self.spans_of(way), self._sides
         here, there = self.split(spans)
-        num_here, sides = num_nodes(here), self._sides
         if not self._growth.layout.sides:
-            there = first_of(there, max(room, 0) // self._growth.layout.full_pages)
-            blocks = np.append(self._index.blocks_of(DEVICE, here), np.full(num := num_nodes(there), -1))
-            return num_here + num, [(DEVICE, here + there, blocks)]
-        found = sides.standing(here, 1, with_end=with_end and not there)
-        both = sides.standing(spans, self._num_tiers, with_end=with_end)
-        best, parts = sides.cheapest(found, both, 0, room, lambda *_: True)
-        return best.hit.num_blocks, parts or sides.taken_by(best, 0, num_here)
+            spans = here + first_of(there, max(room, 0) // self._growth.layout.full_pages)
+            return num_nodes(spans), [Part(DEVICE, spans, self._index.blocks_of(DEVICE, spans))]
+        with_end = was_left and _is_whole(way, spans)
+        found = sides.standing(here, with_end=with_end and not there, tiers=1)
+        both = sides.standing(spans, with_end=with_end)
+        found, parts = sides.cheapest(found, both, 0, room, lambda *_: True)
+        return found.num_blocks, parts or sides.parts_of(found, 0)
 
     def lacks(self, parts: list[Part]) -> bool:
         """Whether only the host has some of the blocks of these parts."""
-        return any((blocks == -1).any() for _, _, blocks in parts)
+        return any((part.blocks < 0).any() for part in parts)
 
     def pages_of(self, parts: list[Part]) -> int:
         """Pages of the device blocks of these parts."""

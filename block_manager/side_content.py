@@ -25,10 +25,11 @@ from paged.base.growing import rising_from
 from .flights import Flight, StateRead
 from .growth import Growth
 from .layout import Side
-from .prefix_index import NOTHING, Match, PrefixIndex
+from .prefix_index import Match, PrefixIndex
 from .runs import (
     DEVICE,
     HOST,
+    NO_BLOCKS,
     NUM_PLACES,
     Blocks,
     Path,
@@ -38,7 +39,7 @@ from .runs import (
     first_of,
     num_nodes,
     spans_to,
-    spans_where,
+    split_at,
     stretches,
     upwards,
 )
@@ -47,23 +48,37 @@ from .tables import Rows
 # Indices in `tables.wanted`. Index 0 is the prompt's end, which is kept only while pages are free. Then come its last
 # full block, the junction with other content, and the lengths in `keep_at`.
 _LAST, _JUNCTION = 1, 2
-# A place on the device, nodes, and the device block of each, int64 [n]: -1 if it is not there, -2 if it is not needed.
-Part = tuple[int, list[Span], Blocks]
+
+
+class Part(NamedTuple):
+    """What a row takes of one group: nodes, and the device block of each, int64 [n]; -1: only the host has it."""
+
+    place: int
+    spans: list[Span]
+    blocks: Blocks
 
 
 class Found(NamedTuple):
     """Result of a lookup.
 
-    match   the nodes that the full group has
-    stands  by side, bool [n]: can the side stand after each of the match's n confirmed blocks?
-    hit     the first nodes of the match that are taken; every side can stand after them
-    end     the end of a row behind the hit, from which a row can go on; None: there is none
+    match       the nodes that the full group has
+    stands      bool [tables, n]: can a side stand after each of the match's n confirmed blocks? First of all: can each?
+    num_blocks  length of the hit, the first nodes of the match: every side can stand after them
+    end         the end of a row behind the hit, from which a row can go on; None: there is none
     """
 
     match: Match
-    stands: list[NDArray[np.bool_]]
-    hit: Match
+    stands: NDArray[np.bool_]
+    num_blocks: int
     end: Run | None
+
+    @property
+    def hit(self) -> Match:
+        return Match(first_of(self.match.spans, self.num_blocks), self.num_blocks, -1)
+
+    def cut(self, num_blocks: int, end: Run | None = None) -> Found:
+        """The same lookup with the first `num_blocks` nodes as the hit, and this end behind them."""
+        return self._replace(num_blocks=num_blocks, end=end)
 
 
 class HitEnd(NamedTuple):
@@ -99,17 +114,11 @@ def _last(stands: NDArray[np.bool_]) -> int:
     return len(stands) - int(stands[::-1].argmax()) if stands.any() else 0
 
 
-def _cut(found: Found, num: int) -> Found:
-    """`found` with the first `num` blocks of its match as the hit, and no end of a row."""
-    hit = Match(first_of(found.match.spans, num), num, -1) if num else NOTHING
-    return found._replace(hit=hit, end=None)
-
-
 class SideContent:
     def __init__(self, index: PrefixIndex, growth: Growth, row_ends: bool) -> None:
         self._index, self._tables, self._device = index, growth.tables, growth.device
         self._layout, self._size = growth.layout, growth.tables.block_size
-        self._pages = self._layout.pages_of_place
+        self._pages, self._num_tiers = self._layout.pages_of_place, 1 + index.retentions.host_gives_way
         self.ends = RowEnds(index, growth, row_ends)
         # By table: pages that its window or chunk has passed and released so far.
         self.passed = [0] * (1 + len(self._layout.sides))
@@ -132,87 +141,105 @@ class SideContent:
         """Find the longest hit: the part of `match` after which every side can stand with content on the first `tiers`
         tiers (1: the device). The match begins behind the row's first `have` blocks."""
         stands = self._stands(match, have, tiers)
-        return _cut(Found(match, stands, NOTHING, None), _last(np.logical_and.reduce(stands)))
+        return Found(match, stands, _last(stands[0]), None)
 
-    def standing(self, spans: list[Span], tiers: int, *, with_end: bool) -> Found:
-        """`longest` of confirmed nodes; with `with_end`, the end of a row behind all of them, if there is one."""
+    def standing(self, spans: list[Span], *, with_end: bool, tiers: int | None = None) -> Found:
+        """`longest` of confirmed nodes, by default on all tiers; `with_end`: the end of a row behind all of them, if there
+        is one."""
+        tiers = tiers or self._num_tiers
         found = self.longest(Match(spans, num_nodes(spans), -1), tiers=tiers)
         return self.ends.behind(found, tiers) if with_end and spans else found
 
     def find(
-        self, path: Path, tokens: NDArray[np.int32], match: Match, have: int = 0, row: int = -1, tiers: int = 1
-    ) -> Found:
-        """`longest`, or an end of a row further on that `tokens` continue. `match` is what follows the closed `path`. 2
-        `tiers`: content on the host counts, too, if no node of the match is pending. `row`: who takes it, or -1."""
-        if tiers > 1 and (tiers := 1 + (match.first_pending < 0)) > 1:
-            stop = (len(tokens) - 1) // self._size
-            data = tokens[have * self._size : stop * self._size].tobytes()
-            rest = self._index.match(path, data, stop - have, HOST, match)
-            match = Match(match.spans + rest.spans, match.num_blocks + rest.num_blocks, -1)
-        found = self.longest(match, have, tiers)
-        return self.ends.find(path, tokens, have, found, tiers, is_new=row < 0)
+        self, path: Path, tokens: NDArray[np.int32], match: Match, have: int = 0, *, may_copy: bool = True
+    ) -> tuple[Found, Found]:
+        """Return two hits, of the device, and of all tiers: the `longest` each, or an end of a row further on that `tokens`
+        continue. `match` is what follows the closed `path` on the device. Unless a row `may_copy`, or if nodes are
+        pending, nothing can be loaded, and both are the same."""
+        here = self.longest(match, have)
+        if not may_copy:
+            return here, here
+        here = self.ends.find(path, tokens, have, here, 1)
+        if self._num_tiers == 1 or match.first_pending >= 0:
+            return here, here
+        stop = (len(tokens) - 1) // self._size
+        data = tokens[have * self._size : stop * self._size].tobytes()
+        rest = self._index.match(path, data, stop - have, HOST, match)
+        match = Match(match.spans + rest.spans, match.num_blocks + rest.num_blocks, -1)
+        return here, self.ends.find(path, tokens, have, self.longest(match, have, 2), 2)
 
     def cheapest(
-        self, found: Found, both: Found, have: int, room: int, is_worth: Callable[[int, int, int], bool]
+        self, here: Found, both: Found, have: int, room: int, is_worth: Callable[[int, int, int], bool]
     ) -> tuple[Found, list[Part]]:
-        """Choose between `found`, a hit on the device, and longer hits of `both` tiers that load at most `room` pages
-        and are worth it (`BlockManager.load_where`). Return the hit, and its parts: none if it is `found`."""
-        stands, best, paid, parts = np.logical_and.reduce(both.stands), found, 0, list[Part]()
-        stands[: found.hit.num_blocks] = False
-        # Try only the two ends of a stretch: each block in it costs as much as the one before, and saves more.
-        nums = dict.fromkeys([num for first, stop in stretches(stands) for num in (first + 1, stop)])
-        for offer in [*(_cut(both, num) for num in nums), *[both] * (both.end is not found.end)]:
-            taken = self.taken_by(offer, have, found.match.num_blocks)
-            pages = sum(int(np.count_nonzero(blocks == -1)) * self._pages[place] for place, _, blocks in taken)
-            start, stop = (have * self._size + self.length_of(each) for each in (best, offer))
+        """Choose between `here`, a hit on the device, and longer hits of `both` tiers that load at most `room` pages
+        and are worth it (`BlockManager.load_where`). Return the hit, and its parts: none if it is `here`."""
+        best, paid, parts = here, 0, list[Part]()
+        for hit in self._longer(here, both):
+            its_parts = self.parts_of(hit, have)
+            pages = sum(int(np.count_nonzero(part.blocks < 0)) * self._pages[part.place] for part in its_parts)
+            start, stop = (have * self._size + self.length_of(each) for each in (best, hit))
             if pages <= room and stop > start and is_worth(start, stop, pages - paid):
-                best, paid, parts = offer, pages, taken
+                best, paid, parts = hit, pages, its_parts
         return best, parts
 
+    def _longer(self, here: Found, both: Found) -> list[Found]:
+        """Hits of `both` behind `here`: of each stretch of blocks after which all sides can stand, the first and the
+        last one. Each block in a stretch costs as much as the one before, and saves more. Then that with an end."""
+        stands = both.stands[0].copy()
+        stands[: here.num_blocks] = False
+        nums = dict.fromkeys([num for first, stop in stretches(stands) for num in (first + 1, stop)])
+        return [both.cut(num) for num in nums] + [both] * (both.end is not here.end)
+
     def length_of(self, found: Found) -> int:
-        return found.hit.num_blocks * self._size + (0 if found.end is None else len(found.end.tokens) // 4)
+        return found.num_blocks * self._size + (0 if found.end is None else len(found.end.tokens) // 4)
 
-    def taken_by(self, found: Found, have: int, num_here: int) -> list[Part]:
-        """The parts that a row with `have` blocks takes, sides first. `num_here`: full-group nodes on the device."""
-        num, spans, end, parts = found.hit.num_blocks, found.hit.spans, found.end, list[Part]()
+    def parts_of(self, found: Found, have: int) -> list[Part]:
+        """What a row with `have` blocks takes of a hit: from each side what it reads there, then all of the full group."""
+        parts, spans, end = self._side_parts(found, have), found.hit.spans, found.end
+        parts.append(Part(DEVICE, spans, self._index.blocks_of(DEVICE, spans)))
+        if end is not None:
+            parts += [Part(place, [(end, 0, 1)], end.blocks_in(place, 0, 1)) for place in self._pages]
+        return parts
+
+    def _side_parts(self, found: Found, have: int = 0) -> list[Part]:
+        parts, spans = list[Part](), found.hit.spans
         for side in self._layout.sides:
-            blocks = self._residence(side, spans)
-            blocks[: max(0, side.reads_from(have + num) - have)] = -2
-            parts += [(side.place, spans, blocks)] * (end is None or not side.is_state)
-        full = np.full(num, -1)
-        full[:num_here] = self._index.blocks_of(DEVICE, first_of(spans, num_here))
-        parts.append((DEVICE, spans, full))
-        return parts if end is None else parts + [(at, [(end, 0, 1)], end.blocks_in(at, 0, 1)) for at in self._pages]
+            # The end of a row has a state of its own.
+            if found.end is None or not side.is_state:
+                _, read = split_at(spans, side.reads_from(have + found.num_blocks) - have)
+                parts.append(Part(side.place, read, self._residence(side, read)))
+        return parts
 
-    def reached(self, spans: list[Span], tiers: int, *, with_end: bool) -> dict[Run, list[Reach]]:
-        """What a retention of confirmed nodes covers, by run, last run first: these nodes and all before them, and what the
-        sides have at their last restart point. `with_end`: a row ended behind them; its end, and the point before it."""
-        # By run, not by span: the device may have the first nodes of a run, and the host the rest.
-        reaches: dict[Run, list[Reach]] = {run: [(0, 0, at + 1)] for run, at in upwards(spans[-1][0], spans[-1][2] - 1)}
+    def reached(self, spans: list[Span], *, with_end: bool) -> dict[Run, list[Reach]]:
+        """What a retention of confirmed nodes covers, by run, last run first: these nodes and all before them, and what
+        the sides have at their last restart point, and at even ones. `with_end`: a row ended behind them; its end, and
+        the restart point before it."""
+        last, _, stop = spans[-1]
+        reaches: dict[Run, list[Reach]] = {run: [(0, 0, at + 1)] for run, at in upwards(last, stop - 1)}
         if not self._layout.sides:
             return reaches
-        furthest = self.standing(spans, tiers, with_end=with_end)
-        stands, found = np.logical_and.reduce(furthest.stands), [furthest]
+        furthest = self.standing(spans, with_end=with_end)
+        stands, hits = furthest.stands[0], [furthest]
         if with_end:
             # The next prompt may leave out this row's answer, and then begins where the prompt ended.
             before = first_of(spans, num_nodes(spans) - (furthest.end is None))
-            found.append(self.standing(before, tiers, with_end=False))
-        found += [_cut(furthest, num) for num in self._layout.even_restarts(len(stands)) if stands[num - 1]]
-        for place, nodes, blocks in [part for each in found for part in self.taken_by(each, 0, 0)]:
-            for run, first, stop in spans_where(nodes, blocks > -2):
-                # The full group is covered above, but for the end of a row.
-                if place != DEVICE or run.is_end:
-                    reaches.setdefault(run, []).append((place // NUM_PLACES, first, stop))
-        # A row's end was not added first, but its run is the last one.
-        return dict(sorted(reaches.items(), key=lambda item: -item[0].id))
+            hits.append(self.standing(before, with_end=False))
+        hits += [furthest.cut(num) for num in self._layout.even_restarts(len(stands)) if stands[num - 1]]
+        for hit in hits:
+            for part in self._side_parts(hit):
+                for run, first, stop in part.spans:
+                    reaches[run].append((part.place // NUM_PLACES, first, stop))
+        if furthest.end is None:
+            return reaches
+        return {furthest.end: [(place // NUM_PLACES, 0, 1) for place in self._pages], **reaches}
 
-    def _stands(self, match: Match, have: int, tiers: int = 1) -> list[NDArray[np.bool_]]:
+    def _stands(self, match: Match, have: int, tiers: int = 1) -> NDArray[np.bool_]:
         """`Found.stands` of a match from column `have` on. The row holds what its windows reach back to before that."""
-        most = match.num_blocks if match.first_pending < 0 else min(match.num_blocks, match.first_pending - have)
+        most = match.num_blocks if match.first_pending < 0 else match.first_pending - have
         ends, found = np.arange(have + 1, have + most + 1), list[NDArray[np.bool_]]()
         for side in self._layout.sides:
             blocks = np.maximum.reduce([self._residence(side, match.spans, tier) for tier in range(tiers)])
-            is_there = blocks[: max(most, 0)] >= 0
+            is_there = blocks[:most] >= 0
             found.append(is_there)
             if side.is_state:
                 continue
@@ -220,20 +247,19 @@ class SideContent:
             # Holes before each column. A window stands if none lies between its first column and its end.
             holes = np.concatenate([[0], np.cumsum(~is_there)])
             found[-1] = holes[1:] == holes[np.maximum(begins - have, 0)]
-        return found
+        return np.array([np.logical_and.reduce(found), *found])
 
     def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
         """Whether every side can stand after each of the run's first `length` nodes, all confirmed: bool [length]."""
         spans = spans_to(run, length - 1)
-        stands: NDArray[np.bool_] = np.logical_and.reduce(self._stands(Match(spans, num_nodes(spans), -1), 0))
-        return stands[-length:]
+        return self._stands(Match(spans, num_nodes(spans), -1), 0)[0, -length:]
 
     def hit_end(self, lookup: Found, sought: int, have: int = 0, from_host: int = 0) -> HitEnd:
         """Describe where a lookup of `sought` blocks ended. The row had the first `have` of them before."""
         match, stands, *_ = lookup
-        size, most, found = self._size, have + len(stands[0]), (have + match.num_blocks) * self._size
+        size, most, found = self._size, have + stands.shape[1], (have + match.num_blocks) * self._size
         taken = have * size + self.length_of(lookup)
-        alone = [have + _last(each) for each in stands]
+        alone = [have + _last(each) for each in stands[1:]]
         limit, why = alone.index(min(alone)), "whole" if taken >= sought * size else "not cached"
         side, least = self._layout.sides[limit], min(alone)
         if taken < found:
@@ -241,7 +267,7 @@ class SideContent:
             first = side.reads_from(least + 1) - have
             is_evicted = self._was_evicted(side, first_of(match.spans, most - have), first)
             why = "pending" if least == most else "evicted" if is_evicted else "not kept"
-            if (have + _last(np.logical_and.reduce(stands))) * size > taken:
+            if (have + _last(stands[0])) * size > taken:
                 why = "not loaded"
         allowed = tuple([max(size * blocks, taken) for blocks in alone])
         return HitEnd(taken, size * most, found, size * sought, allowed, limit, why, from_host)
@@ -301,18 +327,16 @@ class SideContent:
 
     def _residence(self, side: Side, spans: list[Span], tier: int = DEVICE) -> Blocks:
         """The block of each node in a side's place on a tier, int64 [n]; -1: it has none."""
-        found = np.empty(num_nodes(spans), np.int64)
-        at = 0
+        tables, found = self._tables, [NO_BLOCKS]
         for run, first, stop in spans:
-            part = found[at : at + stop - first]
-            part[:] = run.blocks_in(side.place + tier, first, stop)
+            blocks = run.blocks_in(side.place + tier, first, stop)
             if run.row >= 0 and not side.is_state and tier == DEVICE:
                 # The run's row is still computing: what its window holds can be shared.
-                start, held = self._index.paths[run.row].published, int(self._tables.first[side.table, run.row])
-                begin = max(start + first, held)
-                part[max(0, begin - start - first) :] = self._tables.blocks[side.table, run.row, begin : start + stop]
-            at += stop - first
-        return found
+                start = self._index.paths[run.row].published
+                begin = max(start + first, tables.first.item(side.table, run.row))
+                blocks[begin - start - first :] = tables.blocks[side.table, run.row, begin : start + stop]
+            found.append(blocks)
+        return np.concatenate(found)
 
     def renew(self, spans: list[Span]) -> None:
         """Let what sides keep at even restarts of these nodes, from the root on, be used now: it is evicted after them."""
@@ -353,10 +377,6 @@ class SideContent:
                 self._device.release(tables.blocks[side.table, row, first : min(begin, have)])
             tables.put(side.table, row, slice(stop - len(blocks), stop), blocks)
             tables.set_first(side.table, row, max(begin, first))
-
-    def _wanted(self, row: int) -> set[int]:
-        """Numbers of blocks after which the row's prompt is wanted even if no page is free."""
-        return set(self._tables.wanted[_LAST:, row].tolist()) - {0}
 
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share from token `start` on ends: the first length at which states are wanted, at most `end`."""
@@ -410,25 +430,21 @@ class SideContent:
 
     def _pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
         """Release columns `first` to `stop` - 1, which a window passed. Keep wanted ones; others if pages are free."""
-        tables, columns, wanted = self._tables, np.arange(first, stop), self._wanted(row)
-        last = max(wanted, default=0)
-        is_wanted = np.zeros(len(columns), np.bool_)
-        for end in wanted:
-            is_wanted |= (columns >= side.first_column(end * self._size)) & (columns < end)
+        tables, device, columns = self._tables, self._device, np.arange(first, stop)
+        # By wanted length: the window from its end back.
+        ends = tables.wanted[_LAST:, row, None]
+        is_wanted = ((columns >= side.first_column(ends * self._size)) & (columns < ends)).any(axis=0)
         blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
-        was_content = self._device.has_content(blocks)
-        bounds = [0, *((is_wanted[1:] != is_wanted[:-1]).nonzero()[0] + 1).tolist(), len(columns)]
-        for begin, end in pairwise(bounds):
-            kept = is_wanted[begin] or self._device.num_free > 0
-            if kept and self._index.paths[row].writes:
-                self._keep(side, row, first + begin, blocks[begin:end])
-            if is_wanted[begin]:
-                self._device.release(blocks[begin:end])
-                continue
-            # Content from which other rows go on ages as usual. What only this conversation used goes first.
-            stays = was_content[begin:end] & tables.branches[row]
-            self._device.release(blocks[begin:end][stays])
-            self._device.release(blocks[begin:end][~stays], is_next=True)
+        # Content from which other rows go on ages as usual. What only this conversation used goes first.
+        is_next = ~is_wanted & ~(device.has_content(blocks) & tables.branches[row])
+        cuts = (np.diff(is_wanted).nonzero()[0] + 1).tolist()
+        for begin, end in pairwise([0, *cuts, len(columns)]):
+            its, goes_next = blocks[begin:end], is_next[begin:end]
+            if (is_wanted[begin] or device.num_free > 0) and self._index.paths[row].writes:
+                self._keep(side, row, first + begin, its)
+            device.release(its[~goes_next])
+            device.release(its[goes_next], is_next=True)
+        last = int(ends.max())
         if stop > side.first_column(last * self._size) and last * self._size <= tables.num_computed[row]:
             # Keep the rest of the last wanted window now: one call costs as much as a call for one block.
             self._keep(side, row, stop, tables.blocks[side.table, row, stop : min(last, tables.num_blocks[row])])
@@ -473,7 +489,7 @@ class SideContent:
         for row, start in zip(rows[may].tolist(), starts[may].tolist(), strict=True):
             if row in flight.reads or not self._index.paths[row].writes:
                 continue
-            is_wanted = start // size in self._wanted(row)
+            is_wanted = start // size in tables.wanted[_LAST:, row]
             if device.num_free >= pages or (is_wanted and device.num_available >= spared):
                 self.move_states(np.array([row]), np.array([start]), flight)
 
@@ -548,44 +564,40 @@ class RowEnds:
         if not any(pools[place].has_content(block) for place, block in blocks.items()):
             self._index.add_end(path, tables.tokens[row, column * self._size : computed].tobytes(), blocks)
 
-    def find(
-        self, path: Path, tokens: NDArray[np.int32], have: int, found: Found, tiers: int, *, is_new: bool
-    ) -> Found:
-        """`found` at column `have`, or a longer end of a row that `tokens` continue. `is_new`: no row takes it yet."""
-        if not self._index.ends or not (is_new or self._growth.may_copy):
+    def find(self, path: Path, tokens: NDArray[np.int32], have: int, found: Found, tiers: int) -> Found:
+        """`found` at column `have`, or a longer end of a row that `tokens` continue."""
+        if not self._index.ends:
             return found
-        match, stands, hit, _ = found
         layout, room = self._layout, self._growth.num_unpromised
-        for num_blocks, end in self._below(path, match, len(stands[0])):
+        for num_blocks, end in self._below(path, found):
             start = (have + num_blocks) * self._size
             length = start + len(end.tokens) // 4
             is_continued = length < len(tokens) and tokens[start:length].tobytes() == end.tokens
             # Room for all that the row then holds, for copies of the partial blocks, and for other states.
             needed = layout.pages_for((num_blocks + 1) * self._size) + layout.block_pages + layout.state_pages
-            if num_blocks < hit.num_blocks or not is_continued or room < needed:
+            if num_blocks < found.num_blocks or not is_continued or room < needed:
                 continue
-            if self._is_whole(end, stands, num_blocks, tiers):
-                return _cut(found, num_blocks)._replace(end=end)
+            if self._is_whole(end, found, num_blocks, tiers):
+                return found.cut(num_blocks, end)
         return found
 
     def behind(self, found: Found, tiers: int) -> Found:
         """`found`, or the end of a row behind its whole match, if these tiers have that."""
         run, _, stop = found.match.spans[-1]
         end, num = self._index.end_of(run, stop - 1), found.match.num_blocks
-        is_whole = end is not None and self._is_whole(end, found.stands, num, tiers)
-        return _cut(found, num)._replace(end=end) if is_whole else found
+        return found.cut(num, end) if end is not None and self._is_whole(end, found, num, tiers) else found
 
-    def _is_whole(self, end: Run, stands: list[NDArray[np.bool_]], num_blocks: int, tiers: int) -> bool:
+    def _is_whole(self, end: Run, found: Found, num_blocks: int, tiers: int) -> bool:
         """Return whether these tiers have all of an end behind `num_blocks` blocks, and windows can stand there."""
         is_there = all(any(end.block(at + tier, 0) >= 0 for tier in range(tiers)) for at in self._layout.pages_of_place)
         # With 0 blocks the row stands there already.
-        sides = zip(self._layout.sides, stands, strict=True) if num_blocks else ()
-        return is_there and all(side.is_state or stand[num_blocks - 1] for side, stand in sides)
+        windows = self._layout.bounded if num_blocks else ()
+        return is_there and all(found.stands[side.table, num_blocks - 1] for side in windows)
 
-    def _below(self, path: Path, match: Match, most: int) -> Iterator[tuple[int, Run]]:
-        """Yield (nodes before it, end) of ends behind a match's first `most` nodes, longest first, then the path's."""
-        stop = most
-        for run, first, last in reversed(first_of(match.spans, most)):
+    def _below(self, path: Path, found: Found) -> Iterator[tuple[int, Run]]:
+        """Yield (nodes before it, end) of ends behind a match's confirmed nodes, longest first, then the path's."""
+        stop = found.stands.shape[1]
+        for run, first, last in reversed(first_of(found.match.spans, stop)):
             for at in sorted(run.children, reverse=True):
                 end = self._index.end_of(run, at) if first <= at < last else None
                 if end is not None:
