@@ -6,7 +6,7 @@ A lookup compares token ids, not hashes. Each row has a path through the content
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -16,19 +16,23 @@ import numpy as np
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
 from .pool import Pool, Retentions
-from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Node, Path, Run, Span, spans_to, stretches
+from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Node, Path, Run, Span, num_nodes, spans_to, stretches
 from .tables import Tables
 
 
 class Match(NamedTuple):
-    """A lookup's result: nodes, their number, and the column of the first that is pending (-1: all are confirmed)."""
+    """A lookup's result: nodes. The last `num_pending` of them are pending, or stand on a pending one."""
 
     spans: list[Span]
-    num_blocks: int
-    first_pending: int
+    num_pending: int = 0
 
+    @property
+    def num_blocks(self) -> int:
+        return num_nodes(self.spans)
 
-NOTHING = Match([], 0, -1)
+    @property
+    def num_confirmed(self) -> int:
+        return num_nodes(self.spans) - self.num_pending
 
 
 class PrefixIndex:
@@ -139,15 +143,15 @@ class PrefixIndex:
         spans = self.paths[row].closed(self.confirmed_length).spans(0)
         return [digest for run, first, stop in spans for digest in self.digests(run, stop, first)]
 
-    def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Match = NOTHING) -> Match:
-        """Find the longest content that continues the closed `path`, or the match `after` it; both together have at
+    def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Sequence[Span] = ()) -> Match:
+        """Find the longest content that continues the closed `path`, or the nodes `after` it; both together have at
         most `limit` blocks. `data` are the tokens behind the path. Finds confirmed nodes that reside in the place; on
         the device also pending ones, which later batches may share. Changes nothing."""
-        run, at, column = path.run, path.at, path.published
-        if after.spans:
-            run, _, stop = after.spans[-1]
+        run, at = path.run, path.at
+        if after:
+            run, _, stop = after[-1]
             at = stop - 1
-        size, block, first_pending = self.block_bytes, after.num_blocks, -1
+        size, block, num_pending = self.block_bytes, num_nodes(after), 0
         spans: list[Span] = []
         while block < limit:
             if run is not None:
@@ -158,8 +162,8 @@ class PrefixIndex:
                 if same:
                     at += same
                     spans.append((run, first, at + 1))
-                    if first_pending < 0 and at >= (confirmed := self.confirmed_length(run)):
-                        first_pending = column + block + max(0, confirmed - first)
+                    # Behind a pending node all are.
+                    num_pending += same if num_pending else max(0, at + 1 - max(first, self.confirmed_length(run)))
                     block += same
                     if block == limit:
                         break
@@ -170,7 +174,13 @@ class PrefixIndex:
             if child is None:
                 break
             run, at = child, -1
-        return Match(spans, block - after.num_blocks, first_pending)
+        return Match(spans, num_pending)
+
+    def match_tiers(self, path: Path, data: bytes, limit: int, match: Match) -> Match:
+        """Add to a match what only the host has behind it, if no node of it is pending."""
+        return (
+            match if match.num_pending else Match(match.spans + self.match(path, data, limit, HOST, match.spans).spans)
+        )
 
     def num_there(self, place: int, run: Run, first: int, stop: int) -> int:
         """Number of nodes from `first` on, before `stop`, that reside in a place of the full group without a gap."""
@@ -360,11 +370,8 @@ class PrefixIndex:
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
-    def branches(self, run: Run, at: int) -> bool:
-        """Whether a run hangs off this node; ends of rows do not count."""
-        return self._num_behind(run, at) > 0
-
-    def _num_behind(self, run: Run, at: int) -> int:
+    def num_behind(self, run: Run, at: int) -> int:
+        """How many runs hang off this node; ends of rows do not count."""
         return run.children.get(at, 0) - (self.end_of(run, at) is not None)
 
     def end_of(self, run: Run, at: int) -> Run | None:
@@ -471,7 +478,7 @@ class PrefixIndex:
     def _guard(self, row: int, length: int) -> None:
         """Guard the row's open run at `length` nodes; -1: lift the guard."""
         path = self.paths[row]
-        path.guard_at(length)
+        path.guard = length
         self._mark(row, path)
 
     def open_run(self, row: int, path: Path, key: bytes) -> None:
@@ -493,8 +500,8 @@ class PrefixIndex:
             self._tables.looks_up[row] = looks_up
             self.num_looking_up += 1 if looks_up else -1
 
-    def _unlink(self, run: Run, *, trims: bool = True) -> None:
-        """Remove a run that resides nowhere and has no child from the tree. `trims`: then trim its parent, too."""
+    def _unlink(self, run: Run) -> None:
+        """Remove a run that resides nowhere and has no child from the tree. Then trim its parent, too."""
         del (self.ends if run.is_end else self.runs)[run.key]
         parent, at = run.parent, run.at
         # Unread events need its tokens and the hashes of its parents.
@@ -502,8 +509,7 @@ class PrefixIndex:
         if parent is None or not parent.remove_child(at):
             return
         if parent.row < 0:
-            if trims:
-                self._trim(parent)
+            self._trim(parent)
         elif self.paths[parent.row].guard == at + 1:
             self._guard(parent.row, -1)
 
@@ -574,7 +580,7 @@ class PrefixIndex:
                 continue
             own = -1 if child is None else child.at
             first = max(
-                (offset + 1 for offset in run.children if self._num_behind(run, offset) > (offset == own)), default=0
+                (offset + 1 for offset in run.children if self.num_behind(run, offset) > (offset == own)), default=0
             )
             there, child = run.blocks[place], run
             if len(there) > at + 1:
@@ -645,7 +651,8 @@ class PrefixIndex:
                 run.note_evicted(place - place % NUM_PLACES, first, stop)
             elif self.has_sides:
                 self._lose(run, first)
-            if run.row < 0:
+            if run.row < 0 and run.length:
+                # A run of which only ends of rows were left was removed with the last of them.
                 self._trim(run)
 
     def _lose(self, run: Run, first: int) -> None:
@@ -658,7 +665,7 @@ class PrefixIndex:
             end = self.end_of(run, at)
             if end is not None and run.block(DEVICE, at) < 0 and (run.block(HOST, at) < 0 or end.block(DEVICE, 0) >= 0):
                 self._give_up(end, 0)
-                self._unlink(end, trims=False)
+                self._unlink(end)
 
     def run_tokens(self, run: Run, first: int, stop: int) -> bytes:
         size = self.block_bytes

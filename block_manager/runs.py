@@ -13,7 +13,7 @@ A *place* is where a node may reside: a tier of a group, by index in `PrefixInde
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -210,9 +210,9 @@ class Path:
 
     A path is in one of three states. Block `published + guard` is the next one that is looked up.
 
-              open_run            guard_at(n)
+              open_run
     closed  ────────────>  open  <───────────>  guarded        close(n): back to closed, on node n - 1 of the open run
-    guard 0                 -1     guard_at(-1)  n > 0
+    guard 0                 -1                   n > 0
 
     closed    after a hit, fork, switch or truncation: the next full block is looked up, then shared or begun as a run
     open      the row extends its own run, `open`, from block `published` on: each full block is a node at no cost
@@ -251,9 +251,6 @@ class Path:
 
     def open_run(self, run: Run) -> None:
         self.open, self.guard, run.open_level = run, -1, self.open_level
-
-    def guard_at(self, length: int) -> None:
-        self.guard = length
 
     def close(self, length: int) -> None:
         """End the open run after its first `length` nodes. With 0 the path ends where it did before the run."""
@@ -338,5 +335,5 @@ def _count_down(counts: dict[_Key, int], key: _Key) -> bool:
     return not counts[key] and not counts.pop(key)
 
 
-def num_nodes(spans: list[Span]) -> int:
+def num_nodes(spans: Sequence[Span]) -> int:
     return sum(stop - first for _, first, stop in spans)

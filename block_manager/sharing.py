@@ -22,7 +22,7 @@ from .flights import Flight, Flights
 from .growth import Growth
 from .layout import Counts
 from .pool import Retained
-from .prefix_index import NOTHING, Match, PrefixIndex
+from .prefix_index import Match, PrefixIndex
 from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Span, first_of, num_nodes, split_at, upwards
 from .side_content import HitEnd, Part, SideContent
 from .tables import Rows
@@ -77,7 +77,7 @@ class Sharing:
             won, loaded = self._take_where_sides_stand(row, match, limit, room, count=count)
         else:
             won = self._take(row, match, count=count) if match.num_blocks else 0
-            if match.first_pending < 0 and match.num_blocks < limit:
+            if not match.num_pending and match.num_blocks < limit:
                 loaded = self._load(row, limit - match.num_blocks, room)
                 won += loaded
         if count:
@@ -135,7 +135,7 @@ class Sharing:
     def _take(self, row: int, match: Match, *, count: bool, with_states: bool = True) -> int:
         """Let the row share what was found on the device. Returns the tokens won."""
         index, tables, size = self._index, self._tables, self._tables.block_size
-        if match.first_pending >= 0:
+        if match.num_pending:
             # A pending block may be promised and not drawn yet. The caller made sure that this draw evicts nothing.
             self._growth.draw_promised()
         have, blocks = index.paths[row].published, index.blocks_of(DEVICE, match.spans)
@@ -143,10 +143,10 @@ class Sharing:
         self._device.hold(blocks)
         self._sides.take(row, have, match, with_states=with_states)
         won = self._go_on(row, blocks, match.spans[-1])
-        if match.first_pending >= 0:
+        if match.num_pending:
             self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
             if count:
-                self.pending_hit_tokens += (have + match.num_blocks - match.first_pending) * size
+                self.pending_hit_tokens += match.num_pending * size
         return won
 
     def take_ahead(self, rows: Rows, starts: Counts, ends: Counts) -> None:
@@ -161,8 +161,8 @@ class Sharing:
                 continue
             first = path.published
             match = self._match(row, stop - first)
-            known = match.num_blocks if match.first_pending < 0 else match.first_pending - first
-            blocks, held = index.blocks_of(DEVICE, match.spans)[:known], tables.blocks[0, row, first:have]
+            blocks = index.blocks_of(DEVICE, match.spans)[: match.num_confirmed]
+            held = tables.blocks[0, row, first:have]
             # Behind its nodes the row may hold blocks of its own, which it has to write.
             is_own = (blocks[: len(held)] != held[: len(blocks)]).any()
             if is_own or first + len(blocks) <= starts[i] // size:
@@ -277,7 +277,7 @@ class Content:
         """The longest prefix of these tokens that the full group has; one token is left out at least."""
         if not self.has_first(tokens, root):
             # The usual miss, found without copying the tokens.
-            return NOTHING
+            return Match([])
         return self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
 
     def _hit(self, tokens: NDArray[np.int32], root: bytes) -> Match:
@@ -303,9 +303,9 @@ class Content:
             here, both = self._sides.find(Path(root), tokens, match)
             on_host = self._sides.length_of(both) - self._sides.length_of(here)
             match, end = here.hit, here.end
-        elif self._offload is not None and match.first_pending < 0:
-            rest = index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, HOST, match)
-            on_host = rest.num_blocks * size
+        elif self._offload is not None:
+            everywhere = index.match_tiers(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, match)
+            on_host = (everywhere.num_blocks - match.num_blocks) * size
         blocks = index.blocks_of(DEVICE, match.spans)
         if end is not None:
             return Hit(match.num_blocks * size + len(end.tokens) // 4, np.append(blocks, end.block(DEVICE, 0)), on_host)
@@ -327,8 +327,8 @@ class Content:
             # A fast path: every step asks this about the first waiting request.
             return 0
         blocks = self._index.blocks_of(DEVICE, match.spans)
-        if confirmed and match.first_pending >= 0:
-            blocks = blocks[: match.first_pending]
+        if confirmed:
+            blocks = blocks[: match.num_confirmed]
         return int(np.count_nonzero(self._index.pools[DEVICE].state[blocks] > 0)) * self._growth.layout.full_pages
 
     def may_be_found(self, tokens: NDArray[np.int32], root: bytes) -> bool:
@@ -357,10 +357,8 @@ class Content:
     def confirmed(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
         """The confirmed nodes of a prefix, all of these tokens at most: those on the device, then those on the host."""
         path, data, limit = Path(root), tokens.tobytes(), len(tokens) // self._tables.block_size
-        match = self._index.match(path, data, limit)
-        if match.first_pending >= 0:
-            return first_of(match.spans, match.first_pending)
-        return match.spans + self._index.match(path, data, limit, HOST, match).spans
+        match = self._index.match_tiers(path, data, limit, self._index.match(path, data, limit))
+        return first_of(match.spans, match.num_confirmed)
 
     def way_of(self, row: int) -> list[Node]:
         """The way of a row: its last confirmed node, and the last node of each run before that."""
@@ -467,8 +465,7 @@ class Content:
             spans = index.loose_end(place, way, most)
             if place == HOST:
                 # What stays on the device stays retained, for others behind it: on the host the end stops before that.
-                here = [run.blocks_in(DEVICE, first, stop)[::-1] for run, first, stop in spans]
-                there = np.concatenate([NO_BLOCKS, *here])
+                there = index.blocks_of(DEVICE, spans[::-1])[::-1]
                 stays = (there >= 0) & ~np.isin(there, gone)
                 spans = index.loose_end(place, way, int(stays.argmax())) if stays.any() else spans
             for run, first, _ in spans:

@@ -28,7 +28,6 @@ from .layout import Side
 from .prefix_index import Match, PrefixIndex
 from .runs import (
     DEVICE,
-    HOST,
     NO_BLOCKS,
     NUM_PLACES,
     Blocks,
@@ -74,7 +73,7 @@ class Found(NamedTuple):
 
     @property
     def hit(self) -> Match:
-        return Match(first_of(self.match.spans, self.num_blocks), self.num_blocks, -1)
+        return Match(first_of(self.match.spans, self.num_blocks))
 
     def cut(self, num_blocks: int, end: Run | None = None) -> Found:
         """The same lookup with the first `num_blocks` nodes as the hit, and this end behind them."""
@@ -147,7 +146,7 @@ class SideContent:
         """`longest` of confirmed nodes, by default on all tiers; `with_end`: the end of a row behind all of them, if there
         is one."""
         tiers = tiers or self._num_tiers
-        found = self.longest(Match(spans, num_nodes(spans), -1), tiers=tiers)
+        found = self.longest(Match(spans), tiers=tiers)
         return self.ends.behind(found, tiers) if with_end and spans else found
 
     def find(
@@ -160,12 +159,11 @@ class SideContent:
         if not may_copy:
             return here, here
         here = self.ends.find(path, tokens, have, here, 1)
-        if self._num_tiers == 1 or match.first_pending >= 0:
+        if self._num_tiers == 1 or match.num_pending:
             return here, here
         stop = (len(tokens) - 1) // self._size
         data = tokens[have * self._size : stop * self._size].tobytes()
-        rest = self._index.match(path, data, stop - have, HOST, match)
-        match = Match(match.spans + rest.spans, match.num_blocks + rest.num_blocks, -1)
+        match = self._index.match_tiers(path, data, stop - have, match)
         return here, self.ends.find(path, tokens, have, self.longest(match, have, 2), 2)
 
     def cheapest(
@@ -235,7 +233,7 @@ class SideContent:
 
     def _stands(self, match: Match, have: int, tiers: int = 1) -> NDArray[np.bool_]:
         """`Found.stands` of a match from column `have` on. The row holds what its windows reach back to before that."""
-        most = match.num_blocks if match.first_pending < 0 else match.first_pending - have
+        most = match.num_confirmed
         ends, found = np.arange(have + 1, have + most + 1), list[NDArray[np.bool_]]()
         for side in self._layout.sides:
             blocks = np.maximum.reduce([self._residence(side, match.spans, tier) for tier in range(tiers)])
@@ -251,8 +249,7 @@ class SideContent:
 
     def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
         """Whether every side can stand after each of the run's first `length` nodes, all confirmed: bool [length]."""
-        spans = spans_to(run, length - 1)
-        return self._stands(Match(spans, num_nodes(spans), -1), 0)[0, -length:]
+        return self._stands(Match(spans_to(run, length - 1)), 0)[0, -length:]
 
     def hit_end(self, lookup: Found, sought: int, have: int = 0, from_host: int = 0) -> HitEnd:
         """Describe where a lookup of `sought` blocks ended. The row had the first `have` of them before."""
@@ -265,20 +262,13 @@ class SideContent:
         if taken < found:
             # The first column that the side needs to stand one block further on.
             first = side.reads_from(least + 1) - have
-            is_evicted = self._was_evicted(side, first_of(match.spans, most - have), first)
+            _, lacking = split_at(first_of(match.spans, most - have), first)
+            is_evicted = any(run.was_evicted(side.place, begin, stop) for run, begin, stop in lacking)
             why = "pending" if least == most else "evicted" if is_evicted else "not kept"
             if (have + _last(stands[0])) * size > taken:
                 why = "not loaded"
         allowed = tuple([max(size * blocks, taken) for blocks in alone])
         return HitEnd(taken, size * most, found, size * sought, allowed, limit, why, from_host)
-
-    def _was_evicted(self, side: Side, spans: list[Span], first: int) -> bool:
-        """Return whether the side evicted a node from index `first` of the spans on that it now has on no tier."""
-        for run, begin, stop in spans:
-            if run.was_evicted(side.place, min(begin + max(first, 0), stop), stop):
-                return True
-            first -= stop - begin
-        return False
 
     def note(self, row: int, found: Found, sought: int, have: int, *, count: bool, from_host: int = 0) -> None:
         """Note where the row's lookup of `sought` blocks ended, and its junction; it had `have` of them. `count`: add
@@ -305,12 +295,12 @@ class SideContent:
         found, hit = lookup.match, lookup.hit
         run, _, stop = found.spans[-1]
         is_shortened = hit.num_blocks < found.num_blocks
-        goes_on = run.row >= 0 or stop < run.end or self._index.branches(run, stop - 1)
+        goes_on = run.row >= 0 or stop < run.end or self._index.num_behind(run, stop - 1) > 0
         if is_shortened and goes_on and lookup.end is None:
             self._tables.want(row, [have + found.num_blocks], _JUNCTION)
         if hit.spans:
             run, _, stop = hit.spans[-1]
-            self._tables.branches[row] = self._index.branches(run, stop - 1) or (not is_shortened and goes_on)
+            self._tables.branches[row] = self._index.num_behind(run, stop - 1) or (not is_shortened and goes_on)
 
     def end_of(self, row: int) -> HitEnd | None:
         """Where the row's hit ended; None if nothing was found."""
@@ -360,23 +350,19 @@ class SideContent:
         if not have:
             self.renew(match.spans)
         for side in self._layout.sides:
-            blocks = self._residence(side, match.spans)
             if side.is_state and not with_states:
                 continue
+            begin, first = side.reads_from(stop), tables.first.item(side.table, row)
+            blocks = self._residence(side, split_at(match.spans, begin - have)[1])
+            passed, taken = slice(first, min(begin, have)), slice(stop - len(blocks), stop)
             if side.is_state:
-                self._device.hold(blocks[-1:])
-                if have:
-                    self._device.release(tables.blocks[side.table, row, :1])
-                tables.put(side.table, row, 0, blocks[-1])
+                passed, taken = slice(min(have, 1)), slice(1)
                 tables.let_move(row, True)
-                continue
-            begin, first = int(side.first_column(stop * self._size)), int(tables.first[side.table, row])
-            blocks = blocks[max(begin - have, 0) :]
+            else:
+                tables.set_first(side.table, row, max(begin, first))
             self._device.hold(blocks)
-            if first < min(begin, have):
-                self._device.release(tables.blocks[side.table, row, first : min(begin, have)])
-            tables.put(side.table, row, slice(stop - len(blocks), stop), blocks)
-            tables.set_first(side.table, row, max(begin, first))
+            self._device.release(tables.blocks[side.table, row, passed])
+            tables.put(side.table, row, taken, blocks)
 
     def next_end(self, row: int, start: int, end: int) -> int:
         """Where a share from token `start` on ends: the first length at which states are wanted, at most `end`."""
