@@ -183,7 +183,7 @@ class Pool:
             self.level[blocks] = 0
         return blocks
 
-    def _num_pages(self, blocks: Blocks) -> int:
+    def pages_in(self, blocks: Blocks) -> int:
         return len(blocks) if self._width is None else int(self._width[blocks].sum())
 
     def pages_of(self, blocks: NDArray[Any], pages: int) -> NDArray[np.int32]:
@@ -224,7 +224,7 @@ class Pool:
         is_cached = state < 0
         num_cached = int(np.count_nonzero(is_cached))
         if num_cached:
-            self.num_cached -= num_cached if self._width is None else self._num_pages(blocks[is_cached])
+            self.num_cached -= num_cached if self._width is None else self.pages_in(blocks[is_cached])
             # The new state makes their entries in the queues stale.
             state[is_cached] = _CONTENT
             if not self._is_raised:
@@ -298,7 +298,7 @@ class Pool:
 
     def _put_cached(self, blocks: Blocks, is_next: bool) -> None:
         """Add blocks with content to the queues of their levels. The last of them is evicted first."""
-        self.num_cached += len(blocks) if self._width is None else self._num_pages(blocks)
+        self.num_cached += len(blocks) if self._width is None else self.pages_in(blocks)
         if self.goes_next is not None:
             self.goes_next[blocks] = is_next
         if not self._is_raised:

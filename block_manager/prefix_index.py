@@ -56,7 +56,7 @@ class PrefixIndex:
         # How many rows `tables.looks_up` marks. At 0 a step does not read it.
         self.num_looking_up = 0
         self.batch = 1
-        # Over all nodes that left the device, the sum of steps since their run began.
+        # Over all pages that were evicted from the device, the sum of steps since the run of their node began.
         self.lifetime_steps = 0
         self._run_ids = count()
         # The last `_most_gone` evictions, by the digest of the first node of each: place, number of nodes, step.
@@ -633,7 +633,7 @@ class PrefixIndex:
             )
         if self.changed is not None:
             self.changed.update(run for run, _, _ in spans if not run.is_end)
-        is_main, are_sides = place == DEVICE, place >= NUM_PLACES
+        pool, are_sides = self.pools[place], place >= NUM_PLACES
         if self._most_gone and not are_sides:
             for run, first, stop in spans:
                 if not run.is_end:
@@ -643,8 +643,8 @@ class PrefixIndex:
             while len(self.gone) > self._most_gone:
                 self.gone.popitem(last=False)
         for run, first, stop in spans:
-            if is_main:
-                self.lifetime_steps += (stop - first) * (self.batch - run.born)
+            if pool is self.pages(DEVICE):
+                self.lifetime_steps += pool.pages_in(run.blocks[place][first:stop]) * (self.batch - run.born)
             run.drop(place, first, stop)
             self._set_host_levels(place, run)
             if are_sides:

@@ -203,8 +203,8 @@ class MemoryStats:
 
     `evicted_blocks` have left the device. Over these, `idle_steps` sums the steps (batches composed) that each was
     unused, `lifetime_steps` those since its run of content began. `offloaded_blocks` were copied to the host when they
-    left the device, `loaded_blocks` back on a hit. Where blocks have several pages, all but `lifetime_steps` count
-    pages. `groups` is empty unless layers are of several kinds.
+    left the device, `loaded_blocks` back on a hit. Where blocks have several pages, all of these count pages. `groups`
+    is empty unless layers are of several kinds.
     """
 
     num_blocks: int

@@ -1,5 +1,9 @@
 """What is counted, and how often: a lookup counts when its request is admitted, once, and not at all where nothing is looked up."""
 
+import pytest
+
+from paged import LayerGroup
+
 
 def counted(scheduler):
     """(queries, their tokens, what they found) so far."""
@@ -72,8 +76,10 @@ def test_the_recent_hit_rate_looks_back_on_a_thousand_lookups(make_manager, serv
     assert (stats.hit_rate, stats.recent_hit_rate) == ((999 * 4) / (1003 * 5), (999 * 4) / (1000 * 5))
 
 
-def test_evicted_blocks_tell_how_long_they_lived_and_lay_idle(make_manager, fill):
-    manager = make_manager(2, 4)
+@pytest.mark.parametrize("kinds", [["full"], ["full", "window"], ["window"]])
+def test_evicted_blocks_tell_how_long_they_lived_and_lay_idle(make_manager, fill, kinds):
+    groups, pages = [LayerGroup(kind, 8 * (kind == "window"), pages=2) for kind in kinds], 2 * len(kinds)
+    manager = make_manager(2 * pages, 4, groups=groups)
     manager.next_batch()
     row = fill(manager, range(8))
     for _ in range(3):
@@ -84,4 +90,4 @@ def test_evicted_blocks_tell_how_long_they_lived_and_lay_idle(make_manager, fill
     manager.free([fill(manager, range(100, 108))])
     stats = manager.stats()
     # Begun in one step, which confirm ended, given back three later, evicted five after that.
-    assert (stats.evicted_blocks, stats.mean_idle_steps, stats.mean_lifetime_steps) == (2, 5, 9)
+    assert (stats.evicted_blocks, stats.mean_idle_steps, stats.mean_lifetime_steps) == (2 * pages, 5, 9)
