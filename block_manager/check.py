@@ -34,10 +34,10 @@ def violations_of(
 
 
 def _free_lists(pool: Pool) -> Iterator[str]:
-    plain, refs, has_content = pool.free_blocks(), pool.refs(), pool.has_content(slice(None))
+    free, refs, has_content = pool.free_pages(), pool.refs(), pool.has_content(slice(None))
     queued = {level: queue.blocks() for level, queue in pool.queues.items()}
     cached = np.concatenate(list(queued.values()))
-    listed = np.concatenate([plain, cached])
+    listed = np.concatenate([free, cached])
     if len(set(listed.tolist())) != len(listed):
         yield f"1: a {pool.tier} block is in the free list twice."
     for level, blocks in queued.items():
@@ -46,15 +46,15 @@ def _free_lists(pool: Pool) -> Iterator[str]:
     its_pages, queues = pool.all_pages_of(cached), pool.queues.values()
     if not all(queue.is_counted for queue in queues):
         yield f"1: a queue of cached {pool.tier} blocks counts other entries than it has."
-    if len(its_pages) != pool.num_cached or len(cached) != sum(queue.num_cached for queue in queues):
+    if len(its_pages) != pool.num_cached or len(cached) != sum(queue.num_blocks for queue in queues):
         yield f"1: the {pool.tier} free list counts {pool.num_cached} cached blocks and holds {len(cached)}."
     used = refs.nonzero()[0]
-    pages = np.concatenate([plain, its_pages, pool.all_pages_of(used)])
-    if len(pages) != pool.num_blocks or len(set(pages.tolist())) != len(pages):
-        yield f"1: {len(plain)} free + {len(cached)} cached + {len(used)} used {pool.tier} blocks are not {pool.num_blocks}."
+    pages = np.concatenate([free, its_pages, pool.all_pages_of(used)])
+    if len(pages) != pool.num_pages or len(set(pages.tolist())) != len(pages):
+        yield f"1: {len(free)} free + {len(cached)} cached + {len(used)} used {pool.tier} blocks are not {pool.num_pages}."
     if len(wrong := listed[refs[listed] != 0]):
         yield f"3: {pool.tier} blocks {wrong.tolist()} are in the free list and used."
-    if has_content[plain].any():
+    if has_content[free].any():
         yield f"3: a free {pool.tier} block has content."
     if not has_content[cached].all():
         yield f"3: a cached {pool.tier} block has no content."
@@ -87,7 +87,7 @@ def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple
     for table, block in beside:
         count(DEVICE, table, np.array([block]))
     for pool, references in counted.items():
-        ref_counts, wanted = pool.refs(), np.zeros(pool.num_blocks, np.int64)
+        ref_counts, wanted = pool.refs(), np.zeros(pool.num_pages, np.int64)
         wanted[list(references)] = list(references.values())
         for block in (wanted != ref_counts).nonzero()[0].tolist():
             yield f"2: {pool.tier} block {block} has ref count {ref_counts[block]} and {wanted[block]} references."

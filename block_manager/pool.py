@@ -38,33 +38,33 @@ _Number = TypeVar("_Number", bound=np.integer)
 
 
 class Pool:
-    """`num_blocks` blocks, each *used* (ref count ≥ 1), *cached* (0, with content) or *free* (0, without).
+    """`num_pages` pages of one tier, and the blocks that they make. What a pool counts are pages.
 
-    Free blocks are drawn first. They are a stack: the last one released is still warm, and never-used ones lie at the
+    A *block* takes one page, or up to `most_pages`. It is *used* (ref count ≥ 1) or *cached* (0, with content). Its
+    first page names it: arrays `blocks`, int64, are numbers of first pages. A page of no block is *free*.
+
+    Free pages are drawn first. They are a stack: the last one released is still warm, and never-used ones lie at the
     bottom in rising order. Cached blocks have a queue for each level; the lowest level is evicted first.
 
-    `state` int64 [num_blocks] is 0 if the block is free; minus the number of its segment in a queue if it is cached;
-    its ref count if it is used, with a high bit if it carries a node. So a release is one read and one write. `run`
-    object [num_blocks] is the run of the block's node.
-
-    A block may take up to `most_pages` pages. Then `num_blocks` counts pages, and so do free, cached and available
-    blocks. Its first page names it and has its state. A pool that `grows` never lacks blocks: they cost nothing.
+    `state` int64 [num_pages] is 0 if the page names no block; minus the number of its segment in a queue if the block
+    is cached; its ref count if it is used, with a high bit if it carries a node. So a release is one read and one
+    write. `run` object [num_pages] is the run of the block's node. A pool that `grows` never lacks pages.
     """
 
-    def __init__(self, num_blocks: int, tier: str, most_pages: int = 1, *, grows: bool = False) -> None:
-        self.num_blocks = num_blocks
-        self.tier = tier
-        self.state = np.zeros(num_blocks, np.int64)
-        self.run: NDArray[np.object_] = np.empty(num_blocks, object)
+    def __init__(self, num_pages: int, tier: str, most_pages: int = 1, *, grows: bool = False) -> None:
+        self.num_pages, self.tier, self._grows = num_pages, tier, grows
+        self.state = np.zeros(num_pages, np.int64)
+        self.run: NDArray[np.object_] = np.empty(num_pages, object)
         # By block, if the pool serves several places: that of its node, and whether it was put first in a queue.
         self.place: NDArray[np.int8] | None = None
         self.goes_next: NDArray[np.bool_] | None = None
         # By block: higher levels are evicted later. And whether one was ever raised.
-        self.level, self._is_raised = np.zeros(num_blocks, np.int8), False
-        self._stack = np.arange(num_blocks - 1, -1, -1, dtype=np.int64)
+        self.level, self._is_raised = np.zeros(num_pages, np.int8), False
+        self._stack = np.arange(num_pages - 1, -1, -1, dtype=np.int64)
         numbers = itertools.count(1)
         self.queues = {level: CachedQueue(self, numbers) for level in _LEVELS}
-        self.num_free, self.num_cached = num_blocks, 0
+        # Free pages, and pages of cached blocks.
+        self.num_free, self.num_cached = num_pages, 0
         self._step = 0
         # Pages evicted so far, and the sum of the steps that each was unused.
         self.num_evicted = self.idle_steps = 0
@@ -72,21 +72,20 @@ class Pool:
         self.kept: Counter[int] = Counter()
         self._forget: Callable[[list[Blocks], Blocks], None] = lambda taken, blocks: None
         self._choose: Callable[[int, int], None] | None = None
-        self._grows = grows
-        # How many pages each block has, int16 [num_blocks] (None: one), and which, int32 [num_blocks, most_pages].
-        self._width: NDArray[np.int16] | None = None
+        # By block, int16: how many pages it has (None: one); and which, int32 [num_pages, most_pages].
+        self.width: NDArray[np.int16] | None = None
         if most_pages > 1:
-            self._width = np.ones(num_blocks, np.int16)
-            self._pages = np.zeros((num_blocks, most_pages), np.int32)
+            self.width = np.ones(num_pages, np.int16)
+            self._pages = np.zeros((num_pages, most_pages), np.int32)
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be drawn: free and cached ones."""
+        """Pages that can be drawn: free ones, and those of cached blocks."""
         return self.num_free + self.num_cached
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - self.num_available
+        return self.num_pages - self.num_available
 
     def begin_step(self, number: int) -> None:
         """Begin the step `number`: blocks that are released from now on count as unused from here."""
@@ -97,7 +96,7 @@ class Pool:
         `has_places`: the pool serves several places; the blocks of one release lie in one place."""
         self._forget = forget
         if has_places:
-            self.place, self.goes_next = np.zeros(self.num_blocks, np.int8), np.zeros(self.num_blocks, np.bool_)
+            self.place, self.goes_next = np.zeros(self.num_pages, np.int8), np.zeros(self.num_pages, np.bool_)
 
     def on_raised(self, choose: Callable[[int, int], None]) -> None:
         """Call `choose` with a level and a number of pages before so many of that raised level are evicted. It may put
@@ -113,37 +112,37 @@ class Pool:
         state = self.state[blocks]
         return (state < 0) | (state >= _CONTENT)
 
-    def require(self, count: int) -> None:
-        """Raise OutOfBlocks if fewer than `count` pages are available. A pool that grows at least doubles instead."""
-        if count <= self.num_available:
+    def require(self, num_pages: int) -> None:
+        """Raise OutOfBlocks if fewer pages are available. A pool that grows at least doubles instead."""
+        if num_pages <= self.num_available:
             return
         if not self._grows:
-            raise OutOfBlocks(count, self.num_available, self.tier)
-        more = max(self.num_blocks, count)
+            raise OutOfBlocks(num_pages, self.num_available, self.tier)
+        have, more = self.num_pages, max(self.num_pages, num_pages)
         self.state = np.concatenate([self.state, np.zeros(more, np.int64)])
         self.run = np.concatenate([self.run, np.empty(more, object)])
         self.level = np.concatenate([self.level, np.zeros(more, np.int8)])
-        self._stack = np.concatenate([np.arange(self.num_blocks + more - 1, self.num_blocks - 1, -1), self._stack])
-        self.num_blocks += more
+        self._stack = np.concatenate([np.arange(have + more - 1, have - 1, -1), self._stack])
+        self.num_pages += more
         self.num_free += more
 
-    def draw(self, count: int, pages: int = 1) -> Blocks:
-        """Draw `count` blocks of `pages` pages, one reference each, int64 [count]; may evict. Raises OutOfBlocks."""
-        num_pages = count * pages
+    def draw(self, num_blocks: int, pages: int = 1) -> Blocks:
+        """Draw blocks of `pages` pages, one reference each, int64 [num_blocks]; may evict. Raises OutOfBlocks."""
+        num_pages = num_blocks * pages
         if num_pages > self.num_free:
             self.require(num_pages)
         num_free = self.num_free
-        if num_pages > num_free and self._width is None:
+        if num_pages > num_free and self.width is None:
             free = self._take_free(num_free)
             blocks = self._evicted(num_pages - num_free)
             blocks = np.concatenate([free, blocks]) if num_free else blocks
         else:
             self.make_room(num_pages)
             blocks = self._take_free(num_pages)
-        if self._width is not None:
-            drawn = blocks.reshape(count, pages)
+        if self.width is not None:
+            drawn = blocks.reshape(num_blocks, pages)
             blocks = drawn[:, 0].copy()
-            self._width[blocks] = pages
+            self.width[blocks] = pages
             self._pages[blocks, :pages] = drawn
         self.state[blocks] = 1
         return blocks
@@ -158,13 +157,13 @@ class Pool:
         taken: list[Blocks] = []
         gone = NO_BLOCKS
         for level, queue in self.queues.items():
-            if num_pages > 0 and queue.num_cached:
+            if num_pages > 0 and queue.num_blocks:
                 if level > 0 and self._choose is not None:
                     if taken:
                         # Forget what is taken so far: `choose` must see that nothing hangs off its parents any more.
                         gone, taken = np.concatenate([gone, self._forgotten(taken)]), []
                     self._choose(level, num_pages)
-                parts, num, released = queue.take(num_pages, self._width)
+                parts, num, released = queue.take(num_pages)
                 taken += parts
                 num_pages -= num
                 self.num_cached -= num
@@ -184,7 +183,7 @@ class Pool:
         return blocks
 
     def pages_in(self, blocks: Blocks) -> int:
-        return len(blocks) if self._width is None else int(self._width[blocks].sum())
+        return len(blocks) if self.width is None else int(self.width[blocks].sum())
 
     def pages_of(self, blocks: NDArray[Any], pages: int) -> NDArray[np.int32]:
         """The pages of blocks that take `pages` each, int32 [..., pages]; -1 for the block -1, which is none."""
@@ -196,27 +195,27 @@ class Pool:
 
     def all_pages_of(self, blocks: Blocks) -> Blocks:
         """All pages of these blocks, one block after the other, int64 [n]."""
-        if self._width is None:
+        if self.width is None:
             return blocks
-        widths = self._width[blocks]
+        widths = self.width[blocks]
         if len(blocks) and not np.count_nonzero(widths != widths[0]):
             # Blocks of one table, which costs half.
             return self._pages[blocks, : widths[0]].ravel().astype(np.int64)
         is_there = np.arange(self._pages.shape[1]) < widths[:, None]
         return self._pages[blocks][is_there].astype(np.int64)
 
-    def of_pages(self, column: NDArray[_Number]) -> NDArray[_Number]:
+    def by_page(self, column: NDArray[_Number]) -> NDArray[_Number]:
         """Spread a column of blocks over pages: each block's value on all of its pages."""
-        if self._width is None:
+        if self.width is None:
             return column
         blocks, spread = self.state.nonzero()[0], np.zeros_like(column)
-        spread[self.all_pages_of(blocks)] = column[blocks].repeat(self._width[blocks])
+        spread[self.all_pages_of(blocks)] = column[blocks].repeat(self.width[blocks])
         return spread
 
-    def _take_free(self, count: int) -> Blocks:
+    def _take_free(self, num_pages: int) -> Blocks:
         top = self.num_free
-        self.num_free = top - count
-        return self._stack[top - count : top][::-1].copy()
+        self.num_free = top - num_pages
+        return self._stack[top - num_pages : top][::-1].copy()
 
     def hold(self, blocks: Blocks) -> None:
         """Add a reference to each of these distinct blocks, which are used or cached."""
@@ -224,14 +223,14 @@ class Pool:
         is_cached = state < 0
         num_cached = int(np.count_nonzero(is_cached))
         if num_cached:
-            self.num_cached -= num_cached if self._width is None else self.pages_in(blocks[is_cached])
+            self.num_cached -= num_cached if self.width is None else self.pages_in(blocks[is_cached])
             # The new state makes their entries in the queues stale.
             state[is_cached] = _CONTENT
             if not self._is_raised:
-                self.queues[0].num_cached -= num_cached
+                self.queues[0].num_blocks -= num_cached
             else:
                 for level, count in enumerate(np.bincount(self.level[blocks[is_cached]] - DOUBLED).tolist(), DOUBLED):
-                    self.queues[level].num_cached -= count
+                    self.queues[level].num_blocks -= count
         self.state[blocks] = state + 1
 
     def release(
@@ -288,17 +287,15 @@ class Pool:
             self._put_cached(cached, is_next)
 
     def _put_free(self, blocks: Blocks) -> None:
-        """Add blocks, which carry nothing from now on, to the free ones. The first of them is drawn next."""
+        """Free the pages of blocks, which carry nothing from now on. The first of them is drawn next."""
         self.state[blocks] = 0
-        if self._width is not None:
-            blocks = self.all_pages_of(blocks)
-        top = self.num_free
-        self.num_free = top + len(blocks)
-        self._stack[top : self.num_free] = blocks[::-1]
+        pages, top = self.all_pages_of(blocks), self.num_free
+        self.num_free = top + len(pages)
+        self._stack[top : self.num_free] = pages[::-1]
 
     def _put_cached(self, blocks: Blocks, is_next: bool) -> None:
         """Add blocks with content to the queues of their levels. The last of them is evicted first."""
-        self.num_cached += len(blocks) if self._width is None else self.pages_in(blocks)
+        self.num_cached += self.pages_in(blocks)
         if self.goes_next is not None:
             self.goes_next[blocks] = is_next
         if not self._is_raised:
@@ -355,14 +352,14 @@ class Pool:
 
     def forget_all(self) -> None:
         """Take the nodes from all blocks. None may be used."""
-        taken = [part for queue in self.queues.values() for part in queue.take(self.num_blocks, self._width)[0]]
+        taken = [part for queue in self.queues.values() for part in queue.take(self.num_pages)[0]]
         cached, self.num_cached = np.concatenate([NO_BLOCKS, *taken]), 0
         self._put_free(cached[::-1])
         self.run[:] = None
         self.level[:], self._is_raised = 0, False
 
-    def free_blocks(self) -> Blocks:
-        """The free blocks in the order in which they are drawn, int64 [num_free]; a copy."""
+    def free_pages(self) -> Blocks:
+        """The free pages in the order in which they are drawn, int64 [num_free]; a copy."""
         return self._stack[: self.num_free][::-1].copy()
 
 
@@ -383,7 +380,7 @@ class CachedQueue:
         self._pool = pool
         # Counts the segments of all queues of the pool.
         self._numbers = numbers
-        self.num_cached = 0
+        self.num_blocks = 0
         self._swept: deque[Segment] = deque()
         self._segments: deque[Segment] = deque()
         self._num_entries = 0
@@ -397,17 +394,17 @@ class CachedQueue:
             self._swept.appendleft(segment)
         else:
             self._segments.append(segment)
-        self.num_cached += count
+        self.num_blocks += count
         self._num_entries += count
-        if self._num_entries > 2 * self.num_cached + 64:
+        if self._num_entries > 2 * self.num_blocks + 64:
             self._sweep(2 * count)
 
-    def take(self, wanted: int, width: NDArray[np.int16] | None) -> tuple[list[Blocks], int, int]:
-        """Remove the first blocks that have `wanted` pages, or all. Returns them, a part for each segment; their pages;
-        and, over these, the sum of the steps that released them. `width`: pages of each block (None: one)."""
+    def take(self, num_pages: int) -> tuple[list[Blocks], int, int]:
+        """Remove the first blocks that have `num_pages` pages, or all. Returns them, a part for each segment; their
+        pages; and, over these, the sum of the steps that released them."""
         taken: list[Blocks] = []
-        left, released = wanted, 0
-        while left > 0 and self.num_cached:
+        width, left, released = self._pool.width, num_pages, 0
+        while left > 0 and self.num_blocks:
             if not self._swept:
                 self._swept, self._segments = self._segments, self._swept
             number, blocks, when = self._swept.popleft()
@@ -421,14 +418,14 @@ class CachedQueue:
                 live, num = live[:fits], fits
             if num:
                 taken.append(live)
-                self.num_cached -= num
+                self.num_blocks -= num
                 pages = num if width is None else int(width[live].sum())
                 left -= pages
                 released += pages * when
-        return taken, wanted - left, released
+        return taken, num_pages - left, released
 
     def blocks(self) -> Blocks:
-        """The blocks in eviction order, int64 [num_cached]; a copy."""
+        """The blocks in eviction order, int64 [num_blocks]; a copy."""
         segments = [*self._swept, *self._segments]
         return np.concatenate([NO_BLOCKS, *(self._live(number, blocks) for number, blocks, _ in segments)])
 
@@ -439,14 +436,14 @@ class CachedQueue:
 
     def _live(self, number: int, blocks: Blocks) -> Blocks:
         """The blocks of a segment whose entries are not stale."""
-        if self._num_entries == self.num_cached:
+        if self._num_entries == self.num_blocks:
             return blocks
         is_live = self._pool.state[blocks] == -number
         return blocks if is_live.all() else blocks[is_live]
 
     def _sweep(self, work: int) -> None:
         """Check about `work` entries that this round has not checked, and drop the stale ones."""
-        while work > 0 and self._num_entries > self.num_cached:
+        while work > 0 and self._num_entries > self.num_blocks:
             if not self._segments:
                 # All entries are checked: begin a new round.
                 self._swept, self._segments = self._segments, self._swept

@@ -73,7 +73,7 @@ class TierView:
     block takes several pages, counts and columns are of pages: each has the value of its block."""
 
     def __init__(self, pool: Pool) -> None:
-        self._pool, self.num_blocks = pool, pool.num_blocks
+        self._pool, self.num_blocks = pool, pool.num_pages
 
     @property
     def num_free(self) -> int:
@@ -100,19 +100,19 @@ class TierView:
     @property
     def ref_counts(self) -> NDArray[np.int32]:
         """int32 [num_blocks]: references to each block."""
-        return self._pool.of_pages(self._pool.refs())
+        return self._pool.by_page(self._pool.refs())
 
     @property
     def states(self) -> NDArray[np.int8]:
         """int8 [num_blocks]: 0 free, 1 cached, 2 used."""
-        state = self._pool.of_pages(self._pool.state)
+        state = self._pool.by_page(self._pool.state)
         return np.where(state > 0, 2, np.where(state < 0, 1, 0)).astype(np.int8)
 
     @property
     def levels(self) -> NDArray[np.int8]:
         """int8 [num_blocks]: the priority of each block's content (`BlockManager.retain`), 0 if it is not retained.
         With `host_caching` a host block has 0 while the device has its content, too."""
-        return self._pool.of_pages(self._pool.level.clip(0))
+        return self._pool.by_page(self._pool.level.clip(0))
 
 
 class GroupTables:

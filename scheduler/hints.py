@@ -283,7 +283,7 @@ class Quotas:
     def note(self, tenant: str | None, way: list[Node], hit_tokens: int) -> None:
         """Count the way that a finished request left for its tenant. It had found `hit_tokens` of it in the cache."""
         blocks, owner = self._content.device_blocks(way), self._numbers.setdefault(tenant, len(self._numbers) + 1)
-        num_hits, more = hit_tokens // self._size, self._pool.num_blocks - len(self._owner)
+        num_hits, more = hit_tokens // self._size, self._pool.num_pages - len(self._owner)
         if more:
             # A pool whose blocks cost no page grows.
             self._owner = np.concatenate([self._owner, np.zeros(more, np.int64)])

@@ -174,7 +174,7 @@ def _where(manager: Memory, hit: HitEnd | None) -> str:
 def _holders(state: State, request: RequestState) -> tuple[tuple[str, int], ...]:
     """Return (id, blocks) of other requests with blocks, most first, a block once; of several groups, (id, pages)."""
     manager, held = state.manager, dict[str, int]()
-    is_counted = np.zeros(manager.blocks.num_blocks, np.bool_)
+    is_counted = np.zeros(manager.blocks.num_pages, np.bool_)
     for other in (request, *sorted(state.requests.values(), key=lambda other: other.order)):
         before = np.count_nonzero(is_counted)
         for row in other.live_rows:

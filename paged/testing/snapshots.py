@@ -19,7 +19,7 @@ def snapshot(manager: Any) -> Any:
         "tiers": [
             (
                 pool.refs().tolist(),
-                pool.free_blocks().tolist(),
+                pool.free_pages().tolist(),
                 [queue.blocks().tolist() for queue in pool.queues.values()],
             )
             for pool in (memory.device, memory.host)
