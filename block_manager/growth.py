@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from paged.base.growing import rising_from
 
 from .layout import Layout
-from .moves import Moves, pairs_of
+from .moves import NO_MOVES, Moves, pairs_of
 from .pool import Pool
 from .runs import NO_BLOCKS, Blocks
 from .tables import Rows, Tables
@@ -29,6 +28,71 @@ class TableChanges(NamedTuple):
 NO_CHANGES = TableChanges(NO_BLOCKS, NO_BLOCKS, np.empty(0, np.int32))
 
 
+class Copies:
+    """Copies within the device that the composed batch makes before its forward pass. A row gets a copy of a block that
+    it is to write and must not: others hold it, or it is content.
+
+    sources           (table, block) of each block that is held until the copies ran, and that no row holds
+    may_copy_content  whether this batch may copy content at all, also from and to the host. It may not if copies of an
+                      earlier batch come first
+    """
+
+    def __init__(self, blocks: Pool, device: Pool) -> None:
+        self._blocks, self._device = blocks, device
+        self.sources: list[tuple[int, int]] = []
+        self.may_copy_content = True
+        # (row, source page, target page).
+        self._planned: list[tuple[int, int, int]] = []
+
+    def allow_content(self, may_copy: bool) -> None:
+        self.may_copy_content = may_copy
+
+    def pool(self, table: int) -> Pool:
+        return self._device if table else self._blocks
+
+    def hold(self, table: int, block: int) -> None:
+        """Hold a block until the copies ran."""
+        if (table, block) not in self.sources:
+            self.pool(table).hold(np.array([block]))
+            self.sources.append((table, block))
+
+    def take_over(self, table: int, block: int) -> None:
+        """Take over a row's reference to a block. Without another one it is held until the copies ran."""
+        if self.pool(table).refs(block) > 1:
+            self.pool(table).release(np.array([block]))
+        else:
+            self.sources.append((table, block))
+
+    def plan(self, row: int, table: int, block: int, copy: int, pages: int) -> None:
+        """Plan the copy of a block, of so many pages, into another one that the row has now."""
+        pairs = self.pool(table).pages_of(np.array([block, copy]), pages).T
+        self._planned += [(row, source, target) for source, target in pairs.tolist()]
+
+    def drop(self, row: int) -> None:
+        """Drop the planned copies of a row that gives its blocks back."""
+        self._planned = [planned for planned in self._planned if planned[0] != row]
+
+    def take(self) -> Moves:
+        """Return the planned copies, in order."""
+        planned, self._planned = self._planned, []
+        return (
+            Moves(device_to_device=pairs_of([(source, target) for _, source, target in planned]))
+            if planned
+            else NO_MOVES
+        )
+
+    def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """`pairs`, where a source that waits for a copy of the row is replaced by the page which that copy reads."""
+        sources = {target: source for copying, source, target in self._planned if copying == row}
+        return [(sources.get(source, source), target) for source, target in pairs]
+
+    def release_sources(self) -> None:
+        """Release what the copies read: they run before anything that is planned later."""
+        for table, block in sorted(self.sources, key=lambda source: source[0]):
+            self.pool(table).release(np.array([block]))
+        self.sources = []
+
+
 class Growth:
     """Draws and releases blocks of rows. `blocks`: the full group's pool, `device` unless its blocks cost no page."""
 
@@ -43,11 +107,7 @@ class Growth:
         self.num_promised = 0
         # Content of the full group that rows hold at promised columns: (row, first column, blocks).
         self._found: list[tuple[int, int, Blocks]] = []
-        # (table, block): sources of the composed batch's copies that no row holds. Not drawn before the copies ran.
-        self.copied: list[tuple[int, int]] = []
-        # By row: copies that calls without moves planned, (source, target) of each page. `may_copy`: `allow_copies`.
-        self.copies: dict[int, list[tuple[int, int]]] = {}
-        self.may_copy = True
+        self.copies = Copies(blocks, device)
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on. The table grows if they reach past its end."""
@@ -190,7 +250,7 @@ class Growth:
 
     def give_back_sides(self, row: int, keep: int) -> None:
         """Release what the row's sides hold from column `keep` on, tail first, states with block 0; drop its copies."""
-        self.copies.pop(row, None)
+        self.copies.drop(row)
         tables, stop = self.tables, int(self.tables.num_blocks[row])
         for side in self.layout.sides:
             first = max(keep, int(tables.first[side.table, row]))
@@ -227,83 +287,46 @@ class Growth:
         if offset and column < tables.num_blocks[row] and self.blocks.refs(tables.blocks.item(0, row, column)) > 1:
             self.mark_tail(row, True)
 
-    def copy_shared_tails(self, rows: Rows, num_grown: int) -> Moves:
+    def copy_shared_tails(self, rows: Rows, num_grown: int) -> None:
         """Copy each partial block that one of these rows is about to write, if it is content or others hold it. Its
         last holder writes in place. Raises OutOfBlocks, changing nothing, without `num_grown` more pages available."""
-        tables = self.tables
+        tables, copies = self.tables, self.copies
         writers = [
             row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
         ]
         parts = [(table, pages, self._tails_to_copy(table, writers)) for table, _, pages in self.layout.of_blocks]
-        self.device.require(sum(pages * len(copies) for _, pages, copies in parts) + num_grown)
-        pairs: list[tuple[int, int]] = []
-        for table, pages, copies in parts:
-            pool = self._pool(table)
-            for (row, column, block), copy in zip(copies, pool.draw(len(copies), pages or 1).tolist(), strict=True):
-                if pool.refs(block) > 1:
-                    pool.release(np.array([block]))
-                else:
-                    self.copied.append((table, block))
-                pairs += self._put_copy(table, row, column, block, copy, pages)
+        self.device.require(sum(pages * len(tails) for _, pages, tails in parts) + num_grown)
+        for table, pages, tails in parts:
+            drawn = copies.pool(table).draw(len(tails), pages or 1).tolist()
+            for (row, column, block), copy in zip(tails, drawn, strict=True):
+                copies.take_over(table, block)
+                self._put_copy(table, row, column, block, copy, pages)
         tables.shares_tail[writers] = False
         self.any_shared_tail = bool(tables.shares_tail.any())
-        return Moves(device_to_device=pairs_of(pairs))
 
-    def _pool(self, table: int) -> Pool:
-        return self.device if table else self.blocks
+    def copy_into(self, table: int, row: int, column: int, block: int, pages: int) -> None:
+        """Copy a held block, of so many pages, into a new one, which the row gets at this column."""
+        copy = self.copies.pool(table).draw(1, pages or 1).item()
+        self._put_copy(table, row, column, block, copy, pages)
 
-    def allow_copies(self, may_copy: bool) -> None:
-        """Allow or forbid copies of content in the next batch. They are forbidden if an earlier batch's come first."""
-        self.may_copy = may_copy
-
-    def hold_source(self, table: int, block: int) -> None:
-        """Hold a block until its copies, which `copy_here` plans, have run."""
-        if (table, block) not in self.copied:
-            self._pool(table).hold(np.array([block]))
-            self.copied.append((table, block))
-
-    def copy_here(self, table: int, row: int, column: int, block: int, pages: int) -> None:
-        """Plan a copy of a held block into a new block, which the row gets at this column."""
-        copy = self._pool(table).draw(1, pages or 1).item()
-        self.copies.setdefault(row, []).extend(self._put_copy(table, row, column, block, copy, pages))
-
-    def _put_copy(
-        self, table: int, row: int, column: int, block: int, copy: int, pages: int
-    ) -> Iterable[tuple[int, int]]:
-        """Write `copy`, of `block`, into the row's table. Returns (source, target) of each page."""
+    def _put_copy(self, table: int, row: int, column: int, block: int, copy: int, pages: int) -> None:
         if table:
             self.tables.put(table, row, column, copy)
         else:
             self.write(row, column, np.array([copy]))
-        return zip(*self._pool(table).pages_of(np.array([block, copy]), pages).tolist(), strict=True)
-
-    def take_copies(self) -> Moves:
-        """Return the copies that calls without moves planned."""
-        copies, self.copies = self.copies, {}
-        return Moves(device_to_device=pairs_of([pair for of_row in copies.values() for pair in of_row]))
-
-    def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """`pairs`, where a source that waits for a copy of the row is replaced by the page which that copy reads."""
-        sources = {copy: source for source, copy in self.copies.get(row, ())}
-        return [(sources.get(source, source), target) for source, target in pairs]
+        self.copies.plan(row, table, block, copy, pages)
 
     def _tails_to_copy(self, table: int, writers: list[int]) -> list[tuple[int, int, int]]:
         """(row, column, block) of each partial block that its writer must copy. The last holder of a block need not."""
-        pool, copies, holders = self._pool(table), list[tuple[int, int, int]](), dict[int, int]()
+        pool, tails, holders = self.copies.pool(table), list[tuple[int, int, int]](), dict[int, int]()
         for row in writers:
             column = int(self.tables.num_launched[row]) // self.tables.block_size
             block = int(self.tables.blocks[table, row, column])
             left = holders.setdefault(block, pool.refs(block))
             if left > 1 or pool.has_content(block):
                 holders[block] = left - 1
-                copies.append((row, column, block))
-        return copies
-
-    def release_copied(self) -> None:
-        """Release the sources of the composed batch's copies. The next batch may draw them."""
-        for table, block in sorted(self.copied, key=lambda copied: copied[0]):
-            self._pool(table).release(np.array([block]))
-        self.copied = []
+                tails.append((row, column, block))
+        return tails
 
     def share_sides(self, row: int, child: int, num_blocks: int) -> None:
         """Let a fork hold what the row's sides hold before column `num_blocks`. Who writes a state first, moves it."""

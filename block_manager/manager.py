@@ -204,12 +204,12 @@ class BlockManager(Uncopyable):
                 "not launched."
             )
         launched = tables.num_launched[array]
-        moves = memory.place(array, launched, launched + wanted)
+        memory.place(array, launched, launched + wanted)
         memory.growth.draw_promised()
         memory.keep_states()
-        moves = joined([memory.take_moves(), moves])
+        moves = memory.take_moves()
         # Moves run in the order of the calls: these sources are read before later calls write them.
-        memory.growth.release_copied()
+        memory.growth.copies.release_sources()
         return moves
 
     def confirm(self) -> int:

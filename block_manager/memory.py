@@ -164,7 +164,8 @@ class Memory:
 
     def take_moves(self) -> Moves:
         moves = NO_MOVES if self.offload is None else self.offload.take_moves()
-        return joined([moves, self.growth.take_copies()]) if self.growth.copies else moves
+        copies = self.growth.copies.take()
+        return moves if copies is NO_MOVES else joined([moves, copies])
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Append a token, int32 [n], to each of these distinct rows, which know `ends` tokens. Returns `ends` + 1."""
@@ -193,16 +194,15 @@ class Memory:
         tables.last_token[rows] = tables.tokens[rows, totals - 1]
         return totals
 
-    def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> Moves:
+    def place(self, rows: Rows, starts: NDArray[np.int64], ends: NDArray[np.int64], *, one_each: bool = False) -> None:
         """Put tokens `starts[i]` to `ends[i]` - 1 of distinct rows in flight, all launched to `starts` (`one_each`: one
-        a row). Promise blocks, as `admit`. Returns copies of partial blocks. Raises OutOfBlocks, changing nothing."""
+        a row). Promise blocks, as `admit`. Plan copies of partial blocks. Raises OutOfBlocks, changing nothing."""
         tables, growth = self.tables, self.growth
         have = tables.num_blocks[rows]
         short = (ends > have * self.block_size).nonzero()[0]
         wanted = None if one_each else -(-ends[short] // self.block_size)
-        moves = NO_MOVES
         if growth.any_shared_tail:
-            moves = growth.copy_shared_tails(rows, int(growth.lacking(rows, ends).sum()))
+            growth.copy_shared_tails(rows, int(growth.lacking(rows, ends).sum()))
         if self.layout.states and tables.moves_state[rows].any():
             self.device.require(growth.num_promised + int(growth.lacking(rows, ends).sum()))
         if len(short):
@@ -219,22 +219,20 @@ class Memory:
                 places.sort(key=lambda place: not self.index.is_behind(rows.item(place)))
             for place in places:
                 self._begin_pending(rows.item(place))
-        return moves
 
-    def place_one(self, row: int, count: int) -> Moves:
+    def place_one(self, row: int, count: int) -> None:
         """`place` of one row, whose blocks are drawn at once."""
         tables = self.tables
         start, have = tables.num_launched.item(row), tables.num_blocks.item(row)
         if self.growth.any_shared_tail:
-            moves = self.place(np.array([row]), np.array([start]), np.array([start + count]))
+            self.place(np.array([row]), np.array([start]), np.array([start + count]))
             self.growth.draw_promised()
-            return moves
+            return
         wanted = -(-(start + count) // self.block_size)
         tables.ensure_columns(wanted)
         self._launch_one(row, start, start + count)
         if wanted > have:
             self.growth.draw_promised()
-        return NO_MOVES
 
     def begin_batch(self, number: int) -> None:
         self.batch = self.index.batch = number
@@ -327,10 +325,10 @@ class Memory:
         if not is_empty:
             # No engine runs an empty batch: changes wait for the next one.
             changes = self.growth.take_changes()
-            self.growth.release_copied()
+            self.growth.copies.release_sources()
             self.flights.seal()
         self.begin_batch(number + 1)
-        self.growth.allow_copies(False)
+        self.growth.copies.allow_content(False)
         slots, last_tokens = self.slots(decodes, positions, counts), self.tables.last_token[decodes]
         return Composed(number, flight, is_empty, moves, slots, last_tokens, changes)
 
@@ -347,7 +345,7 @@ class Memory:
         """(table, block) of references that no row has: sources of copies to come, and states that batches read."""
         reads = [read for flight in self.flights.all for read in flight.reads.values()]
         states = [side.table for side in self.layout.states]
-        return self.growth.copied + [pair for read in reads for pair in zip(states, read.blocks, strict=True)]
+        return self.growth.copies.sources + [pair for read in reads for pair in zip(states, read.blocks, strict=True)]
 
     def pages_by_group(self, rows: Sequence[int]) -> list[int]:
         """Pages that these rows hold in each group, each counted once."""
@@ -444,10 +442,10 @@ class Memory:
             self.device.require(self.layout.block_pages)
         shared_it_before = tables.shares_tail.item(row)
         child = self.fork_of(row)
-        moves = growth.copy_shared_tails(np.array([child]), 0)
+        growth.copy_shared_tails(np.array([child]), 0)
         # The child has a copy, so the row shares no more than before.
         growth.mark_tail(row, shared_it_before)
-        return child, moves
+        return child, growth.copies.take()
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
         """Void what batches compute of the row from the unknown token `num_tokens` on; it is launched no further."""

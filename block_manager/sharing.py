@@ -114,7 +114,7 @@ class Sharing:
         tables, sides, brought = self._tables, self._sides, list[tuple[int, Blocks]]()
         path, known = self._index.paths[row], tables.tokens[row, : tables.num_tokens[row]]
         have = path.published
-        here, both = sides.find(path, known, match, have, may_copy=self._growth.may_copy)
+        here, both = sides.find(path, known, match, have, may_copy=self._growth.copies.may_copy_content)
         found = here
         if both is not here and self._offload is not None:
             room = self._growth.num_unpromised if room is None else room
@@ -182,7 +182,7 @@ class Sharing:
     def _load(self, row: int, limit: int, room: int | None) -> int:
         """Load what only the host has of the row's next `limit` blocks: draw blocks, plan copies. Returns tokens."""
         device, offload = self._device, self._offload
-        if offload is None or not self._growth.may_copy:
+        if offload is None or not self._growth.copies.may_copy_content:
             return 0
         match, size, pages = self._match(row, limit, HOST), self._tables.block_size, self._growth.layout.full_pages
         room = device.num_available if room is None else min(room, device.num_available)

@@ -62,9 +62,9 @@ class Offload:
                 blocks = blocks[stays]
                 parts = [blocks]
             leaving = index.nodes_in(place, parts)
-            if self._growth.may_copy and place < NUM_PLACES:
+            if self._growth.copies.may_copy_content and place < NUM_PLACES:
                 self._keep_on_host(place, leaving, blocks)
-            elif self._growth.may_copy and self._device.goes_next is not None:
+            elif self._growth.copies.may_copy_content and self._device.goes_next is not None:
                 # Blocks that were released to go next are worth no copy.
                 wanted = blocks[~self._device.goes_next[blocks]]
                 self._keep_on_host(place, index.nodes_in(place, [wanted]), wanted)
@@ -127,7 +127,7 @@ class Offload:
             held.append((place, blocks))
             for block in blocks.tolist() if place >= NUM_PLACES else ():
                 # This block must not be drawn before the copies ran, even if the full group loses its node.
-                self._growth.hold_source(place // NUM_PLACES, block)
+                self._growth.copies.hold(place // NUM_PLACES, block)
         return held
 
     def take_moves(self) -> Moves:
@@ -214,7 +214,7 @@ class Tiers:
                 tails = [np.concatenate(both) for both in zip(tails, self.tails[row], strict=True)]
             self.tails[row] = tails
         for row in rows.tolist():
-            pairs = self._growth.read_at_sources(row, pairs)
+            pairs = self._growth.copies.read_at_sources(row, pairs)
             if not keep:
                 self._sides.keep_all(row)
             first = tables.first[:, row].copy()

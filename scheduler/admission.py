@@ -298,7 +298,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     row = request.rows[sequence]
     state.columns.ensure(state.columns.num_bound + 1)
     # An outstanding batch may be cancelled, and then its moves would run together with copies planned now.
-    state.manager.growth.allow_copies(not state.outstanding.batches and state.carried.are_of_forks)
+    state.manager.growth.copies.allow_content(not state.outstanding.batches and state.carried.are_of_forks)
     child, moves = state.manager.fork_to_write(row)
     number = request.add_fork(sequence, child)
     state.columns.bind(child, request, number)

@@ -64,7 +64,7 @@ def compose_running(state: State, step: Step) -> None:
         decodes = (rows, launched, launched + one) if todo.tobytes() == one.tobytes() else None
     if decodes is not None and len(rows) <= step.budget and len(rows) <= step.seats and not state.books.bounded:
         try:
-            step.move(manager.place(*decodes, one_each=True))
+            manager.place(*decodes, one_each=True)
         except OutOfBlocks:
             # Nothing changed. Victims give up blocks below.
             pass
@@ -102,7 +102,7 @@ def place_chunk(
         return 0
     if manager.layout.states:
         count = manager.next_end(row, launched, launched + count) - launched
-    step.move(manager.place_one(row, count))
+    manager.place_one(row, count)
     step.note_chunk(request, row, launched, count, is_whole=count == todo, num_loaded=num_loaded)
     if num_loaded:
         size, table = manager.block_size, manager.rows.table(row).tolist()
@@ -122,7 +122,7 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     decodes = rows[(granted > 0) & (todo == 1)]
     if len(decodes):
         starts = manager.rows.num_launched[decodes]
-        step.move(manager.place(decodes, starts, starts + 1, one_each=True))
+        manager.place(decodes, starts, starts + 1, one_each=True)
         step.place_decodes(decodes, starts)
         manager.growth.draw_promised()
     is_chunk = (granted > 0) & (todo > 1)

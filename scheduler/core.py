@@ -203,7 +203,7 @@ class Scheduler(Uncopyable):
             state.carried.forget_stale()
         carried = state.carried.groups
         if manager.host_caching or manager.sides.ends.are_kept:
-            manager.growth.allow_copies(not carried)
+            manager.growth.copies.allow_content(not carried)
         if state.to_reject:
             ending.reject_overgrown(state)
         step = Step(limits.max_tokens_per_step, limits.max_sequences, NO_ROWS)
@@ -216,7 +216,7 @@ class Scheduler(Uncopyable):
             state.composition.compose(state, step)
         if not step.num_rows and not outstanding.batches and not carried and not step.loads:
             admission.force_progress(state, step)
-        if state.hints.to_fetch and manager.growth.may_copy:
+        if state.hints.to_fetch and manager.growth.copies.may_copy_content:
             manager.growth.draw_promised()
             state.hints.fetch()
         if proposed is not None:

@@ -228,7 +228,7 @@ class Hints:
         if num <= 0 or not manager.prefix_caching:
             return 0
         # No block before these is copied from the host for it.
-        manager.growth.allow_copies(False)
+        manager.growth.copies.allow_content(False)
         row = manager.add_counted(hint.tokens[: (first + num) * self._size], hint.root, count=False)
         try:
             have = manager.rows.num_blocks.item(row)

@@ -6,9 +6,9 @@ A fault is an entry of `tests/faults/faults.toml`, or beside it of `layers.toml`
     [lost-copy]
     says = "A shared partial block is replaced, and the copy is not reported."
     breaks = 4                                 # the rule of docs/invariants.md
-    in = "place"                               # a function of the two rooms; or `Class.method`
-    find = "moves = A.copy_shared_tails(...)"  # one place in it
-    put = "A.copy_shared_tails(...)"           # what stands there instead
+    in = "copy_shared_tails"                   # a function of the two rooms; or `Class.method`
+    find = "self._put_copy(...)"               # one place in it
+    put = "self.write(A, B, C)"                # what stands there instead
 
 `find` is an expression or a statement. A single capital letter in it is any expression, the same each time, and `...` at the end of
 a list of arguments, elements or statements is the rest of it; `put` may use both. So a function may move to another file, and its

@@ -140,8 +140,8 @@ def test_content_that_its_last_holder_copies_stays_until_the_copy_has_run():
     manager.confirm()
     manager.free([0])
     manager.append(1, [0])
-    moves = manager._memory.place(np.array([1]), np.array([1]), np.array([2]))
-    assert (moves.device_to_device.tolist(), manager._memory.device.refs(0)) == ([[0, 2]], 1)
+    manager._memory.place(np.array([1]), np.array([1]), np.array([2]))
+    assert (manager.take_moves().device_to_device.tolist(), manager._memory.device.refs(0)) == ([[0, 2]], 1)
 
 
 @pytest.mark.parametrize("group", [LayerGroup("state", pages=3), LayerGroup("window", 5, pages=3)])
@@ -230,8 +230,8 @@ def test_a_fork_that_computes_several_tokens_writes_them_to_a_copy_of_the_shared
     manager.allocate([manager.add([1, 2])], [2])
     manager.confirm()
     manager.append(manager.fork(0), [3, 4, 5])
-    moves = manager._memory.place_one(1, 3)
-    assert (moves.device_to_device.tolist(), manager.table(1).tolist()) == ([[0, 1]], [1, 2])
+    manager._memory.place_one(1, 3)
+    assert (manager.take_moves().device_to_device.tolist(), manager.table(1).tolist()) == ([[0, 1]], [1, 2])
 
 
 def test_a_load_of_blocks_of_two_pages_takes_no_more_than_there_is_room_for():
