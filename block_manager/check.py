@@ -24,10 +24,9 @@ def violations_of(
     """Return every violation, as a sentence that begins with the invariant's number in docs/invariants.md. `beside`:
     (table, block) of each device reference that no row has."""
     tables, layout = growth.tables, growth.layout
-    pools = dict.fromkeys((*tiers.pools, *index.pools))
-    found = [each for pool in pools for each in _free_lists(pool)]
+    found = [each for pool in dict.fromkeys(index.pools) for each in _free_lists(pool)]
     found += [*_tables(tables, tiers, layout), *_shares(tables, flights)]
-    found += _references(tables, tiers, layout, beside)
+    found += _references(growth, tiers, index, beside)
     if growth.num_promised:
         found.append(f"6: {growth.num_promised} blocks are promised to rows and not drawn.")
     return [*found, *_tree(index), *_paths(tables, tiers, index), *_pending(flights, index)]
@@ -60,8 +59,8 @@ def _free_lists(pool: Pool) -> Iterator[str]:
         yield f"3: a cached {pool.tier} block has no content."
 
 
-def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple[int, int]]) -> Iterator[str]:
-    counted = {tiers.pool(at, table): Counter(tiers.pool(at, table).kept) for at in (DEVICE, HOST) for table in (0, 1)}
+def _references(growth: Growth, tiers: Tiers, index: PrefixIndex, beside: list[tuple[int, int]]) -> Iterator[str]:
+    tables, counted = growth.tables, {pool: Counter(pool.kept) for pool in index.pools}
 
     def count(place: int, table: int, blocks: Any) -> None:
         counted[tiers.pool(place, table)].update(blocks.tolist())
@@ -71,7 +70,7 @@ def _references(tables: Tables, tiers: Tiers, layout: Layout, beside: list[tuple
         if len(set(blocks.tolist())) != len(blocks):
             yield f"6: row {row} names a block twice: {blocks.tolist()}."
         count(DEVICE, 0, blocks)
-        for side in layout.sides:
+        for side in growth.layout.sides:
             stop = min(1, len(blocks)) if side.is_state else len(blocks)
             its = tables.blocks[side.table, row, tables.first[side.table, row] : stop]
             if (its < 0).any():

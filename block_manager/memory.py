@@ -77,7 +77,7 @@ class Memory:
         self.sides = SideContent(self.index, self.growth, row_ends)
         # Whether rows hold full blocks behind a hit that a side ended: see `Sharing.take_ahead`.
         self._takes_ahead = takes_ahead and layout.keeps and bool(layout.sides and layout.full_pages)
-        self.tiers = Tiers(self.growth, self.index, self.host, self.offload, self.sides)
+        self.tiers = Tiers(self.growth, self.index, self.offload, self.sides)
         self.rows = RowView(self.tables, self.tiers)
         self.sharing = Sharing(self.flights, self.index, self.growth, self.tiers, self.sides)
         self.content = Content(self.index, self.growth, self.offload, self.sides)
@@ -139,9 +139,7 @@ class Memory:
                 self.growth.evict_promised()
             row = self.add_counted(tokens, root, keep_at=keep_at, level=level)
             computed = self.tables.num_computed.item(row)
-        end = computed + most
-        if end > num_tokens:
-            end = num_tokens
+        end = min(computed + most, num_tokens)
         if not self.layout.is_plain:
             # A window gives back what a long chunk passes only when the chunk is computed.
             end = self.next_end(row, computed, min(end, self.tokens_within(row, self.growth.num_unpromised)))

@@ -5,8 +5,8 @@ Block ids are int64 here and wherever they index a column: numpy gathers by int3
 
 from __future__ import annotations
 
-import heapq
 import itertools
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -352,11 +352,8 @@ class Pool:
 
     def forget_all(self) -> None:
         """Take the nodes from all blocks. None may be used."""
-        taken = [part for queue in self.queues.values() for part in queue.take(self.num_pages)[0]]
-        cached, self.num_cached = np.concatenate([NO_BLOCKS, *taken]), 0
-        self._put_free(cached[::-1])
-        self.run[:] = None
-        self.level[:], self._is_raised = 0, False
+        cached = np.concatenate([queue.blocks() for queue in self.queues.values()])
+        self.forget_content(cached[::-1])
 
     def free_pages(self) -> Blocks:
         """The free pages in the order in which they are drawn, int64 [num_free]; a copy."""
@@ -464,12 +461,14 @@ class Retentions:
     def __init__(self, pools: Sequence[Pool], *, host_gives_way: bool) -> None:
         self._pools, self.host_gives_way = pools, host_gives_way
         self.now, self._numbers = -np.inf, itertools.count(1)
-        # Retentions that end: a heap of (time, number); and by number, their runs, last one first. A retention that was
-        # ended earlier stays in the heap until such ones are about half of it.
+        # Of retentions that end: (time, number), rising; and by number, the time and the runs, last one first.
         self._ends: list[tuple[float, int]] = []
-        self._runs: dict[int, list[Run]] = {}
-        # The earliest logical time at which a retention ends. Every step reads it.
-        self.next_end = np.inf
+        self._of_number: dict[int, tuple[float, list[Run]]] = {}
+
+    @property
+    def next_end(self) -> float:
+        """The earliest logical time at which a retention ends."""
+        return self._ends[0][0] if self._ends else np.inf
 
     def retain(self, reaches: dict[Run, list[Reach]], level: int, until: float | None) -> Retained:
         """Retain nodes, by run, last one first, at `level` at least (`until` None: for good). Raises InvalidConfig."""
@@ -478,11 +477,8 @@ class Retentions:
             until = logical_time("until", until)
             if not self.now < until < np.inf:
                 raise InvalidConfig(f"until has to be a logical time after {self.now}; got {until!r}.")
-            if len(self._ends) > 2 * len(self._runs) + 64:
-                self._ends = [end for end in self._ends if end[1] in self._runs]
-                heapq.heapify(self._ends)
-            heapq.heappush(self._ends, (until, number))
-            self._runs[number], self.next_end = runs, self._ends[0][0]
+            insort(self._ends, (until, number))
+            self._of_number[number] = until, runs
         # Last run first: children become older than their parents, and are evicted before them.
         for run, of_run in reaches.items():
             run.retain(number, of_run, level)
@@ -492,7 +488,9 @@ class Retentions:
     def end(self, retained: Retained) -> None:
         """End a retention, unless it has ended."""
         number, runs = retained
-        self._runs.pop(number, None)
+        if number in self._of_number:
+            until, _ = self._of_number.pop(number)
+            del self._ends[bisect_left(self._ends, (until, number))]
         for run in runs:
             if run.end_retention(number):
                 self.apply_to(run)
@@ -508,15 +506,13 @@ class Retentions:
     def expire(self, now: float) -> None:
         """End the retentions whose time is `now` or earlier. A `now` before an earlier call's changes nothing."""
         self.now = max(self.now, now)
-        while self._ends and self._ends[0][0] <= self.now:
-            _, number = heapq.heappop(self._ends)
-            self.end((number, self._runs.get(number, [])))
-        self.next_end = self._ends[0][0] if self._ends else np.inf
+        while self.next_end <= self.now:
+            _, number = self._ends[0]
+            self.end((number, self._of_number[number][1]))
 
     def clear(self) -> None:
         self._ends.clear()
-        self._runs.clear()
-        self.next_end = np.inf
+        self._of_number.clear()
 
     def levels_of(self, place: int, run: Run, offsets: Blocks) -> NDArray[np.int8]:
         """The level of each node's block in a place, int8 [n]."""

@@ -168,13 +168,9 @@ class Offload:
 class Tiers:
     """Swaps of rows, and the host tails of swapped rows. Such a row keeps its fronts; its states go with block 0."""
 
-    def __init__(
-        self, growth: Growth, index: PrefixIndex, host: Pool, offload: Offload | None, sides: SideContent
-    ) -> None:
+    def __init__(self, growth: Growth, index: PrefixIndex, offload: Offload | None, sides: SideContent) -> None:
         self._growth, self._index, self.offload, self._sides = growth, index, offload, sides
         self._tables, self._layout = growth.tables, growth.layout
-        # The pools of sides, device and host. The full group's are in `index`: others if its blocks cost no page.
-        self.pools = growth.device, host
         # By table: pages of a block, and whether rows may share it. A state is overwritten: each row gets its own.
         sides_of = self._layout.sides
         self._kinds = [(self._layout.full_pages, True), *((side.pages, not side.is_state) for side in sides_of)]
@@ -190,7 +186,7 @@ class Tiers:
 
     def pool(self, place: int, table: int) -> Pool:
         """The pool of a table's blocks, on the device or the host."""
-        return self.pools[place] if table else self._index.pools[place]
+        return self._index.pools[NUM_PLACES * table + place]
 
     def host_blocks_wanted(self, rows: list[int], keep: int = 0) -> int:
         """Host pages that `swap_out` of these rows would draw. Closes their open runs, so that they go as nodes."""
@@ -206,7 +202,7 @@ class Tiers:
     def swap_out(self, rows: Rows, keep: int) -> Moves:
         """Move the rows' blocks from column `keep` on to the host. Raises OutOfBlocks. Closes open runs in any case."""
         tables = self._tables
-        self.pools[HOST].require(self.host_blocks_wanted(rows.tolist(), keep))
+        self._index.pages(HOST).require(self.host_blocks_wanted(rows.tolist(), keep))
         copied, pairs = defaultdict[int, dict[int, int]](dict), list[tuple[int, int]]()
         for row in rows.tolist():
             tails = self._moved_to(HOST, self._entries_on_device(row, keep), copied, pairs)
@@ -232,7 +228,7 @@ class Tiers:
         """Move the host tails of these rows back, of those that have one. Raises OutOfBlocks, changing nothing."""
         tables = self._tables
         rows = rows[tables.is_swapped[rows]]
-        self.pools[DEVICE].require(self.device_blocks_wanted(rows.tolist()))
+        self._index.pages(DEVICE).require(self.device_blocks_wanted(rows.tolist()))
         for row in rows.tolist():
             # Before a tail is taken out: this may raise MemoryError.
             tables.ensure_columns(int(tables.num_blocks[row]) + self.num_on_host(row))
@@ -280,7 +276,7 @@ class Tiers:
             for side in self._layout.bounded:
                 tail, end = tails[side.table], min(int(side.first_column(tables.num_computed[row])), stop)
                 if (num_passed := end - stop + len(tail)) > 0:
-                    self.pools[HOST].release(tail[:num_passed])
+                    self.pool(HOST, side.table).release(tail[:num_passed])
                     tails[side.table] = tail[num_passed:]
                     tables.set_first(side.table, row, end)
                     self._sides.count_passed(side, num_passed)
