@@ -107,9 +107,7 @@ class Adjustments:
         its = lanes[at]
         self._note(its, self._prompt_len[its] + places[at], tokens[at])
 
-    def apply(
-        self, logits: Tensor, lanes: Places, places: Places, numbers: Places, *, is_guess: bool = False
-    ) -> None:
+    def apply(self, logits: Tensor, lanes: Places, places: Places, numbers: Places, *, is_guess: bool = False) -> None:
         """Change logits [n, vocabulary] in place, as the sequence in lanes[i] wants for the token after its first places[i] outputs. Rows
         with NO_LANE, and those of a sequence that has ended, stay as they are. Raises ProcessorFailed or GrammarFailed; of a guess neither:
         it calls no processors, and a grammar that gives up forbids nothing."""

@@ -129,7 +129,9 @@ def _executor() -> LLExecutor:
 
 
 def _name_of(form: StructuredOutputsParams) -> str:
-    return next(name for name in ("json", "regex", "choice", "grammar", "json_object") if getattr(form, name) is not None)
+    return next(
+        name for name in ("json", "regex", "choice", "grammar", "json_object") if getattr(form, name) is not None
+    )
 
 
 def _grammar_of(form: StructuredOutputsParams) -> str:

@@ -134,7 +134,9 @@ def test_a_grammar_that_explodes_ends_its_request_and_no_other(model, monkeypatc
     good, bad = (engine.live_request(engine.add_request("def", wish)) for wish in wishes)
     driven(engine)
     assert (good.completion().finish_reason, bad.completion().finish_reason) == ("length", "error")
-    reason = f"{GrammarFailed.__name__}: the grammar cannot be followed: Parser Error: Current row has 15 items; max is 12"
+    reason = (
+        f"{GrammarFailed.__name__}: the grammar cannot be followed: Parser Error: Current row has 15 items; max is 12"
+    )
     assert bad.completion().error.startswith(reason) and "<state>" not in bad.completion().error
 
 

@@ -113,7 +113,10 @@ def worlds(draw):
         options["costs"] = Costs(seconds_per_token=1.0)
     speculate = draw(st.sampled_from([None, "lookup", "lookahead", "draft", "draft"]))
     if speculate:
-        options |= {"speculate": speculate, "num_drafts": draw(st.sampled_from([6, 9] if speculate == "lookahead" else [1, 3, 9]))}
+        options |= {
+            "speculate": speculate,
+            "num_drafts": draw(st.sampled_from([6, 9] if speculate == "lookahead" else [1, 3, 9])),
+        }
     if speculate == "draft":
         options["draft_model"] = DRAFT
     return options
