@@ -83,6 +83,11 @@ class Pool:
         """Pages that can be drawn: free ones, and those of cached blocks."""
         return self.num_free + self.num_cached
 
+    def num_available_to(self, level: int) -> int:
+        """Pages that can be drawn while all content of a higher level than this stays."""
+        higher = [queue for each, queue in self.queues.items() if each > level and queue.num_cached]
+        return self.num_available - sum(self._num_pages(queue.blocks()) for queue in higher)
+
     @property
     def num_used(self) -> int:
         return self.num_pages - self.num_available

@@ -16,7 +16,7 @@ import numpy as np
 
 from .growth import Growth
 from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
-from .pool import Pool
+from .pool import DOUBLED, Pool
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, num_nodes, spans_where, stretches
 from .side_content import Part, SideContent
@@ -76,9 +76,10 @@ class Offload:
         for run, first, stop in leaving:
             of_run, start = sources[start : start + stop - first], start + stop - first
             while stop > first:
-                # From the end, one stretch after the other: making room for one may evict another.
+                # From the end, one stretch of one level after the other: making room for one may evict another.
                 blocks = run.blocks_in(there, first, stop)
-                begin, _ = stretches((blocks >= 0) == (blocks[-1] >= 0))[-1]
+                levels = np.where(blocks >= 0, DOUBLED, self._device.level[of_run[::-1]])
+                begin, _ = stretches(levels == levels[-1])[-1]
                 if blocks[-1] >= 0:
                     self._hold(there, blocks[begin:])
                 else:
@@ -142,9 +143,10 @@ class Offload:
         return moves
 
     def _copy_out(self, place: int, run: Run, first: int, stop: int, sources: Blocks) -> None:
-        """Copy these nodes to the host, which lacks them; if room is short, the last ones. `sources`: last first."""
-        pages = self._pages[place]
-        if not (room := min(len(sources), self._host.num_available // pages)):
+        """Copy these nodes, of one level, to the host, which lacks them; if room is short, the last ones. Content that is
+        retained at a higher level makes no room. `sources`: last first."""
+        pages, level = self._pages[place], self._device.level.item(sources[0])
+        if not (room := min(len(sources), self._host.num_available_to(level) // pages)):
             return
         first = stop - room
         sources = sources[:room]

@@ -136,14 +136,15 @@ class NaiveContent:
         return {(n, tokens[:end]) for n, tokens in known for end in range(0, len(tokens) + 1, self.block_size)}
 
     def _offload(self, block: Block) -> None:
-        """Content is about to be forgotten on the device: the host keeps it, if it has a block for it."""
+        """Content is about to be forgotten on the device: the host keeps it, if it has a block for it, free or with content that is
+        retained no longer."""
         assert block.node is not None
         # Copied by calls whose moves run together with this one's: it goes before it has come.
         self.loaded = [(source, target) for source, target in self.loaded if target is not block]
-        there = self.host.resident.get(block.node)
+        there, level = self.host.resident.get(block.node), self.level(block.node)
         if there is not None:
             self.host.hold(there)
-        elif self.host.available:
+        elif self.host.free or any(self.host.level(cached.node) <= level for cached in self.host.cached):
             there = self.host.draw()
             self.host.carry(block.node, there, self.device.pending.get(block.node))
             self.offloaded.append((block, there))

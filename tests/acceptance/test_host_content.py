@@ -55,3 +55,16 @@ def test_what_comes_back_without_an_eviction_changes_no_copy_that_was_planned_be
     targets = manager.take_moves().host_to_device[:, 1].tolist()
     assert targets == [*manager.table(loaded).tolist(), *manager.table(again).tolist()]
     manager.free([loaded, again])
+
+
+def test_what_is_retained_on_the_host_stays_before_what_is_not(make_manager, serve):
+    manager = make_manager(3, 4, host_blocks=2, host_caching=True)
+    serve(manager, A[:8])
+    manager.retain([*A[:8], 0], priority=2)
+    for tokens in (B, [*B[4:], *B[:4]]):
+        serve(manager, tokens)
+        assert manager.lookup([*A[:8], 0]).host_tokens == 8
+    manager.retain([*B[4:], *B[:4], 0], priority=2)
+    # Retained as long, and used later.
+    serve(manager, [7] * 12)
+    assert manager.lookup([*A[:8], 0]).host_tokens == 0

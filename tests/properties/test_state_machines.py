@@ -28,8 +28,8 @@ SCHEDULER_SHARES = {
     0.2: "switch, computes unknown tokens, void, append",
     0.1: "preempted by recompute, cancel with full blocks, abort in flight, several outstanding, several sampled, none sampled, "
     "cancel behind another, drafts accepted, drafts rejected, load",
-    0.05: "became paused, several tokens refused, finish, fork",
-    0.02: "too many outstanding",
+    0.05: "several tokens refused, finish, fork",
+    0.02: "too many outstanding, became paused",
     0.01: "preempted by swap, swapped in, shared in flight, follow",
     0.005: "preempted in flight, delivered elsewhere, a cancel without moves refused",
 }
