@@ -85,8 +85,9 @@ class Pool:
 
     def num_available_to(self, level: int) -> int:
         """Pages that can be drawn while all content of a higher level than this stays."""
-        higher = [queue for each, queue in self.queues.items() if each > level and queue.num_cached]
-        return self.num_available - sum(self._num_pages(queue.blocks()) for queue in higher)
+        stay = [queue for each, queue in self.queues.items() if each > level and queue.num_blocks]
+        pages = [each.num_blocks if self.width is None else self.pages_in(each.blocks()) for each in stay]
+        return self.num_available - sum(pages)
 
     @property
     def num_used(self) -> int:
