@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from paged import Costs, LayerGroup
+from paged import Costs, LayerGroup, Retention
 
 from ..driving import steps_of  # noqa: TID252
 
@@ -74,6 +74,21 @@ def test_what_a_window_passed_and_kept_while_pages_were_free_does_not_go_to_the_
         serve(scheduler, [*prompt, 8, 9, 10, 11])
     # Of A and B: what the window needs after 8 tokens and after 12, one block each, and not the one before.
     assert on_host(scheduler)[1] == 8
+
+
+@pytest.mark.parametrize("side", [STATE, WINDOW])
+def test_what_is_retained_on_the_host_stays_before_what_is_not(make, serve, side):
+    scheduler = make(10, [FULL, side], host_blocks=10)
+    serve(scheduler, A, retention=Retention(priority=2))
+    for prompt in (B, C, B, C):
+        serve(scheduler, prompt)
+    hit = scheduler.manager.lookup([*A, 9])
+    assert hit.num_tokens + hit.host_tokens == 8
+    for prompt in (B, C):
+        serve(scheduler, prompt, retention=Retention(priority=2))
+    serve(scheduler, list(range(300, 308)))
+    hit = scheduler.manager.lookup([*A, 9])
+    assert hit.num_tokens + hit.host_tokens < 8
 
 
 @pytest.mark.parametrize(("pages", "start"), [(3, 8), (5, 8), (6, 0), (7, 0)])
