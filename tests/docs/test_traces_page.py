@@ -15,7 +15,7 @@ def test_the_python_of_the_page_runs(page, fences, tmp_path, monkeypatch, capsys
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "half(half=2): 250 of 500 requests"
     assert said[1].startswith("fitted(context=4096, how=clip): 250 of 250 requests, ")
-    assert said[-1].startswith("1000 ")
+    assert said[-1].startswith("2000 ")
 
 
 def test_the_files_of_the_page_can_be_read(page, fences, tmp_path):

@@ -16,6 +16,8 @@ from paged.study.traces import (
     Trace,
     open_trace,
     read_trace,
+    save_trace,
+    superposed,
     synthetic,
 )
 
@@ -72,9 +74,22 @@ def assert_same_requests(part, whole, chosen):
     assert [segments_of(part, i) for i in range(len(part))] == [segments_of(whole, i) for i in chosen]
 
 
+@given(traces())
+def test_a_saved_trace_comes_back_exactly(path, trace):
+    save_trace(trace, path)
+    back = read_trace(path, seed=trace.seed)
+    for column in COLUMNS:
+        assert np.array_equal(getattr(back, column), getattr(trace, column)), column
+    for request in range(len(trace)):
+        assert np.array_equal(back.prompt(request), trace.prompt(request))
+
+
 @given(traces(), st.floats(0.05, 1), st.integers(0, 5), st.data())
 def test_a_subset_keeps_its_requests_whole_and_in_order(trace, share, seed, data):
     count = data.draw(st.integers(1, len(trace)))
+    sample = trace.sampled(count, seed=seed)
+    kept = np.sort(np.random.default_rng(seed).spawn(1)[0].choice(len(trace), count, replace=False))
+    assert_same_requests(sample, trace, kept)
     drawn = np.random.default_rng(seed).spawn(1)[0].random(len(trace)) < share
     if drawn.any():
         assert_same_requests(trace.thinned(share, seed=seed), trace, np.flatnonzero(drawn))
@@ -135,6 +150,33 @@ def contents_of(trace, number=None):
     ]
 
 
+@given(st.lists(traces(), min_size=1, max_size=3))
+def test_superposed_traces_keep_what_they_share_and_share_nothing_with_each_other(several):
+    together = superposed(several)
+    arrivals = np.concatenate([trace.arrival_s for trace in several])
+    order = np.argsort(arrivals, kind="stable")
+    assert np.array_equal(together.arrival_s, arrivals[order])
+    apart = [request for number, trace in enumerate(several) for request in contents_of(trace, number)]
+    renamed = {}
+    for (segments, output), place in zip(contents_of(together), order.tolist(), strict=True):
+        old_segments, old_output = apart[place]
+        for (new, tokens), (old, old_tokens) in zip([*segments, output], [*old_segments, old_output], strict=True):
+            assert (tokens, renamed.setdefault(old, new)) == (old_tokens, new)
+    assert len(set(renamed.values())) == len(renamed)
+
+
+def test_superposing_a_trace_on_itself_doubles_its_rate_and_not_each_moment():
+    trace = synthetic("deterministic", rate=1, requests=1000, prompt=5, output=5)
+    at_once = superposed([trace, trace])
+    assert at_once.arrival_s[:4].tolist() == [0, 0, 1, 1]
+    turned = superposed([trace, trace], seed=3)
+    gaps = np.diff(turned.arrival_s)
+    assert gaps[::2] == pytest.approx(np.full(1000, gaps[0]))
+    assert 0.01 < gaps[0] < 0.99
+    assert turned.arrival_s[-1] < 1000
+    assert str(turned.applied[-1]) == "superposed(traces=2, seed=3): 2,000 of 1,000 requests"
+
+
 def test_an_output_is_said_the_same_again_and_unlike_the_prompt_and_others():
     trace = Trace.from_lengths([0, 0], [8, 8], [8, 8])
     first = trace.output(0)
@@ -190,6 +232,20 @@ def test_every_excerpt_is_small_and_can_be_read(name):
     path = EXCERPTS[name].path
     assert path.stat().st_size < 100_000
     assert len(read_trace(path)) >= 300
+
+
+def test_a_request_that_says_nothing_special_is_a_short_line(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    save_trace(Trace.from_lengths([0.0, 1.5], [3, 4], [5, 6]), path)
+    assert json.loads(path.read_text().splitlines()[1]) == {"arrival_s": 1.5, "prompt_tokens": 4, "output_tokens": 6}
+
+
+def test_a_tenant_that_would_not_come_back_is_refused_before_anything_is_written(tmp_path):
+    trace = replace(Trace.from_lengths([0], [3], [5]), tenant=np.array([" "]))
+    path = tmp_path / "trace.jsonl"
+    with pytest.raises(InvalidConfig, match=r"tenant ' ' is no name"):
+        save_trace(trace, path)
+    assert not path.exists()
 
 
 TWO_OF_AZURE = AZURE + "2023-11-16 18:15:46,20,1\n2023-11-16 18:15:47,20,1\n"

@@ -1,9 +1,10 @@
 """Traces of services, real and made up: arrivals, lengths of prompts and outputs, and the content that prompts share."""
 
-from paged.study.traces.formats import FORMATS, read_trace
+from paged.study.traces.formats import FORMATS, read_trace, save_trace
 from paged.study.traces.lengths import PRESETS, Fixed, LogNormal
 from paged.study.traces.opening import EXCERPTS, Excerpt, is_synthetic, open_trace
 from paged.study.traces.sessions import SESSIONS_EXCERPT, Begun, Session, draw_sessions, open_sessions, read_sessions
+from paged.study.traces.superposing import superposed
 from paged.study.traces.synthetic import PROCESSES, synthetic
 from paged.study.traces.trace import DECLARED_CAP, NOT_DECLARED, Applied, Trace
 
@@ -28,5 +29,7 @@ __all__ = [
     "open_trace",
     "read_sessions",
     "read_trace",
+    "save_trace",
+    "superposed",
     "synthetic",
 ]

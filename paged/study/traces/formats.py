@@ -1,4 +1,4 @@
-"""The trace formats that are read: one function and one line in `FORMATS` each.
+"""The trace formats that are understood: one function and one line in `FORMATS` each. Our own is written, too.
 
 A file's format is recognised by its first line, not by its name. docs/traces.md explains our own schema.
 """
@@ -6,14 +6,16 @@ A file's format is recognised by its first line, not by its name. docs/traces.md
 import csv
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from paged.base.whole_file import whole_file
 from paged.errors import InvalidConfig, TraceError
 from paged.study.traces.content import MAX_SHARED_IDS, UNSHARED
-from paged.study.traces.limits import MAX_PRIORITY
+from paged.study.traces.limits import MAX_NAME, MAX_PRIORITY, is_name
 from paged.study.traces.records import Line, Record, collect, csv_lines, json_lines, json_object, text_lines
 from paged.study.traces.trace import NOT_DECLARED, Trace
 
@@ -21,6 +23,7 @@ MOONCAKE_BLOCK = 512
 """Tokens that one of Mooncake's hash ids stands for."""
 
 Segments = list[tuple[int, int]]
+_LINES_AT_ONCE = 10_000
 
 
 def azure_records(lines: Iterable[Line]) -> Iterator[Record]:
@@ -191,3 +194,51 @@ def _named_columns(path: Path, number: int, text: str) -> tuple[Literal["CSV", "
     except (csv.Error, StopIteration):
         header = []
     return "CSV", {cell.strip() for cell in header}
+
+
+def save_trace(trace: Trace, path: str | Path) -> None:
+    """Write a trace in our own schema, as JSON Lines; what a request does not say is left out.
+
+    `read_trace(path, seed=trace.seed)` gives every column back exactly, and every prompt; the name is then the file's, and `applied` is
+    empty. Raises UnwritablePath, and InvalidConfig for a tenant that would not come back as it is.
+    """
+    for tenant in sorted(set(trace.tenant.tolist())):
+        if not is_name(tenant):
+            raise InvalidConfig(
+                f"tenant {tenant!a} is no name; up to {MAX_NAME} characters that print, no space around"
+            )
+    encoder = msgspec.json.Encoder()
+    with whole_file(path) as file:
+        for start in range(0, len(trace), _LINES_AT_ONCE):
+            rows = _rows(trace, start, min(start + _LINES_AT_ONCE, len(trace)))
+            file.write(encoder.encode_lines(rows).decode())
+
+
+def _rows(trace: Trace, start: int, stop: int) -> list[dict[str, Any]]:
+    starts = trace.segment_starts[start : stop + 1].tolist()
+    ids = trace.segment_ids[starts[0] : starts[-1]].tolist()
+    lengths = trace.segment_lengths[starts[0] : starts[-1]].tolist()
+    columns = (
+        column[start:stop].tolist()
+        for column in (
+            trace.arrival_s,
+            trace.output_tokens,
+            trace.max_tokens,
+            trace.priority,
+            trace.tenant,
+            trace.output_ids,
+        )
+    )
+    rows = []
+    bounds = pairwise(at - starts[0] for at in starts)
+    for (first, last), arrival, output, most, priority, tenant, output_id in zip(bounds, *columns, strict=True):
+        row = {"arrival_s": arrival, "prompt_tokens": sum(lengths[first:last]), "output_tokens": output}
+        if last - first > 1 or ids[first] != UNSHARED:
+            pairs = zip(ids[first:last], lengths[first:last], strict=True)
+            row["segments"] = [[None if content == UNSHARED else content, length] for content, length in pairs]
+        said = (("max_tokens", most, NOT_DECLARED), ("priority", priority, 0), ("tenant", tenant, ""))
+        row |= {name: value for name, value, nothing in said if value != nothing}
+        if output_id != UNSHARED:
+            row["output_id"] = output_id
+        rows.append(row)
+    return rows

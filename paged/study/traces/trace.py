@@ -190,7 +190,7 @@ class Trace:
         is left.
         """
         if positive("share", share) > 1:
-            raise InvalidConfig(f"share is {share:g}; it must be at most 1")
+            raise InvalidConfig(f"share is {share:g}; it must be at most 1 (`superposed` raises the rate)")
         kept = np.flatnonzero(generators(seed, 1)[0].random(len(self)) < share)
         if not len(kept):
             raise InvalidConfig(f"none of {len(self):,} requests is left with a share of {share:g}")
@@ -214,6 +214,12 @@ class Trace:
         rest = self._picked(drawn, "resampled", {"seed": seed, "block": length}, arrival_s=arrival_s)
         segment_ids, output_ids = contents_apart(rest.segment_ids, rest.output_ids, rest.segment_starts, drawn)
         return replace(rest, segment_ids=segment_ids, output_ids=output_ids)
+
+    def sampled(self, count: int, *, seed: int) -> "Trace":
+        """Return `count` different requests at random, in their order. Raises InvalidConfig below 1, and for more than there are."""
+        at_least("the number of requests wanted", count, 1, len(self))
+        chosen = generators(seed, 1)[0].choice(len(self), count, replace=False)
+        return self._picked(np.sort(chosen), "sampled", {"requests": count, "seed": seed})
 
     def scaled(self, *, rate: float = 1.0, prompts: float = 1.0, outputs: float = 1.0) -> "Trace":
         """Return the same requests, arriving `rate` times as fast (time is stretched), with prompts and outputs so many times as long.
