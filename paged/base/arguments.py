@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from paged.base.words import shown
 from paged.errors import InvalidConfig, InvalidRequest, InvalidTokens
 
 Tokens = NDArray[np.int32]
@@ -46,32 +47,33 @@ def is_real(value: object) -> bool:
 def checked_integer(name: str, value: Any, least: int, limit: int | None = None) -> int:
     """Return `value` as an int from `least` to `limit` - 1 (None: no limit). Raises InvalidConfig with `name`."""
     if not is_integer(value):
-        raise InvalidConfig(f"{name} has to be an integer; got {value!r}.")
+        raise InvalidConfig(f"{name} has to be an integer; got {shown(value)}.")
     number = int(value)
     if number < least or (limit is not None and number >= limit):
         below = "" if limit is None else f" and below {limit:,}"
-        raise InvalidConfig(f"{name} has to be at least {least}{below}; got {number:,}.")
+        got = f"{number:,}" if abs(number) < 2**64 else shown(number)
+        raise InvalidConfig(f"{name} has to be at least {least}{below}; got {got}.")
     return number
 
 
 def checked_flag(name: str, value: Any) -> bool:
     """Return `value` as a bool. Raises InvalidConfig for all but True and False: "no" and "0" would count as True."""
     if not isinstance(value, (bool, np.bool_)):
-        raise InvalidConfig(f"{name} has to be True or False; got {value!r}.")
+        raise InvalidConfig(f"{name} has to be True or False; got {shown(value)}.")
     return bool(value)
 
 
 def checked_level(priority: Any) -> int:
     """Return a priority of content as an int from 1 to HIGHEST_LEVEL. Raises InvalidConfig."""
     if not is_integer(priority) or not 1 <= priority <= HIGHEST_LEVEL:
-        raise InvalidConfig(f"priority has to be from 1 to {HIGHEST_LEVEL}; got {priority!r}.")
+        raise InvalidConfig(f"priority has to be from 1 to {HIGHEST_LEVEL}; got {shown(priority)}.")
     return int(priority)
 
 
 def logical_time(name: str, value: Any) -> float:
     """Return `value` as a float. Raises InvalidConfig for NaN, and for whatever is no number that fits a float."""
     if not is_real(value):
-        raise InvalidConfig(f"{name} has to be a logical time; got {value!r}.")
+        raise InvalidConfig(f"{name} has to be a logical time; got {shown(value)}.")
     return float(value)
 
 
@@ -169,7 +171,7 @@ def keep_at_error(keep_at: Any, num_tokens: int) -> str | None:
     is_few = isinstance(keep_at, (tuple, list)) and len(keep_at) <= MOST_KEPT_AT
     if is_few and all(is_integer(length) and 1 <= length <= num_tokens for length in keep_at):
         return None
-    return f"keep_at has to be up to {MOST_KEPT_AT} lengths from 1 to {num_tokens} tokens; got {keep_at!r}."
+    return f"keep_at has to be up to {MOST_KEPT_AT} lengths from 1 to {num_tokens} tokens; got {shown(keep_at)}."
 
 
 def is_number(value: object) -> bool:
@@ -194,7 +196,7 @@ def finite_time(now: Any) -> float:
     if isinstance(now, float) and -math.inf < now < math.inf:
         return now
     if not is_real(now) or math.isinf(now):
-        raise InvalidRequest(f"now has to be a finite number of seconds; got {now!r}.")
+        raise InvalidRequest(f"now has to be a finite number of seconds; got {shown(now)}.")
     return int(now) if is_integer(now) else float(now)
 
 

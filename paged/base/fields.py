@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Meta, inspect
 
 from paged.base.arguments import HIGHEST_LEVEL, count_of
+from paged.base.words import shown
 from paged.errors import InvalidConfig
 
 Name = Annotated[str, Meta(min_length=1)]
@@ -42,7 +43,7 @@ def converted(name: str, value: Any, hint: Any, error: Callable[[str], Exception
     try:
         found = value if hint is Any else msgspec.convert(own, hint)
     except msgspec.ValidationError:
-        raise error(f"{name} has to be {_words(inspect.type_info(hint))}; got {value!r}.") from None
+        raise error(f"{name} has to be {_words(inspect.type_info(hint))}; got {shown(value)}.") from None
     return count_of(found) if type(found) is int else found
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from paged.attention.kv_dtypes import AUTO, CODE_BITS, KV_DTYPES, SKIPPED
 from paged.base.arguments import is_integer, is_real
-from paged.engine.door import shown
+from paged.base.words import shown
 from paged.engine.vllm_flags import why_not
 from paged.errors import InvalidConfig
 from paged.model.quantised.names import QUANTIZATIONS, check_asked

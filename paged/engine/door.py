@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from paged.base.arguments import is_integer, is_real, token_array
+from paged.base.words import shown
 from paged.errors import InvalidRequest, InvalidTokens
 
 
 def checked_time(name: str, value: Any) -> float:
     """Return seconds as a float. Raises InvalidRequest, with `name`, unless the value is a finite number."""
     if not is_real(value) or math.isinf(value):
-        raise InvalidRequest(f"{name} has to be a finite number of seconds; got {value!r}.")
+        raise InvalidRequest(f"{name} has to be a finite number of seconds; got {shown(value)}.")
     return float(value)
 
 
@@ -28,16 +29,6 @@ def checked_text(prompt: str) -> str:
             f"character {error.start} of the prompt is {prompt[error.start]!a}, half of a surrogate pair; that is no text."
         ) from None
     return prompt
-
-
-def shown(value: object) -> str:
-    """Return the value as Python prints it, cut short."""
-    # Python refuses to write an integer of thousands of digits, and a list of a million stop ids is not worth reading.
-    try:
-        text = repr(value)
-    except ValueError:
-        return "an integer too long to write"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def checked_tokens(prompt: Any) -> list[int]:

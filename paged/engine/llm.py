@@ -10,8 +10,8 @@ from typing import Any
 from tqdm import tqdm
 
 from paged.base.uninterrupted import Uninterrupted
+from paged.base.words import shown
 from paged.engine.config import EngineConfig
-from paged.engine.door import shown
 from paged.engine.engine import Engine
 from paged.engine.live_request import LiveRequest
 from paged.engine.results import Completion, EngineOutput

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from paged.engine.door import checked_text, shown
+from paged.base.words import shown
+from paged.engine.door import checked_text
 from paged.errors import InvalidChat
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from paged.base.arguments import is_integer
-from paged.engine.door import shown
+from paged.base.words import shown
 from paged.errors import InvalidSampling
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from paged.base.arguments import is_integer, is_real
-from paged.engine.door import shown
+from paged.base.words import shown
 from paged.errors import InvalidSampling
 from paged.sampling.checks import check_flag, check_ids, check_max_tokens, check_seed, check_stop_ids, must_be
 from paged.sampling.structured import StructuredOutputsParams

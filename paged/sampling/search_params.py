@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from paged.base.arguments import is_integer, is_real
-from paged.engine.door import shown
+from paged.base.words import shown
 from paged.errors import InvalidSampling
 from paged.sampling.checks import check_flag, check_max_tokens, check_stop_ids, must_be
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from paged.engine.door import shown
+from paged.base.words import shown
 from paged.errors import InvalidSampling
 from paged.sampling.checks import check_flag, must_be
 
