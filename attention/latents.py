@@ -9,9 +9,10 @@ If tokens choose what they attend to (DeepSeek-V3.2, arXiv:2512.02556), each is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ class _Seen:
     num_pieces: int
     slots: dict[int, Ints]
     step: StepTokens
-    plans: dict[int, Any]
+    plans: WeakKeyDictionary[LayeredPool, Any] = field(default_factory=WeakKeyDictionary)
 
 
 class Latents:
@@ -70,8 +71,7 @@ class Latents:
         """Attend as a backend does; what the layer keeps of the pass's own tokens is in the pool already.
 
         chosen  integers [groups, T or more, k]: the positions that each token attends to, by group of query heads, in
-                any
-                order; -1 and positions behind the token are ignored. None: all that `options` let it see
+                any order; -1 and positions behind the token are ignored. None: all that `options` let it see
         expand  None: the layer keeps K and V themselves, and `chosen` is given
         """
         if chosen is not None:
@@ -142,9 +142,9 @@ class Latents:
             for blocks, new in ((room.keys(0), keys), (room.values(0), values)):
                 blocks[first * PIECE // size : stop * PIECE // size] = new.reshape(-1, size, *new.shape[1:])
         assert room is not None, "a pass has tokens, and they see themselves"
-        if id(room) not in seen.plans:
-            seen.plans[id(room)] = self._backend.prepare(seen.step, room)
-        return self._backend.attend(queries, room, 0, seen.plans[id(room)], options)
+        if room not in seen.plans:
+            seen.plans[room] = self._backend.prepare(seen.step, room)
+        return self._backend.attend(queries, room, 0, seen.plans[room], options)
 
     def _all_of(self, options: LayerOptions, own: LayerKV) -> _Seen:
         """Return all that the pass sees by a window and chunk, for latents on these pages; made once."""
@@ -161,7 +161,7 @@ class Latents:
             positions >= options.first_seen(step.positions[first_tokens])[sequences, None]
         )
         slots = {part: self._slots(sequences, positions, is_there, part) for part in parts}
-        self._seen[key] = _Seen(len(columns), slots, replace(step, block_tables=tables, block_size=PIECE), {})
+        self._seen[key] = _Seen(len(columns), slots, replace(step, block_tables=tables, block_size=PIECE))
         return self._seen[key]
 
     def _together(self, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
@@ -171,7 +171,7 @@ class Latents:
         positions = np.where(np.arange(chosen.shape[1]) < counts[:, None], chosen, chosen[:, :1])
         pieces = whole.step.block_tables[sequences[:, None], positions // PIECE]
         tables = (pieces * PIECE + positions % PIECE).astype(np.int32)
-        return _Seen(whole.num_pieces, whole.slots, _as_sequences(counts, tables, 1, num_padded), {})
+        return _Seen(whole.num_pieces, whole.slots, _as_sequences(counts, tables, 1, num_padded))
 
     def _apart(self, tokens: Ints, chosen: Ints, counts: Ints, num_padded: int, own: LayerKV) -> _Seen:
         """Return these tokens as sequences of their chosen positions, each in pieces of its own."""
@@ -183,7 +183,7 @@ class Latents:
         sequences = np.searchsorted(step.query_start_loc, tokens, "right") - 1
         parts = {own.keys.part, own.values.part}
         slots = {part: self._slots(sequences[owners], positions, is_there, part) for part in parts}
-        return _Seen(len(columns), slots, _as_sequences(counts, tables, PIECE, num_padded), {})
+        return _Seen(len(columns), slots, _as_sequences(counts, tables, PIECE, num_padded))
 
     def _slots(self, sequences: Ints, positions: Ints, is_there: Bools, part: int) -> Ints:
         """Return the slots of positions, [pieces, PIECE], by each piece's sequence: int64 [pieces * PIECE]."""
@@ -202,6 +202,7 @@ class Latents:
             places = KVPlace(0, EntryPlace(0, 0, *keys.shape[1:]), EntryPlace(0, unit, *values.shape[1:]))
             # Free the old memory before the new one is made.
             self._room.pop(key, None)
+            del room
             room = self._room[key] = LayeredPool(
                 {0: places},
                 num_blocks=num_blocks * 3 // 2 + 1,
