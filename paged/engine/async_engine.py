@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from paged.base.words import shown
 from paged.engine.config import EngineConfig
 from paged.engine.door import checked_time
 from paged.engine.engine import Engine
@@ -72,8 +74,11 @@ class AsyncEngine:
         self._must_be_open()
         loop = asyncio.get_running_loop()
         ends = None if deadline_s is None else loop.time() + checked_time("deadline_s", deadline_s)
-        if request_id is None:
-            request_id, self._num_added = f"async-{self._num_added}", self._num_added + 1
+        while request_id is None:
+            free, self._num_added = f"async-{self._num_added}", self._num_added + 1
+            request_id = None if free in self._queues else free
+        if not isinstance(request_id, str):
+            raise InvalidRequest(f"id has to be a non-empty string; got {shown(request_id)}.")
         if request_id in self._queues:
             raise DuplicateRequest(request_id)
         queue: asyncio.Queue[EngineOutput | BaseException] = asyncio.Queue()
@@ -183,6 +188,8 @@ class AsyncEngine:
         """End all requests after a step has raised; their tasks get the error."""
         self._has_work.clear()
         waiting = dict(self._queues)
-        await self._call(lambda: self.engine.forget(list(waiting)))
+        # After an error within the scheduler's books this may fail, too.
+        with suppress(Exception):
+            await self._call(lambda: self.engine.forget(list(waiting)))
         for queue in waiting.values():
             queue.put_nowait(error)

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from paged.attention import KVPool, LayeredPool
 from paged.base.extras import import_with_extra
 from paged.base.turns import Turns
 from paged.base.uninterrupted import Uninterrupted
-from paged.base.words import short_cause
+from paged.base.words import short_cause, shown
 from paged.block_manager import BlockManager
 from paged.decoding.draft_model import DraftModel
 from paged.decoding.drafter import Drafter
@@ -266,11 +267,11 @@ class Engine:
             self._steps.must_be_whole()
             params = SamplingParams() if params is None else params
             if not isinstance(params, SamplingParams | SearchParams):
-                raise InvalidSampling(f"params have to be SamplingParams, or None; got {params!r}.")
+                raise InvalidSampling(f"params have to be SamplingParams, or None; got {shown(params)}.")
             params.check(self.model.vocabulary_size)
-            request_id = id if id is not None else f"request-{self._num_added}"
+            request_id = id if id is not None else self._new_id()
             if not isinstance(request_id, str):
-                raise InvalidRequest(f"id has to be a non-empty string; got {request_id!r}.")
+                raise InvalidRequest(f"id has to be a non-empty string; got {shown(request_id)}.")
             if request_id in self._live or request_id in self._undelivered:
                 raise DuplicateRequest(request_id)
             request = Request(
@@ -296,6 +297,11 @@ class Engine:
             else:
                 self._add_sampled(request, params, text, now)
             return request_id
+
+    def _new_id(self) -> str:
+        """Return an id that no request has."""
+        ids = (f"request-{number}" for number in count(self._num_added))
+        return next(each for each in ids if each not in self._live and each not in self._undelivered)
 
     def hint(self, hint: Hint) -> HintOutcome:
         """As Scheduler.hint, now; `tokens` may be text. The next `step` makes the copies of a prefetch. What only the
@@ -660,11 +666,11 @@ class Engine:
             outputs.finish.tolist(),
             strict=True,
         )
-        for place, (request_id, number, count, finish) in enumerate(each):
-            start, end = end, end + count
+        for place, (request_id, number, num, finish) in enumerate(each):
+            start, end = end, end + num
             live = live_ones.get(request_id)
             # Most rows of most steps: make no object but the output.
-            if live is not None and count and not finish and live.sequences:
+            if live is not None and num and not finish and live.sequences:
                 sequence = live.sequences[number]
                 if sequence.is_plain and sequence.finish_reason is None:
                     given = tokens[start:end]

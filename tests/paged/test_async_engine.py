@@ -10,6 +10,7 @@ pytest.importorskip("transformers")
 
 from paged import AsyncEngine, BeamSearchParams, SamplingParams
 from paged.errors import DeadlineExceeded, DuplicateRequest, EngineClosed, InvalidRequest, NeverFits
+from paged.testing.tiny_model import tiny_model
 
 PROMPTS = ["The with statement", "Return a new list", "def", "A generator is", "The with statement is used to"]
 
@@ -101,6 +102,8 @@ def test_what_is_wrong_is_raised_where_it_was_asked_and_disturbs_nobody(model):
                 await anext(engine.generate([{}]))
             with pytest.raises(DuplicateRequest):
                 await anext(engine.generate("a", request_id="3"))
+            with pytest.raises(InvalidRequest, match="id has to be a non-empty string"):
+                await anext(engine.generate("a", request_id=["3"]))
             with pytest.raises(InvalidRequest, match="no task waits"):
                 await engine.abort("nobody")
             return await going
@@ -141,6 +144,33 @@ def test_a_step_that_raises_is_told_to_all_who_wait_and_the_next_request_is_answ
             return await ask(engine, 1)
 
     assert asyncio.run(main()).partition(":")[0] in ("stop", "length")
+
+
+def test_a_task_without_an_id_gets_one_that_no_other_has():
+    async def main():
+        async with AsyncEngine(tiny_model(), num_blocks=8) as engine:
+            both = [engine.generate([1, 2, 3], request_id=id) for id in ("async-0", None)]
+            return [(await anext(each)).id for each in both]
+
+    assert asyncio.run(main()) == ["async-0", "async-1"]
+
+
+def test_a_step_that_raises_is_told_though_its_requests_cannot_be_ended():
+    async def main():
+        async with AsyncEngine(tiny_model(), num_blocks=8) as engine:
+
+            def broken(*_, **__):
+                raise ZeroDivisionError
+
+            def torn(*_):
+                raise KeyError
+
+            engine.engine.scheduler.update, engine.engine.scheduler.abort = broken, torn
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(anext(engine.generate([1, 2, 3])), 60)
+            del engine.engine.scheduler.abort
+
+    asyncio.run(main())
 
 
 async def read_on(outputs):

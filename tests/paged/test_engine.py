@@ -41,6 +41,12 @@ def test_seeds_decide_and_ids_stand_in_for_them(model):
     assert drawn("a") != drawn("a", engine_seed=1)
 
 
+def test_a_request_without_an_id_gets_one_that_no_other_has(model):
+    engine = Engine(model)
+    engine.add_request(PROMPT, id="request-1")
+    assert [engine.add_request(PROMPT) for _ in range(2)] == ["request-2", "request-3"]
+
+
 def test_times_are_the_clocks(model):
     engine = Engine(model, clock=count(1.0).__next__)
     engine.add_request(PROMPT, SamplingParams(max_tokens=3), id="a", arrival=0.5)
