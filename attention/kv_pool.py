@@ -24,7 +24,7 @@ from .kv_dtypes import AUTO, KV_DTYPES, block_bytes
 from .layouts.entries import Entries, Steps
 from .layouts.quantised import AnyEntries, QuantisedEntries
 from .layouts.state import State, StatePlace
-from .pages import Pages
+from .pages import Pages, check_sizes
 
 _MOST_MAPPED = 4  # slot mappings whose rows are kept
 
@@ -73,7 +73,7 @@ class LayeredPool:
     block_size  tokens of a block, in every group
     states      where the pieces of each state layer lie
     state_group  the group of the states; None: there are none
-    Raises InvalidPool for sizes below 1 (host: below 0), and whatever torch raises if it cannot allocate them.
+    Raises as Pages, and InvalidPool for such a block size.
     """
 
     def __init__(
@@ -89,8 +89,7 @@ class LayeredPool:
         states: Sequence[Sequence[StatePlace]] = (),
         state_group: int | None = None,
     ) -> None:
-        if block_size < 1:
-            raise InvalidPool(f"block_size has to be at least 1; got {block_size}.")
+        check_sizes(1, block_size=block_size)
         self.pages = Pages(num_pages=num_blocks, page_bytes=page_bytes, device=device, num_host_pages=num_host_blocks)
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
@@ -255,17 +254,15 @@ class KVPool(LayeredPool):
         num_host_blocks: int = 0,
     ) -> None:
         value_dim = head_dim if value_dim is None else value_dim
-        sizes = {
-            "num_layers": num_layers,
-            "num_blocks": num_blocks,
-            "block_size": block_size,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "value_dim": value_dim,
-        }
-        for name, value in sizes.items():
-            if value < 1:
-                raise InvalidPool(f"{name} has to be at least 1; got {value}.")
+        check_sizes(
+            1,
+            num_layers=num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+        )
         if kv_dtype not in KV_DTYPES:
             raise InvalidPool(f'kv_dtype is "{kv_dtype}"; known are {", ".join(KV_DTYPES)}.')
         self.num_layers = num_layers

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paged.base.arguments import is_integer
+from paged.base.words import shown
 from paged.errors import InvalidPool
 
 # torch's indexed writes go element by element, so pages are viewed as the widest of these that divides them.
@@ -25,19 +27,15 @@ _WORDS = (torch.int64, torch.int32, torch.int16)
 class Pages:
     """Device and host memory of so many pages, all zero at first.
 
-    Raises InvalidPool for sizes below 1 (host: below 0), and whatever torch raises if it cannot allocate them.
+    Raises InvalidPool for sizes that are no integers of at least 1 (host: of at least 0), and whatever torch raises if
+    it cannot allocate them.
     """
 
     def __init__(
         self, *, num_pages: int, page_bytes: int, device: torch.device | str = "cpu", num_host_pages: int = 0
     ) -> None:
-        for name, value, least in (
-            ("num_blocks", num_pages, 1),
-            ("page_bytes", page_bytes, 1),
-            ("num_host_blocks", num_host_pages, 0),
-        ):
-            if value < least:
-                raise InvalidPool(f"{name} has to be at least {least}; got {value}.")
+        check_sizes(1, num_blocks=num_pages, page_bytes=page_bytes)
+        check_sizes(0, num_host_blocks=num_host_pages)
         self.num_pages = num_pages
         self.num_host_pages = num_host_pages
         self.page_bytes = page_bytes
@@ -82,6 +80,13 @@ class Pages:
         """Put `data`, uint8 [n, page_bytes] and contiguous, into device pages, int64 [n]."""
         words = data.view(self._device_words.dtype).to(self.device)
         self._device_words.index_copy_(0, pages.to(self.device), words)
+
+
+def check_sizes(least: int, **sizes: object) -> None:
+    """Raise InvalidPool, with the name, unless each size is an integer of at least so much."""
+    for name, value in sizes.items():
+        if not is_integer(value) or value < least:
+            raise InvalidPool(f"{name} has to be an integer of at least {least}; got {shown(value)}.")
 
 
 def _copy(source: Tensor, target: Tensor, sources: Tensor, destinations: Tensor) -> None:

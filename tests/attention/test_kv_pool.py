@@ -109,8 +109,8 @@ def test_layers_lie_side_by_side_where_nothing_else_is_on_a_page():
 
 @pytest.mark.parametrize(
     ("name", "least", "value"),
-    [*((name, 1, value) for name in SIZES for value in (0, -3)), ("num_host_blocks", 0, -1)],
+    [*((name, 1, value) for name in SIZES for value in (0, -3, 2.5, True, None)), ("num_host_blocks", 0, -1)],
 )
-def test_a_size_below_its_least_is_refused(name, least, value):
-    with pytest.raises(InvalidPool, match=f"^{name} has to be at least {least}; got {value}.$"):
+def test_a_size_that_is_no_integer_or_below_its_least_is_refused(name, least, value):
+    with pytest.raises(InvalidPool, match=f"^{name} has to be an integer of at least {least}; got {value}.$"):
         make_pool(**{name: value})
