@@ -23,10 +23,13 @@ class GrowingView:
 
     def first(self, count: int) -> NDArray[Any]:
         """Return the first `count` entries: a read-only view that costs nothing."""
-        if count > len(self._array):
-            self._array = self._make(2 * count)
-            self._array.flags.writeable = False
-        return self._array[:count]
+        array = self._array
+        if count > len(array):
+            array = self._make(2 * count)
+            array.flags.writeable = False
+            # Another thread may have set one meanwhile, longer or shorter: this view is of its own.
+            self._array = array
+        return array[:count]
 
 
 ones: Callable[[int], NDArray[np.int64]] = GrowingView(lambda length: np.ones(length, np.int64)).first
