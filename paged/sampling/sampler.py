@@ -144,10 +144,11 @@ def _check_arrays(logits: Tensor, **columns: NDArray[Any]) -> None:
     if logits.ndim != 2 or not logits.is_floating_point() or not logits.shape[1]:
         raise InvalidSampling(f"logits have to be floats [rows, vocabulary]; got {logits.dtype} {list(logits.shape)}.")
     for name, values in columns.items():
-        if values.dtype != _DTYPES[name] or values.shape != (len(logits),):
+        is_array = isinstance(values, np.ndarray)
+        if not is_array or values.dtype != _DTYPES[name] or values.shape != (len(logits),):
+            got = f"{values.dtype} {list(values.shape)}" if is_array else f"a {type(values).__name__}"
             raise InvalidSampling(
-                f"{name} has to be {_DTYPES[name]} [{len(logits)}], one for each row of logits;"
-                f" got {values.dtype} {list(values.shape)}."
+                f"{name} has to be {_DTYPES[name]} [{len(logits)}], one for each row of logits; got {got}."
             )
 
 
