@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.arguments import token_array
+from paged.base.arguments import checked_integer, token_array
 from paged.block_manager import Cleared, Event, Removed, RestartPoint, Stored
 from paged.block_manager.content_key import namespace_digest, root_prefix
 from paged.errors import InvalidConfig, UnknownReplica
@@ -45,9 +45,10 @@ def prompt_keys(tokens: Any, block_size: int, namespace: Any = None) -> Keys:
     """Return the keys of a prompt's full blocks, of at most len(tokens) - 1 tokens: the last 64 bits of `block_hashes`.
 
     `tokens` are integers or int32 [n]; `namespace` is a request's (salt, adapter, extra_key), None if it has none of
-    them. Takes about 1 µs a block. Raises InvalidTokens or InvalidNamespace.
+    them. Takes about 1 µs a block. Raises InvalidTokens, InvalidNamespace, or InvalidConfig for a wrong block size.
     """
-    array, digest, size = token_array(tokens), namespace_digest(root_prefix(namespace)), 4 * block_size
+    array, digest = token_array(tokens), namespace_digest(root_prefix(namespace))
+    size = 4 * checked_integer("block_size", block_size, 1)
     data = memoryview(array.astype(np.int32, copy=False).tobytes())
     digests = []
     for start in range(0, max(0, len(array) - 1) // block_size * size, size):
@@ -100,7 +101,7 @@ class ReplicaIndex:
         """Add a replica that has nothing. `restart_points`: its layers are of several kinds, and it reports where
         prompts can begin. Raises InvalidConfig if it is there already."""
         if replica in self._slots:
-            raise InvalidConfig(f"there is a replica {replica!r} already")
+            raise InvalidConfig(f"there is a replica {replica!r} already.")
         self._take_slot(replica, restart_points)
 
     def remove(self, replica: str) -> None:

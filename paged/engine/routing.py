@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from paged.base.arguments import is_real
+from paged.base.words import shown
 from paged.engine.replica_index import Keys, ReplicaIndex
 from paged.errors import InvalidConfig, UnknownReplica
 
@@ -116,8 +118,8 @@ class RoutingRules(msgspec.Struct, frozen=True, kw_only=True):
         """Raise InvalidConfig for a value that is negative or no finite number."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise InvalidConfig(f"{name} is {value!r}; it has to be a finite number, 0 or more")
+            if not (is_real(value) and 0 <= value < math.inf):
+                raise InvalidConfig(f"{name} is {shown(value)}; it has to be a finite number, 0 or more.")
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -287,7 +289,7 @@ class Router:
         """
         replicas = self._replicas if candidates is None else {name: self._replica(name) for name in candidates}
         if not replicas:
-            raise InvalidConfig(f"request {prompt.id!r} has no replica to go to")
+            raise InvalidConfig(f"request {prompt.id!r} has no replica to go to.")
         self._lapse(now)
         depths, some = self.index.depths(prompt.keys), sparse(prompt.keys)
         noted = self._expected.deepest(some)

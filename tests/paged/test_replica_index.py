@@ -43,6 +43,12 @@ def test_the_last_token_of_a_prompt_is_never_in_a_key():
     assert [len(prompt_keys(range(length), 4)) for length in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
 
 
+@pytest.mark.parametrize("size", [0, -4, 2.5])
+def test_a_block_has_at_least_one_token(size):
+    with pytest.raises(InvalidConfig, match="^block_size has to be "):
+        prompt_keys(range(9), size)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_depths_are_those_of_a_look_up_in_each_memory(seed):
     random = np.random.default_rng(seed)

@@ -137,9 +137,9 @@ def test_a_replica_that_went_is_not_chosen_and_its_requests_are_forgotten():
         router.choose(prompt("2"), 1.0)
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), None, "x"])
 def test_rules_are_finite_and_not_negative(value):
-    with pytest.raises(InvalidConfig, match=f"bound_s is {value}"):
+    with pytest.raises(InvalidConfig, match=f"bound_s is {value!r}; it has"):
         Router(16, RoutingRules(bound_s=value), draw=Random(0).random)
 
 
