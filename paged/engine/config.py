@@ -119,7 +119,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     def parsed(self, text: str) -> Any:
         """Return the value of a text, or a text that `checked` refuses. Raises InvalidConfig for a wrong number."""
         if self.kind is int:
-            found = re.fullmatch(r"(-?\d+)([kKmMgGtT]?)", text.strip())
+            found = re.fullmatch(r"(-?\d{1,40})([kKmMgGtT]?)", text.strip())
             if found is None:
                 raise self._wrong(text, f" {_SIZES}" if text[:1].isdigit() else "")
             return int(found[1]) * _UNITS.get(found[2], 1)

@@ -225,7 +225,8 @@ class Engine:
             # Imported here, because not every system has file locks.
             from paged.storage.disk_store import DiskStore
 
-            limit_bytes = int((memory.disk_cache_gb or DISK_CACHE_GB) * 1e9)
+            # At most 10^18 bytes: more may overflow.
+            limit_bytes = int(min(memory.disk_cache_gb or DISK_CACHE_GB, 1e9) * 1e9)
             store = DiskStore(
                 memory.disk_cache, limit_bytes=limit_bytes, block_bytes=block_bytes, identity=identity, words=words
             )

@@ -123,6 +123,7 @@ def test_a_variable_is_read_as_an_option_is(monkeypatch, variable, text, name, v
         ("PAGED_BLOCK_SIZE", "0", ": block_size has to be an integer of at least 1; got 0."),
         ("PAGED_BLOCK_SIZE", "", ': block_size has to be an integer of at least 1; got "".'),
         ("PAGED_BLOCK_SIZE", "4x", ': block_size has to be an integer of at least 1; got "4x". Text may'),
+        ("PAGED_BLOCK_SIZE", "9" * 5000, ": block_size has to be an integer of at least 1; got '999"),
         ("PAGED_HOST_CACHING", "on", ': host_caching has to be True or False; got "on".'),
         ("PAGED_BLOCKSIZE", "8", " names no setting. Did you mean PAGED_BLOCK_SIZE?"),
     ],
