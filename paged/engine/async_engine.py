@@ -138,9 +138,11 @@ class AsyncEngine:
         for queue in self._queues.values():
             queue.put_nowait(EngineClosed("the engine was closed."))
         ids = list(self._queues)
-        await asyncio.shield(asyncio.wrap_future(self._thread.submit(self.engine.forget, ids)))
-        await asyncio.shield(asyncio.wrap_future(self._thread.submit(self.engine.close)))
-        self._thread.shutdown(wait=False)
+        try:
+            await asyncio.shield(asyncio.wrap_future(self._thread.submit(self.engine.forget, ids)))
+        finally:
+            await asyncio.shield(asyncio.wrap_future(self._thread.submit(self.engine.close)))
+            self._thread.shutdown(wait=False)
 
     def _must_be_open(self) -> None:
         if self._is_closed:

@@ -173,6 +173,20 @@ def test_a_step_that_raises_is_told_though_its_requests_cannot_be_ended():
     asyncio.run(main())
 
 
+def test_an_engine_whose_requests_cannot_be_ended_is_closed_all_the_same():
+    async def main():
+        engine = AsyncEngine(tiny_model(), num_blocks=8)
+        outputs = engine.generate([1, 2, 3], SamplingParams(max_tokens=20, ignore_eos=True))
+        await anext(outputs)
+        engine.engine.scheduler.abort = lambda _: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            await engine.close()
+        with pytest.raises(EngineClosed):
+            engine.engine.step()
+
+    asyncio.run(main())
+
+
 async def read_on(outputs):
     async for _ in outputs:
         pass
