@@ -53,11 +53,6 @@ class Plan:
     rows: dict[Any, list[Tensor]] = field(default_factory=dict)
 
 
-def prepare(step: StepTokens) -> Plan:
-    """Return an empty plan: what a layer sees is known when it attends."""
-    return Plan(step)
-
-
 def _seen(plan: Plan, options: LayerOptions, pool: LayeredPool) -> Seen:
     if options.reach not in plan.by_reach:
         step = plan.step
@@ -77,16 +72,15 @@ def _rows(plan: Plan, entries: Entries, pool: LayeredPool, options: LayerOptions
     key = (options.reach, entries.part, entries.row_steps, entries.heads)
     if key not in plan.rows:
         seen, step = plan.by_reach[options.reach], plan.step
-        steps, scratch = entries.row_steps, pool.scratch_block * entries.row_steps.page
+        steps = entries.row_steps
         column, offset = divmod(seen.first, pool.block_size)
         width = seen.is_seen.shape[1]
         columns = np.arange(column, column - (-(offset + width) // pool.block_size))[None]
         by_sequence = step.rows_in(np.arange(step.num_sequences), columns, entries.part, steps.page, steps.token)
-        rows = np.full(seen.is_seen.shape, scratch)
+        rows = np.full(seen.is_seen.shape, pool.scratch_block * steps.page)
         rows[: step.num_tokens] = by_sequence[:, offset : offset + width].repeat(np.diff(step.query_start_loc), axis=0)
-        rows = np.where(seen.is_seen, rows, scratch)
-        heads = np.arange(entries.heads)[:, None] * entries.row_steps.head
-        rows = rows[:, None] + heads
+        rows[~seen.is_seen] = pool.scratch_block * steps.page
+        rows = rows[:, None] + np.arange(entries.heads)[:, None] * steps.head
         plan.rows[key] = [
             torch.from_numpy(rows[:, :, at : at + PIECE].reshape(-1)).to(pool.device) for at in seen.starts
         ]

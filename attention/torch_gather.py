@@ -68,13 +68,6 @@ class Seen:
         return len(self.used[0])
 
 
-@dataclass(slots=True)
-class Plan:
-    """The parts of one step."""
-
-    parts: list[Part]
-
-
 class Backend:
     """See the module."""
 
@@ -88,18 +81,18 @@ class Backend:
     def check(self, shape: LayerShape) -> None:
         """Accept every shape."""
 
-    def prepare(self, step: StepTokens, pool: LayeredPool) -> Plan | pieces.Plan:
-        """Sort the sequences into parts."""
+    def prepare(self, step: StepTokens, pool: LayeredPool) -> list[Part] | pieces.Plan:
+        """Sort the sequences into parts. In the invariant mode the plan is empty: what a layer sees is known when it
+        attends."""
         if self.is_invariant:
-            return pieces.prepare(step)
+            return pieces.Plan(step)
         is_single = np.diff(step.query_start_loc) == 1
         single = is_single.nonzero()[0]
         parts = [_part(step, pool, each) for each in _buckets(single, step.seq_lens[single], pool.bytes_per_slot)]
-        parts += [_part(step, pool, np.array([i])) for i in (~is_single).nonzero()[0].tolist()]
-        return Plan(parts)
+        return parts + [_part(step, pool, np.array([i])) for i in (~is_single).nonzero()[0].tolist()]
 
     def attend(
-        self, queries: Tensor, pool: LayeredPool, layer: int, plan: Plan | pieces.Plan, options: LayerOptions
+        self, queries: Tensor, pool: LayeredPool, layer: int, plan: list[Part] | pieces.Plan, options: LayerOptions
     ) -> Tensor:
         """See AttentionBackend."""
         own = pool.layer(layer)
@@ -107,7 +100,7 @@ class Backend:
             return pieces.attend(queries, pool, own, plan, options, self._workspace)
         asked = own.keys.transformed(queries)
         out = asked.new_zeros(*queries.shape[:2], own.values.size)
-        for part in plan.parts:
+        for part in plan:
             self._attend_part(asked, out, pool, own, part, options)
         return own.values.transformed(out).to(queries.dtype)
 

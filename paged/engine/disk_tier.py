@@ -297,10 +297,6 @@ class DiskTier:
         """Wait a moment for the reader."""
         self._has_arrived.wait(_WAIT_S)
 
-    def note_costs(self, *, block_s: float, token_s: float) -> None:
-        """Set the measured seconds to read a block and to compute a token; later measurements go on from there."""
-        self._block_s, self._token_s = block_s, token_s
-
     def close(self) -> None:
         """Write all queued blocks, and stop. A second call does nothing."""
         self.prefetches.clear()

@@ -122,11 +122,11 @@ def test_a_request_that_ends_while_it_waits_leaves_nothing_behind(made, filled):
 def test_what_is_cheaper_to_compute_is_not_asked_for(made, store):
     engine = made(store)
     assert ask(engine)[2] == 40
-    engine.disk.note_costs(block_s=1.0, token_s=0.001)
+    engine.disk._block_s, engine.disk._token_s = 1.0, 0.001
     engine.manager.reset_cache()
     assert ask(engine, id="b")[2] == 0
     assert engine.disk.stats().cheaper == 1
-    engine.disk.note_costs(block_s=0.001, token_s=1.0)
+    engine.disk._block_s, engine.disk._token_s = 0.001, 1.0
     engine.manager.reset_cache()
     assert ask(engine, id="c")[2] == 40
 
