@@ -33,7 +33,7 @@ class DraftModel(Drafter):
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
         """As Drafter; how many, whose tokens `filled` says."""
-        counts = self._lengths.of(rows)
+        counts = self._allowed[rows]
         total = int(counts.sum())
         return Drafts(rows, counts, np.full(total, UNKNOWN_DRAFT, np.int32)) if total else None
 

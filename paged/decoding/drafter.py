@@ -40,40 +40,20 @@ class Tried(NamedTuple):
     chosen: NDArray[np.int32]
 
 
-class DraftLengths:
-    """The number of drafts for each row, `most` at most: more while all are right, fewer when one is not, as in transformers' assisted generation.
-    A row's first drafts are few."""
+class Drafter:
+    """Guesses tokens of rows. A row gets `most` drafts at most: more while all are right, fewer when one is not, as in transformers' assisted
+    generation; its first drafts are few. This base makes no copies and fills nothing in, as suits drafts that are known from text."""
 
     def __init__(self, most: int) -> None:
         self._most = most
+        # By row, the most drafts of its next step; 0 for a row that gets none.
         self._allowed = np.zeros(0, np.int64)
 
     def begin(self, row: int, *, drafts: bool = True) -> None:
-        """As Drafter."""
+        """Note that the row serves another sequence, or one that comes back."""
         if row >= len(self._allowed):
             self._allowed = np.concatenate([self._allowed, np.zeros(row + 1, np.int64)])
         self._allowed[row] = min(_FIRST, self._most) if drafts else 0
-
-    def of(self, rows: Rows) -> NDArray[np.int64]:
-        """Drafts of each row at most, 0 for one that gets none."""
-        return self._allowed[rows]
-
-    def learn(self, rows: Rows, num_guessed: NDArray[np.int64], num_right: NDArray[np.int64]) -> None:
-        """Take the numbers of drafts of these rows that were tried, and that were right."""
-        change = np.where(num_right == num_guessed, _MORE, -_LESS)
-        self._allowed[rows] = np.clip(self._allowed[rows] + change, 1, self._most)
-
-
-class Drafter:
-    """Guesses tokens of rows, and gives each row as many drafts as it is worth, `most` at most. As it is, it makes no copies and fills nothing in: for
-    drafters that propose tokens they know from text."""
-
-    def __init__(self, most: int) -> None:
-        self._lengths = DraftLengths(most)
-
-    def begin(self, row: int, *, drafts: bool = True) -> None:
-        """Note that the row serves another sequence, or one that comes back."""
-        self._lengths.begin(row, drafts=drafts)
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
         """Drafts for these rows by the tokens that each knows, int32 [all rows, stride], so many of each row; None where there are none.
@@ -89,7 +69,12 @@ class Drafter:
 
     def learn(self, tried: Tried) -> None:
         """Take the result of a step's drafts."""
-        self._lengths.learn(tried.rows, tried.counts, tried.num_right)
+        self._adapt(tried.rows, tried.counts, tried.num_right)
+
+    def _adapt(self, rows: Rows, num_tried: NDArray[np.int64], num_right: NDArray[np.int64]) -> None:
+        """Change the most drafts of these rows by how many of theirs were tried, and were right."""
+        change = np.where(num_right == num_tried, _MORE, -_LESS)
+        self._allowed[rows] = np.clip(self._allowed[rows] + change, 1, self._most)
 
 
 def latest_of(

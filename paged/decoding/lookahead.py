@@ -52,7 +52,7 @@ class Lookahead(Drafter):
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
         """As Drafter."""
-        allowed = self._lengths.of(rows)
+        allowed = self._allowed[rows]
         rows, allowed = rows[allowed > 0], allowed[allowed > 0]
         if not len(rows):
             return None
@@ -80,7 +80,7 @@ class Lookahead(Drafter):
         rows = tried.rows
         ahead = np.minimum(self._tried[rows], tried.counts)
         is_run = ahead > 0
-        self._lengths.learn(rows[is_run], ahead[is_run], np.minimum(tried.num_right, ahead)[is_run])
+        self._adapt(rows[is_run], ahead[is_run], np.minimum(tried.num_right, ahead)[is_run])
         # Drafts may have been cut: of a chain that is not whole nothing is learnt.
         num_whole = np.minimum((tried.counts - ahead) // _CHAIN, self._num_chains)
         owners, which = np.arange(len(rows)).repeat(num_whole), rising_from(np.zeros(len(rows), np.int64), num_whole)

@@ -47,5 +47,5 @@ class PromptLookup(Drafter):
         if not len(found):
             return None
         best = latest_of(owners[found], equal[found], at[found], len(rows))
-        guessed = np.where(best >= 0, np.minimum(lengths - 1 - best, self._lengths.of(rows)), 0)
+        guessed = np.where(best >= 0, np.minimum(lengths - 1 - best, self._allowed[rows]), 0)
         return Drafts(rows, guessed, tokens[rows.repeat(guessed), rising_from(best + 1, guessed)])
