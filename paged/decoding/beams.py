@@ -49,11 +49,11 @@ class Ends(NamedTuple):
     early_stopping: EarlyStopping
 
     def hypothesis(self, tokens: tuple[int, ...], logprob: float) -> Hypothesis:
-        """An answer."""
+        """Return an answer with its score."""
         return Hypothesis(tokens, logprob, logprob / len(tokens) ** self.length_penalty)
 
     def are_decided(self, hypotheses: Sequence[Hypothesis], width: int, best: float, length: int) -> bool:
-        """Whether none of these, the best first, is going to be replaced, if the best that goes on has this log-probability and length."""
+        """Whether none of these hypotheses, the best first, will be replaced; `best` and `length` are of the best beam that goes on."""
         if len(hypotheses) < width:
             return False
         if self.early_stopping is True:
@@ -65,7 +65,7 @@ class Ends(NamedTuple):
 
 
 def candidates(beams: Sequence[Beam], ahead: Sequence[Ahead]) -> list[tuple[float, int, int]]:
-    """What may follow beams, the likeliest first: log-probability of the whole, negated; place of the beam; token."""
+    """Return what may follow beams, the likeliest first: log-probability of the whole, negated; place of the beam; token."""
     return sorted(
         (-(beam.logprob + value), place, token)
         for place, (beam, its) in enumerate(zip(beams, ahead, strict=True))
@@ -74,12 +74,12 @@ def candidates(beams: Sequence[Beam], ahead: Sequence[Ahead]) -> list[tuple[floa
 
 
 def num_looked_at(stops: Collection[int], width: int) -> int:
-    """So many next tokens, that enough of them go on even if all that can end do."""
+    """Return how many next tokens have `width` among them that go on, however many of them are stops."""
     return max(2, 1 + len(stops)) * width
 
 
 def best_of(hypotheses: Sequence[Hypothesis], most: int) -> list[Hypothesis]:
-    """So many of the best, the best first."""
+    """Return the best `most` hypotheses, the best first."""
     return sorted(hypotheses, key=lambda each: -(each.score or 0.0))[:most]
 
 
@@ -121,7 +121,7 @@ class BeamSearch:
             if not is_last and token not in ends.stops:
                 going.append((place, token, -minus))
             elif rank < self._width and not is_full:
-                # The others are there so that enough go on.
+                # Tokens of lower ranks are looked at only so that enough go on.
                 self.hypotheses.append(ends.hypothesis((*self.beams[place].tokens, token), -minus))
         self.hypotheses = best_of(self.hypotheses, self._width)
         going = going[: self._width]
@@ -142,7 +142,7 @@ class _Group:
 
 
 class BeamGroups:
-    """The search of one request; `width` beams in so many groups, which take turns in each step."""
+    """The search of one request; `width` beams in `num_groups` groups, which choose one after the other in each step."""
 
     wants_states = False
 
@@ -169,12 +169,12 @@ class BeamGroups:
 
     @property
     def is_over(self) -> bool:
-        """Whether all groups are."""
+        """Whether all groups have ended."""
         return all(group.is_over for group in self._groups)
 
     @property
     def num_candidates(self) -> int:
-        """As Search: as many of them fall behind as other groups have beams, at most."""
+        """As Search. The penalty puts back as many tokens as other groups have beams, at most."""
         return num_looked_at(self._ends.stops, self._size) + self._width - self._size
 
     def advance(self, ahead: Sequence[Ahead]) -> list[tuple[int, int]]:
@@ -192,7 +192,7 @@ class BeamGroups:
             said.update(token for _, token in going)
             if not group.is_over:
                 following += [(begin + place, token) for place, token in going]
-            # All begin with the same one.
+            # All groups begin with the same branch.
             begin += 0 if is_first else len(its)
         return [] if self.is_over else following
 
@@ -201,7 +201,7 @@ class BeamGroups:
         return ahead._replace(logprobs=values)
 
     def _step(self, group: _Group, ahead: Sequence[Ahead]) -> list[tuple[int, int]]:
-        """One group goes on, or ends; returns what are, or would be, its next beams."""
+        """Advance a group, or end it. Return its next beams, as Search; those that it would have had, if it has ended."""
         ends = self._ends
         ranked = candidates(group.beams, ahead)[: num_looked_at(ends.stops, self._size)]
         going = [(place, token, -minus) for minus, place, token in ranked if token not in ends.stops][: self._size]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class ContrastiveSearch:
     """The search of one request, from a prompt of so many tokens.
 
-    penalty_alpha  what likeness counts, from 0, where the likeliest goes on, to 1
+    penalty_alpha  the weight of likeness, from 0, where the likeliest token goes on, to 1
     top_k          candidates for each token
     """
 
@@ -69,7 +69,7 @@ class ContrastiveSearch:
         return [(place, token) for token, _ in self._candidates]
 
     def _best(self, ahead: Sequence[Ahead]) -> tuple[int, Tensor]:
-        """The candidate that goes on, and its direction."""
+        """Return the place of the candidate that goes on, and its direction."""
         import torch
 
         position = self._num_prompt + len(self._tokens)

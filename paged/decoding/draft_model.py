@@ -5,9 +5,8 @@
     step:  known tokens → draft → draft → draft          the smaller model, token by token; it computes the last one, too, for its K and V
            known tokens, draft, draft, draft             the larger one, all at once
 
-By Y. Leviathan et al. and C. Chen et al., "speculative decoding" and "speculative sampling", 2022 and 2023, but for
-what is kept: a draft that the larger model would have drawn with the same random number. So both draw with that
-number.
+By Y. Leviathan et al. and C. Chen et al., "speculative decoding" and "speculative sampling", 2022 and 2023. Unlike there,
+both models draw with the same random number, and a draft is kept if the larger one draws the same token.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from paged.scheduler import UNKNOWN_DRAFT, Drafts
 
 
 class DraftModel(Drafter):
-    """Drafts for rows, `most` a row and step at most. The runner's pool has as many blocks as that of the model it guesses for."""
+    """Drafts by the smaller model, which the runner runs. Its pool has as many blocks as the larger one's."""
 
     def __init__(self, runner: Runner, sampling: RowSampling, most: int) -> None:
         super().__init__(most)
         self._runner, self._sampling = runner, sampling
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
-        """As Drafter; how many, whose tokens `filled` says."""
+        """As Drafter. Each draft is UNKNOWN_DRAFT."""
         counts = self._allowed[rows]
         total = int(counts.sum())
         return Drafts(rows, counts, np.full(total, UNKNOWN_DRAFT, np.int32)) if total else None
@@ -42,7 +41,7 @@ class DraftModel(Drafter):
         self._runner.copy(moves)
 
     def filled(self, step: ReadyStep, asked: Asked) -> ReadyStep:
-        """As Drafter. Whatever the step computes has K and V of this model, too, from now on."""
+        """As Drafter. Computes this model's K and V of all tokens of the step."""
         if not len(step.token_ids):
             return step
         its_own = step.input
@@ -82,7 +81,7 @@ class DraftModel(Drafter):
 def _part(
     tokens: StepTokens, of: Rows, at: NDArray[np.int64], counts: NDArray[np.int64], seq_lens: NDArray[np.int64]
 ) -> StepTokens:
-    """Packed tokens `at`, so many of each of the sequences `of`, which then have these lengths."""
+    """Return the tokens `at` as a step: `counts[i]` of sequence `of[i]`, which then has `seq_lens[i]` tokens."""
     num_columns = -(-int(seq_lens.max(initial=1)) // tokens.block_size)
     return StepTokens(
         tokens.positions[at],

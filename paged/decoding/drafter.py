@@ -1,5 +1,4 @@
-"""What a drafter does: rows begin, drafts are proposed before a step, those that have to be computed are filled in with it, and it learns
-which were right.
+"""The base of drafters, which propose drafts before a step, fill in those that a model computes, and learn which were right.
 
     propose → the scheduler keeps what fits → filled → the step → learn
 
@@ -56,15 +55,15 @@ class Drafter:
         self._allowed[row] = min(_FIRST, self._most) if drafts else 0
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
-        """Drafts for these rows by the tokens that each knows, int32 [all rows, stride], so many of each row; None where there are none.
-        Token ids may be UNKNOWN_DRAFT: then `filled` says them."""
+        """Return drafts for these rows, or None. Row r knows the first `num_tokens[r]` of `tokens[r]`, int32 [all rows, stride]. A draft may
+        be UNKNOWN_DRAFT: `filled` computes it."""
         raise NotImplementedError
 
     def copy(self, moves: Moves) -> None:
         """Make the copies of a step, which come before it."""
 
     def filled(self, step: ReadyStep, asked: Asked) -> ReadyStep:
-        """The step with every draft's token, before it runs; `asked` says how each of its rows is sampled."""
+        """Return the step with every draft's token, before it runs; `asked` says how each of its rows is sampled."""
         return step
 
     def learn(self, tried: Tried) -> None:
@@ -80,7 +79,7 @@ class Drafter:
 def latest_of(
     owners: NDArray[np.int64], ranks: NDArray[np.int64], at: NDArray[np.int64], num: int
 ) -> NDArray[np.int64]:
-    """Of what is found for each of `num` owners, where the one of the highest rank is, the latest of equal ones; -1 where nothing is."""
+    """Return for each of `num` owners the place `at` of its find with the highest rank, the latest of equal ones; -1: it has none."""
     best = np.full(num, -1, np.int64)
     order = np.lexsort((at, ranks, owners))
     best[owners[order]] = at[order]

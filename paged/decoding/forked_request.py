@@ -40,7 +40,7 @@ class Branch:
         self._read = (ids, values)
 
     def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
-        """The answer is not wanted any more."""
+        """Raise: a search asks for no log-probabilities of the prompt."""
         raise AssertionError("searches do not ask for the prompt's log-probabilities")
 
     def read_state(self, position: int, state: Tensor) -> None:
@@ -59,7 +59,7 @@ class Branch:
 class ForkedRequest:
     """The branches of one request, from its prompt on.
 
-    may_fork  the pool holds all of them at their full length: else each one comes in again
+    may_fork  the pool holds all of them at their full length; if not, none forks, and each comes in again
     open_row  called for each branch that gets a row without being admitted
     """
 
@@ -76,7 +76,7 @@ class ForkedRequest:
         self.search = search
         self.usage: RequestUsage | None = None
         if search.wants_states:
-            # The states of content that others computed are not known: in a namespace of its own it finds none but its own, whose are known.
+            # States of cached content are not known. In a namespace of its own it hits only what its own branches have computed.
             request = msgspec.structs.replace(request, extra_key=request.id)
         self._request, self._scheduler, self._now, self._open_row = request, scheduler, now, open_row
         self._may_fork = may_fork
@@ -97,13 +97,13 @@ class ForkedRequest:
         branches = self.branches
         following = self.search.advance([branch.take() for branch in branches])
         continued = {place for place, _ in following}
-        # First of all: forks need what these give back.
+        # Before forks, which need their blocks.
         for place, branch in enumerate(branches):
             if place not in continued:
                 self._finish(branch)
         taken: set[int] = set()
         self.branches = []
-        # A branch forks while it is as its parent was.
+        # Fork before the parent gets its next token.
         for place, _ in following:
             if place in taken:
                 self.branches.append(self._forked(branches[place]))

@@ -61,12 +61,12 @@ class Lookahead(Drafter):
         found, which = (self._runs[rows, :, 0] == tokens[rows, lengths - 1][:, None]).nonzero()
         is_one = which < self._num_runs[rows[found]]
         found, which = found[is_one], which[is_one]
-        # In the ring: how many came after it.
+        # How many runs came after it.
         ages = (self._num_runs[rows[found]] - 1 - which) % _KEPT
         best = latest_of(found, -ages, which, len(rows))
         ahead = np.where(best >= 0, allowed, 0)
         self._tried[rows] = ahead
-        # The run's last tokens may not be tried: the chains take their places.
+        # The chains take the places of the run's tokens that are not tried.
         lines = np.empty((len(rows), _CHAIN + self._num_chains * _CHAIN), np.int32)
         lines[:, :_CHAIN] = self._runs[rows, best, 1:]
         places = ahead[:, None] + np.arange(self._num_chains * _CHAIN)
@@ -76,12 +76,12 @@ class Lookahead(Drafter):
         return Drafts(rows, counts, lines[owners, rising_from(np.zeros(len(rows), np.int64), counts)])
 
     def learn(self, tried: Tried) -> None:
-        """As Drafter. What follows a chain makes a run of it, and its next token."""
+        """As Drafter. A chain and the token behind it are a run; the run without its first token is the next chain."""
         rows = tried.rows
         ahead = np.minimum(self._tried[rows], tried.counts)
         is_run = ahead > 0
         self._adapt(rows[is_run], ahead[is_run], np.minimum(tried.num_right, ahead)[is_run])
-        # Drafts may have been cut: of a chain that is not whole nothing is learnt.
+        # Drafts may have been cut: a part of a chain teaches nothing.
         num_whole = np.minimum((tried.counts - ahead) // _CHAIN, self._num_chains)
         owners, which = np.arange(len(rows)).repeat(num_whole), rising_from(np.zeros(len(rows), np.int64), num_whole)
         first_chosen = (tried.counts + 1).cumsum() - (tried.counts + 1)

@@ -16,22 +16,22 @@ from paged.base.growing import rising_from
 from paged.decoding.drafter import Drafter, Rows, latest_of
 from paged.scheduler import Drafts
 
-# So many tokens of a text are looked through, from its end.
+# Tokens at the end of a text that are searched.
 _WINDOW = 4096
 
 
 class PromptLookup(Drafter):
-    """Drafts for rows, `most` a row and step at most, after as many equal tokens as there are, from `least` to `longest`."""
+    """Drafts what followed the latest place that has the most last tokens in common, from `least` to `longest` of them."""
 
     def __init__(self, most: int, *, longest: int = 3, least: int = 2) -> None:
         super().__init__(most)
         self._longest, self._least = longest, least
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
-        """As Drafter; None where nothing came before."""
+        """As Drafter."""
         lengths = num_tokens[rows]
         starts = np.maximum(lengths - _WINDOW, 0)
-        # Ends of what may be like the end: all places but the last.
+        # Where equal tokens may end: everywhere but at the end.
         counts = np.maximum(lengths - 1 - starts, 0)
         owners, at = np.arange(len(rows)).repeat(counts), rising_from(starts, counts)
         equal = np.zeros(len(owners), np.int64)

@@ -1,4 +1,4 @@
-"""The protocol of a search on forks: it gets what may follow each of its branches, and says which go on, each with its next token.
+"""The protocol of a search on forks: from what may follow each branch it chooses which branches go on, each with its next token.
 
 branches           given for each            the next ones
 | ... a |   ──>   x −0.2, y −1.6, …   ──>   | ... a x |
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Ahead(NamedTuple):
-    """What may follow a branch: tokens and their natural log-probabilities, the likeliest first; and hidden states after its tokens, float32
-    [hidden size] by position, all that are known, where the search wants them."""
+    """What may follow a branch: tokens and their natural log-probabilities, the likeliest first; and, if the search wants them, hidden
+    states, float32 [hidden size], by position, of the tokens computed since the last step of the search."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -24,7 +24,7 @@ class Ahead(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """An answer: its tokens, the sum of their log-probabilities, and what it is ranked by."""
+    """An answer: its tokens, the sum of their log-probabilities, and the score that ranks it (None: no ranks)."""
 
     tokens: tuple[int, ...]
     logprob: float
@@ -40,16 +40,16 @@ class Search(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing goes on."""
+        """Whether no branch goes on."""
 
     @property
     def num_candidates(self) -> int:
-        """So many tokens have to be known that may follow each branch, the likeliest."""
+        """How many of the likeliest next tokens of each branch it needs."""
 
     @property
     def wants_states(self) -> bool:
-        """Whether it gets hidden states, of the prompt's tokens, too."""
+        """Whether it needs hidden states, of the prompt's tokens, too."""
 
     def advance(self, ahead: Sequence[Ahead]) -> list[tuple[int, int]]:
-        """What may follow each branch, which are in this order. Returns the next ones, each as the place of the branch that it continues and
-        its token; none when the search is over."""
+        """Take what may follow each branch, in order. Return the next branches, each as the place of the branch that it continues and its
+        token; [] when the search is over."""

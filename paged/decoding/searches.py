@@ -1,4 +1,4 @@
-"""The searches of an engine: it reads the rows of their branches, and advances them when a batch has ended."""
+"""The searches of an engine, which advance when a batch has ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Searches:
         return bool(self._asked)
 
     def add(self, request: Request, params: SearchParams, stops: Sequence[int], now: float) -> int:
-        """Begin a search from the request's prompt; returns how many tokens an answer has at most. Raises as Scheduler.add does."""
+        """Begin a search from the request's prompt. Return how many tokens an answer has at most. Raises as Scheduler.add."""
         manager, longest = self._scheduler.manager, self._scheduler.limits.max_model_len
         limit = manager.longest
         limit = limit if longest is None else min(limit, longest)
@@ -64,7 +64,8 @@ class Searches:
         search = _search_of(params, stops, max_tokens, len(request.prompt))
         # One more than it will have: so the scheduler never ends it by its length.
         request = msgspec.structs.replace(request, max_tokens=max_tokens + 1)
-        # A group that outgrows the pool would be ended, so it is never let grow into one. Numbers of sequences are given again, but for the first.
+        # The scheduler ends a request that outgrows the pool: branches fork only if it holds all. One more, since the first sequence's number
+        # is not given again.
         longest_blocks = -(-(len(request.prompt) + max_tokens) // manager.block_size)
         may_fork = (params.num_branches + 1) * longest_blocks <= manager.num_blocks
         forked = ForkedRequest(request, search, self._scheduler, now, may_fork=may_fork, open_row=self._open)
@@ -87,7 +88,8 @@ class Searches:
         return True
 
     def ended(self, batch: Batch) -> list[Found]:
-        """Take the end of a batch: branches that were read in it are ready, and searches advance once all of their branches are. Ended ones go."""
+        """Note that a batch has ended: branches that it read are ready, and searches whose branches all are advance. Return and forget those
+        that are over."""
         if not self._asked:
             return []
         sampled = batch.samples
@@ -104,7 +106,7 @@ class Searches:
         return over
 
     def finish_best(self, request_id: str, reason: str) -> None:
-        """Finish the first branch for this reason, before the search ends. Raises InvalidRequest for another one than "stop" or "length"."""
+        """Finish the first branch, before the search ends. Raises InvalidRequest for another reason than "stop" or "length"."""
         self._asked[request_id].forked.finish_best(reason)
 
     def end(self, request_id: str) -> RequestUsage | None:
@@ -121,11 +123,11 @@ class Searches:
         return Found(owner, [(each, "stop" if each.tokens[-1] in asked.stops else "length") for each in best], usage)
 
     def _open(self, branch: Branch) -> None:
-        """How the row of a branch is read, if it has one."""
+        """Set how the row of a branch is read, if it has one."""
         row = self._scheduler.row_of(branch.request_id, branch.sequence)
         if row >= 0:
             search, vocabulary = branch.owner.search, self._scheduler.limits.vocabulary_size
-            # A wide one may want more tokens than there are.
+            # A wide search may want more tokens than the vocabulary has.
             num = search.num_candidates if vocabulary is None else min(search.num_candidates, vocabulary)
             self._sampling.set_branch(row, branch, num, wants_states=search.wants_states)
             if self._drafter is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # A window of fewer characters could begin and end within the same character, which has at most four bytes.
 _LEAST_CHARS = 4
 
-# Tokens that usually say so many; a window is cut back to them when it has become three times as long.
+# Tokens that usually have so many characters; a window is cut back to them when it has three times as many.
 _LEAST_TOKENS = 8
 _MOST_TOKENS = 24
 
@@ -41,8 +41,8 @@ class TextStream:
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, prompt_ids: list[int], *, skip_special_tokens: bool = False
     ) -> None:
-        """A stream that continues the prompt, of which it reads no more than its end."""
-        # What its `decode` comes to, and several times as fast.
+        """Begin behind a prompt; only its end is read."""
+        # Several times as fast as the tokenizer's own `decode`, which calls it.
         self._backend = tokenizer.backend_tokenizer
         self._skips_special = skip_special_tokens
         self._unspoken = _special_ids(self._backend) if skip_special_tokens else frozenset()
@@ -54,17 +54,17 @@ class TextStream:
         self._num_final = 0
 
     def push(self, ids: list[int]) -> str:
-        """The text that is new and final once these tokens have come.
+        """Return the text that is new and final once these tokens have come.
 
         A character whose bytes have not all come is held back, and so are byte tokens of a tokenizer that knows some
         characters by bytes alone (<0xE4>) until another token ends their run: it reads them all or none.
 
-        Raises InvalidTokens for what are no token ids, and TextEnded after `finish`.
+        Raises InvalidTokens for anything but token ids, and TextEnded after `finish`.
         """
         return self.push_known(token_array(ids).tolist())
 
     def push_known(self, ids: list[int]) -> str:
-        """As `push`, of ids that need no check."""
+        """As `push`, for ids that need no check."""
         if self._has_ended:
             raise TextEnded("the stream was finished; tokens that come later need a stream of their own.")
         self._window += self._spoken(ids)
@@ -94,7 +94,7 @@ class TextStream:
         return new
 
     def _end_of(self, ids: list[int]) -> list[int]:
-        """The shortest of its ends that can stand for all of it before more text. Doubled until it can."""
+        """Return the last tokens that can stand for all of them before more text; their number doubles until they can."""
         num_tokens = _LEAST_TOKENS
         while True:
             end = self._spoken(token_array(ids[-num_tokens:]).tolist())
@@ -106,7 +106,7 @@ class TextStream:
             num_tokens *= 2
 
     def _spoken(self, ids: list[int]) -> list[int]:
-        """Without those that the decoder never sees, lest a window is full of them: they are no context."""
+        """Return the tokens without those that the decoder skips: they are no context."""
         return [id for id in ids if id not in self._unspoken and self._backend.id_to_token(id) is not None]
 
     def _is_byte(self, id: int) -> bool:
@@ -119,12 +119,12 @@ class TextStream:
 
 
 def _settled(text: str) -> str:
-    """Without what the next token may change: bytes that begin a character and do not end it are one U+FFFD, the last."""
+    """Return the text without what the next token may change: a character that has bytes missing is one U+FFFD, the last."""
     return text.removesuffix(_REPLACEMENT)
 
 
 def _num_shared(one: str, other: str) -> int:
-    """Characters that both begin with."""
+    """Return how many characters both begin with."""
     shorter = min(len(one), len(other))
     return next((place for place in range(shorter) if one[place] != other[place]), shorter)
 
