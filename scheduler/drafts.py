@@ -77,18 +77,17 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
     if int(wanted.sum()) > step.budget:
         wanted = np.clip(step.budget - (wanted.cumsum() - wanted), 0, wanted)
     have = np.maximum(manager.rows.num_blocks[rows], (ends + size - 1) // size)
+    # Slots of each row for drafts without more pages.
     room = have * size - ends
     needs = np.maximum(wanted - room + size - 1, 0) // size
-    # Admitted requests' needs and the watermark come before drafts.
-    available = max(0, state.books.num_free())
-    pages, without = needs * manager.layout.block_pages, np.maximum(room, 0)
+    pages = needs * manager.layout.block_pages
     if manager.layout.states:
         draws_states = manager.draws_states(rows)
         pages += ((wanted > 0) & draws_states) * np.int64(manager.layout.state_pages)
-        without[draws_states] = 0
-    if int(pages.sum()) > available:
-        wanted = np.where(pages.cumsum() <= available, wanted, np.minimum(without, wanted))
-        needs = np.maximum(wanted - room + size - 1, 0) // size
+        room[draws_states] = 0
+    # Admitted requests' needs and the watermark come before drafts.
+    fits = pages.cumsum() <= max(0, state.books.num_free())
+    wanted, needs = np.where(fits, wanted, np.minimum(room, wanted)), np.where(fits, needs, 0)
     total = int(wanted.sum())
     if not total:
         return
@@ -131,13 +130,12 @@ def _tokens(vocabulary_size: int | None, values: Any) -> Tokens:
 
 def _refuse(state: State, rows: Counts) -> None:
     """Raise WrongDrafts for the first of these rows that may not have drafts; there is one."""
-    seen, owners = set(), state.columns.owner
-    for row in rows.tolist():
+    owners = state.columns.owner
+    for place, row in enumerate(rows.tolist()):
         request = owners[row] if 0 <= row < len(owners) else None
         if request is None:
             raise WrongDrafts(f"drafts: row {row} serves no request.")
         if request.status is not Status.RUNNING:
             raise _not_running(request)
-        if row in seen:
+        if row in rows[:place]:
             raise WrongDrafts(f"drafts: row {row} is listed twice.")
-        seen.add(row)
