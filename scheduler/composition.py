@@ -37,13 +37,6 @@ class Composition:
         """Return how many of its `todo` tokens each row may compute in one step, before any limit, int64 [n]."""
         return todo
 
-    def ranked(self, todo: Counts) -> Counts:
-        """Return the places of rows with `todo` tokens to go, in the order in which they get the budget."""
-        if not self.decodes_first:
-            return np.arange(len(todo))
-        is_decode = todo == 1
-        return np.concatenate([is_decode.nonzero()[0], (~is_decode).nonzero()[0]])
-
     def reason(self, queues: Queues) -> str | None:
         """Return a sentence: why requests wait although there is room for them. None if they need not wait."""
         return None
@@ -117,7 +110,8 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     rows, todo = rows[is_ready], todo[is_ready]
     granted = np.minimum(composition.wanted(manager, rows, todo), state.limits.max_chunk)
     if len(rows) > step.seats or int(granted.sum()) > step.budget:
-        granted = _rationed(step, granted, composition.ranked(todo))
+        is_later = todo > 1 if composition.decodes_first else np.zeros(len(todo), np.bool_)
+        granted = _rationed(step, granted, is_later.argsort(kind="stable"))
     granted = _fitted(state, step, rows, granted)
     decodes = rows[(granted > 0) & (todo == 1)]
     if len(decodes):
