@@ -100,20 +100,11 @@ class Hints:
             if request is not None and request.forget_hint("pin"):
                 return HintOutcome("accepted", f'"{request.id}" will not be pinned when it finishes.')
             return self._unpin(hint.target, hint.tenant)
-        session = None if hint.session is None else self.sessions.by_id.get(hint.session)
-        if hint.session is not None and session is None:
-            return HintOutcome("missing", f'no session "{hint.session}" is known.')
-        if session is not None and hint.action == "end":
-            return self._end(hint, session)
-        if session is not None and hint.action == "demote" and self._content.spans_of(session.way):
-            return self._demoted(self.sessions.let_go(session))
-        if session is not None and hint.action == "retain":
-            retention = Retention(priority=hint.priority, lasts=hint.lasts)
-            if not self.sessions.expect(session, hint.waits_for, retention):
-                return HintOutcome("deferred", "it takes effect when the turn that lives ends.")
-            return self._done(num_nodes(self._content.spans_of(session.way)), session.num_blocks, "retained")
-        if session is not None:
-            return self._of_content(hint, session.way, session.num_blocks)
+        if hint.session is not None:
+            session = self.sessions.by_id.get(hint.session)
+            if session is None:
+                return HintOutcome("missing", f'no session "{hint.session}" is known.')
+            return self._of_session(hint, session)
         if request is not None and hint.action != "prefetch":
             request.defer(hint)
             return HintOutcome("deferred", f'it is carried out when "{request.id}" finishes, as far as possible.')
@@ -128,6 +119,26 @@ class Hints:
         for hint in request.hints:
             self._of_content(hint, way, 0)
 
+    def _of_session(self, hint: Hint, session: Session) -> HintOutcome:
+        """Carry out a hint for what the session's last turn left."""
+        num = num_nodes(self._content.spans_of(session.way))
+        if hint.action == "retain":
+            retention = Retention(priority=hint.priority, lasts=hint.lasts)
+            if not self.sessions.expect(session, hint.waits_for, retention):
+                return HintOutcome("deferred", "it takes effect when the turn that lives ends.")
+            return self._done(num, session.num_blocks, "retained")
+        if hint.action == "demote" and num:
+            return self._demoted(self.sessions.let_go(session))
+        if hint.action != "end":
+            return self._of_content(hint, session.way, session.num_blocks)
+        self._unpin(hint.target)
+        num = self.sessions.let_go(session)
+        if session.live:
+            reason = f"{counted(session.live, 'turn')} of it live; what the last one left will be evicted next."
+            return HintOutcome("clipped", reason, num * self._size)
+        self.sessions.forget(session)
+        return HintOutcome("accepted", f"{counted(num, 'block')} will be evicted next.", num * self._size)
+
     def _of_content(self, hint: Hint, way: list[Node], wanted: int, *, was_left: bool = True) -> HintOutcome:
         """Carry out a hint for a way. `wanted`: all full blocks that it names. `was_left`: a row ended there."""
         if not (num := num_nodes(self._content.spans_of(way))):
@@ -140,15 +151,16 @@ class Hints:
         if hint.action == "pin":
             return self._pin(hint, *self._content.within(way, -1, was_left=was_left), wanted)
         num, parts = self._content.within(way, self._manager.num_blocks, was_left=was_left)
-        if (is_lacking := self._content.lacks(parts)) and not self._manager.host_caching:
-            return HintOutcome("rejected", "the host keeps no content (host_caching).")
-        if is_lacking and not self._room():
-            return HintOutcome("rejected", "no block of the device is free; others are not evicted for it.")
-        if is_lacking:
+        if is_lacking := self._content.lacks(parts):
+            if not self._manager.host_caching:
+                return HintOutcome("rejected", "the host keeps no content (host_caching).")
+            if not self._room():
+                return HintOutcome("rejected", "no block of the device is free; others are not evicted for it.")
             num, _ = self._content.within(way, self._room(), was_left=was_left)
         if not num:
             return HintOutcome("missing", "no prompt can begin with the cached part that there is room for.")
-        self.to_fetch += [(way, was_left)] if is_lacking and (way, was_left) not in self.to_fetch else []
+        if is_lacking and (way, was_left) not in self.to_fetch:
+            self.to_fetch.append((way, was_left))
         return self._done(num, wanted, "on the device, or will be after the next step")
 
     def _retain(self, hint: Hint, way: list[Node], *, was_left: bool) -> None:
@@ -166,15 +178,6 @@ class Hints:
     def _demoted(self, num: int) -> HintOutcome:
         if not num:
             return HintOutcome("rejected", "other content continues it, or requests hold it.")
-        return HintOutcome("accepted", f"{counted(num, 'block')} will be evicted next.", num * self._size)
-
-    def _end(self, hint: Hint, session: Session) -> HintOutcome:
-        self._unpin(hint.target)
-        num = self.sessions.let_go(session)
-        if session.live:
-            reason = f"{counted(session.live, 'turn')} of it live; what the last one left will be evicted next."
-            return HintOutcome("clipped", reason, num * self._size)
-        self.sessions.forget(session)
         return HintOutcome("accepted", f"{counted(num, 'block')} will be evicted next.", num * self._size)
 
     def _done(self, num: int, wanted: int, what: str) -> HintOutcome:
@@ -274,22 +277,20 @@ class Quotas:
 
     def __init__(self, manager: Memory, most: int) -> None:
         self._content, self._pool, self._size, self._most = manager.content, manager.blocks, manager.block_size, most
-        self._numbers: dict[str | None, int] = {}
         # By block, its tenant's number; 0: it is of none, or is evicted next anyway.
         self._owner = np.zeros(0, np.int64)
-        # By tenant and last run, the ways that its requests left, oldest first.
-        self._left: dict[str | None, dict[Run, list[Node]]] = {}
+        # By tenant, its number, and by last run the ways that its requests left, oldest first.
+        self._tenants: dict[str | None, tuple[int, dict[Run, list[Node]]]] = {}
 
     def note(self, tenant: str | None, way: list[Node], hit_tokens: int) -> None:
         """Count the way that a finished request left for its tenant. It had found `hit_tokens` of it in the cache."""
-        blocks, owner = self._content.device_blocks(way), self._numbers.setdefault(tenant, len(self._numbers) + 1)
-        num_hits, more = hit_tokens // self._size, self._pool.num_pages - len(self._owner)
-        if more:
+        owner, mine = self._tenants.setdefault(tenant, (len(self._tenants) + 1, {}))
+        blocks, num_hits = self._content.device_blocks(way), hit_tokens // self._size
+        if more := self._pool.num_pages - len(self._owner):
             # A pool whose blocks cost no page grows.
-            self._owner = np.concatenate([self._owner, np.zeros(more, np.int64)])
+            self._owner = np.append(self._owner, np.zeros(more, np.int64))
         found, new = blocks[:num_hits], blocks[num_hits:]
         self._owner[found[self._owner[found] == 0]] = self._owner[new] = owner
-        mine = self._left.setdefault(tenant, {})
         for run, _ in way:
             mine.pop(run, None)
         mine[way[0][0]] = way
