@@ -172,9 +172,9 @@ class Sessions:
     def forget(self, session: Session) -> None:
         del self.by_id[session.id]
 
-    def _expected_in(self, session: Session, now: float) -> float:
+    def _expected_in(self, session: Session) -> float:
         assert session.ended_at is not None, "a session between two turns"
-        return self._gaps.left(session.kind, max(0.0, now - session.ended_at))
+        return self._gaps.left(session.kind, max(0.0, self.now() - session.ended_at))
 
     def view_of(self, session: Session, pinned: int) -> SessionView:
         here, there = self._content.split(self._content.spans_of(session.way))
@@ -189,7 +189,7 @@ class Sessions:
             host_blocks=num_nodes(there),
             pinned_blocks=pinned,
             ended_at=session.ended_at,
-            expected_at=None if is_live_or_new else self.now() + self._expected_in(session, self.now()),
+            expected_at=None if is_live_or_new else self.now() + self._expected_in(session),
             retained_until=None if session.retained is None or session.until <= self.now() else session.until,
         )
 
@@ -204,8 +204,7 @@ class Sessions:
         # With many sessions, for more blocks at a time, because all sessions are looked at.
         num_blocks = max(num_blocks, len(self.by_id) >> 6)
         idle = [s for s in self.by_id.values() if s.way and not s.live and s.retention.priority == level]
-        now = self.now()
-        waits = [(self._expected_in(session, now), session) for session in idle if place not in session.empty]
+        waits = [(self._expected_in(session), session) for session in idle if place not in session.empty]
         chosen: list[Blocks] = []
         for _, session in sorted(waits, key=itemgetter(0), reverse=True):
             if parts := self._content.loose_end(place, session.way, level):
