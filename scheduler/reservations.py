@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from .rows import Counts, RowColumns, Rows
 Totals = Callable[["Books", RequestState, int], int]
 """Returns the tokens, prompt and outputs, for which a sequence of a request reserves blocks."""
 
+_AWAY = (Status.LOADING, Status.PAUSED, Status.SWAPPED)
 ROWS = 16
 """A policy states its margins for so many rows. Errors of guesses cancel: n rows need √(ROWS ÷ n) of the margins."""
 
@@ -44,7 +45,7 @@ class Reservation:
 
     def blocks_shared(self, books: Books, num_sequences: int, prompt_len: int) -> int:
         """Return the blocks that a group saves by sharing its prompt."""
-        if self.reserves or num_sequences == 1 or not books.manager.prefix_caching:
+        if self.reserves or not books.manager.prefix_caching:
             return 0
         return (num_sequences - 1) * ((prompt_len - 1) // books.manager.block_size) * books.manager.layout.full_pages
 
@@ -116,13 +117,13 @@ class Books:
         # Blocks that a sequence of so many tokens needs.
         self.blocks_for = manager.layout.pages_for
 
-    def rows_in(self) -> Rows:
-        """Return the rows of admitted requests: running ones, then those of loading, paused and swapped requests."""
+    def rows_in(self, away: Collection[Status] = _AWAY) -> Rows:
+        """Return the rows of running requests, then of loading, paused and swapped ones, as far as they are `away`."""
         running = self.queues.running.rows()
         if not self.queues.away.num:
             return running
-        away = [row for request in self.queues.away for row in request.live_rows]
-        return np.concatenate([running, np.array(away, np.int64)])
+        rows = [row for request in self.queues.away if request.status in away for row in request.live_rows]
+        return np.concatenate([running, np.array(rows, np.int64)])
 
     def max_total_of(self, num_sequences: int) -> int:
         """Return an upper bound of the tokens of each sequence of a group that is alone in the pool."""
@@ -152,9 +153,8 @@ class Books:
     def to_enter(self, request: RequestState) -> int:
         """Return the blocks that a waiting request needs for its known tokens, or reserves, cached ones included."""
         live, is_due = request.live_sequences, self.is_due(request)
-        totals = [self.reservation.total_of(self, request, sequence) for sequence in live]
-        if is_due:
-            totals = [max(total, request.max_total[i]) for i, total in zip(live, totals, strict=True)]
+        least = request.max_total if is_due else [0] * len(request.rows)
+        totals = [max(self.reservation.total_of(self, request, i), least[i]) for i in live]
         shared = 0 if is_due else self.reservation.blocks_shared(self, len(live), request.prompt_len)
         return sum(map(self.blocks_for, totals)) - shared + len(live) * self.manager.layout.spare_pages
 
@@ -233,43 +233,40 @@ class Books:
 
     def allowance(self, request: RequestState) -> int:
         """Return the available blocks that the request may draw: all but the reserved worst cases of others."""
-        own = self.debt_at_worst(request) if request in self.bounded else 0
-        return self.manager.device.num_available - self.owed_to_bounded() + own
-
-    def debt_at_worst(self, request: RequestState) -> int:
-        """Return the blocks that the request's rows may still draw up to their full length."""
-        rows = np.array(request.live_rows, np.int64)
-        return int(self.manager.growth.owed(rows, self.columns.max_total[rows]).sum())
+        return self.manager.device.num_available - self.owed_to_bounded(but=request)
 
     def owed(self) -> int:
         """Return the blocks that admitted requests still need: for half-computed prompts, and for reservations."""
-        loading = sum(
-            self.owed_to(request.live_rows) for request in self.queues.away if request.status is Status.LOADING
-        )
-        return self.owed_to(self.queues.running.rows()) + loading + self._owed_beyond()
+        return self.owed_to(self.rows_in((Status.LOADING,))) + self._owed_beyond()
 
     def reserved(self) -> int:
         """Return the blocks kept by count for running requests, beyond those that they hold."""
         counted = self.owed_to(self.queues.running.rows()) if self.reservation.is_counted else 0
         return counted + self._owed_beyond()
 
-    def owed_to_bounded(self) -> int:
-        return sum(self.debt_at_worst(request) for request in self.bounded)
+    def owed_to_bounded(self, but: RequestState | None = None) -> int:
+        """Return the blocks that bounded requests, `but` this one, may still draw up to their full length."""
+        rows = [row for request in self.bounded if request is not but for row in request.live_rows]
+        return self.owed_to(rows, at_worst=True)
 
-    def owed_to(self, rows: Rows | list[int]) -> int:
-        """Return the blocks that rows still need for what they know or have reserved by count."""
+    def owed_to(self, rows: Rows | list[int], *, at_worst: bool = False) -> int:
+        """Return the blocks that rows still need for what they know or have reserved by count, or `at_worst`."""
+        if not len(rows):
+            return 0
         rows = np.asarray(rows, np.int64)
-        return int(self.manager.growth.owed(rows, self.kept(rows)).sum())
+        return int(self.manager.growth.owed(rows, self.columns.max_total[rows] if at_worst else self.kept(rows)).sum())
 
     def _owed_beyond(self) -> int:
         """Return the blocks of reserved worst cases that `owed_to` does not count."""
-        return sum(max(0, self.debt_at_worst(request) - self.owed_to(request.live_rows)) for request in self.bounded)
+        rows = [row for request in self.bounded for row in request.live_rows]
+        return self.owed_to(rows, at_worst=True) - self.owed_to(rows)
 
     def bound_if_due(self, request: RequestState) -> None:
         """Reserve the worst case of a request that is due, if the blocks are available; else it may be a victim."""
         if not self.is_due(request) or request in self.bounded:
             return
-        worst = self.debt_at_worst(request) if request.live_rows else self.to_enter(request) - self.to_share(request)
+        rows = request.live_rows
+        worst = self.owed_to(rows, at_worst=True) if rows else self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() + self.yet_to_pin(request) <= self.manager.device.num_available:
             self.bounded[request] = None
 
