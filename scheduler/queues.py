@@ -83,14 +83,13 @@ class Queue:
 
 
 class Running(Queue):
-    """The running requests, and the array of their rows, int64 [n], in the same order. Rows that join last are appended
-    to it, and rows that leave are masked out, once a step. Where the place of a row is not known, it is made anew."""
+    """The running requests, and the array of their rows, int64 [n], in the same order. Rows that leave are masked out of
+    it once a step. Where the place of a row that joins is not known, the array is made anew."""
 
     def __init__(self) -> None:
         super().__init__()
         self._rows: Rows = NO_ROWS
-        # Since the array was made: rows to append, or to mask out; there are never both.
-        self._joined: list[int] = []
+        # Rows to mask out, and whether the array has to be made anew.
         self._left: list[int] = []
         self._is_stale = False
         self.num_rows = 0
@@ -106,17 +105,14 @@ class Running(Queue):
 
     def add(self, state: RequestState) -> None:
         """Add a request, and the rows that it has."""
-        rows, is_last = state.live_rows, self._is_last(state)
-        if self._left or not is_last:
-            # First, because memory may be short.
-            self._apply()
-        if is_last:
-            self._joined += rows
-        elif self._is_stale or self.num_rows != self.num:
-            self._is_stale = True
-        else:
-            # All others have one row each.
-            self._rows = np.insert(self._rows, self._place_of(state) - self._head, rows)
+        rows, place = state.live_rows, self.num_rows
+        if not self._is_last(state):
+            # Where all others have one row each, the place of a row is that of its request.
+            place = self._place_of(state) - self._head
+            self._is_stale = self._is_stale or self.num_rows != self.num
+        if not self._is_stale:
+            before = self.rows()
+            self._rows = np.concatenate([before[:place], rows, before[place:]])
         self.num_rows += len(rows)
         self.change()
         super().add(state)
@@ -128,15 +124,12 @@ class Running(Queue):
         self.change()
 
     def remove(self, state: RequestState) -> None:
-        """Remove a request and the rows that it has."""
         super().remove(state)
         self.leave(state.live_rows)
 
     def leave(self, rows: list[int]) -> None:
         """Remove rows of a request that goes on or ends."""
         self.num_rows -= len(rows)
-        if self._joined:
-            self._apply()
         self._left += rows
         self.change()
 
@@ -159,21 +152,14 @@ class Running(Queue):
         return steady
 
     def rows(self) -> Rows:
-        """Return the rows in order."""
         if self._is_stale:
             self._rows = np.array([row for request in self for row in request.live_rows], np.int64)
-            self._is_stale, self._joined, self._left = False, [], []
-        elif self._joined or self._left:
-            self._apply()
-        return self._rows
-
-    def _apply(self) -> None:
-        if self._joined:
-            self._rows, self._joined = np.concatenate([self._rows, self._joined]), []
+            self._is_stale, self._left = False, []
         elif self._left:
             stays = np.ones(max(*self._left, int(self._rows.max(initial=0))) + 1, np.bool_)
             stays[self._left] = False
             self._rows, self._left = self._rows[stays[self._rows]], []
+        return self._rows
 
 
 class Queues:
@@ -222,6 +208,7 @@ class Queues:
             self.waiting.add(request)
 
     def leave(self, request: RequestState) -> None:
+        request.follow(None)
         if request.status is Status.RUNNING:
             self.running.remove(request)
         elif request.status is not Status.WAITING:
