@@ -156,8 +156,7 @@ class Scheduler(Uncopyable):
         request, prompt, root = validated(request, limits.vocabulary_size)
         num_sequences = request.num_sequences
         is_undelivered = state.pending_outputs and any(output.id == request.id for output in state.pending_outputs)
-        is_held = request.id in state.outstanding.held or state.outstanding.is_busy(request.id)
-        if request.id in state.requests or is_undelivered or is_held:
+        if request.id in state.requests or is_undelivered or state.outstanding.is_busy(request.id):
             raise errors.DuplicateRequest(request.id)
         if num_sequences > limits.max_sequences:
             raise wrong(request.id, f"{num_sequences} sequences run together; max_sequences is {limits.max_sequences}.")
@@ -245,8 +244,7 @@ class Scheduler(Uncopyable):
         state = self._state
         now = latest_time(now, state.now)
         is_out = self._is_out(batch, 0, "updated")
-        tokens = ending.checked_tokens(batch, token_ids, state.limits.vocabulary_size)
-        uneven = ending.checked_counts(batch, counts, tokens, state.outstanding.batches)
+        tokens, uneven = ending.checked(state, batch, token_ids, counts)
         state.set_now(now)
         if is_out:
             state.outstanding.end(batch)
@@ -370,12 +368,12 @@ class Scheduler(Uncopyable):
         `schedule`. Raises InvalidHint, UnknownRequest or InvalidRequest (`now`), changing nothing."""
         state = self._state
         hint, now, request = checked_hint(hint), latest_time(now, state.now), None
+        is_unpin = hint.action == "unpin"
         if hint.request is not None:
-            is_unpin = hint.action == "unpin"
             request = state.requests.get(hint.request) if is_unpin else self._known(hint.request)
         state.set_now(now)
         state.end_due()
-        if hint.request is not None and request is None and hint.action != "unpin":
+        if hint.request is not None and request is None and not is_unpin:
             return HintOutcome("missing", f'request "{hint.request}" has ended; name its session or its tokens.')
         outcome = state.hints.carry_out(hint, request)
         state.queues.reopen()

@@ -24,29 +24,26 @@ _INT64 = np.dtype(np.int64)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 
 
-def checked_tokens(batch: Batch, token_ids: Any, vocabulary_size: int | None) -> Tokens:
-    """Return the tokens that the caller gives for all rows of a batch, int32 [m]. Raises WrongTokens."""
+def checked(state: State, batch: Batch, token_ids: Any, counts: Any) -> tuple[Tokens, Counts | None]:
+    """Return the tokens that the caller gives for all rows of a batch, int32 [m], and how many each row gets, int64 [n]
+    (None: one for each row that samples). Raises WrongTokens."""
     try:
-        return tokens_below(token_ids, vocabulary_size)
+        tokens = tokens_below(token_ids, state.limits.vocabulary_size)
     except InvalidTokens as error:
         raise _wrong(batch, str(error)) from None
-
-
-def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[Batch]) -> Counts | None:
-    """Return how many tokens each row got, int64 [n]; None: one for each row that samples. Raises WrongTokens."""
     ticket, num = batch.ticket, len(tokens)
     rows, samples = ticket.rows, ticket.samples
     if counts is None:
         if num != ticket.num_samples:
             raise _wrong(batch, f"{ticket.num_samples} rows sample; got {num} tokens.")
-        return None
+        return tokens, None
     array = counts if type(counts) is np.ndarray and counts.dtype == _INT64 else int64_array(counts)
     if array is None or array.shape != rows.shape:
         raise _wrong(batch, f"counts has to hold an integer for each of {len(rows)} rows, its tokens; got {counts!r}.")
     # Most counts are the usual ones. Comparing bytes costs less than a reduction.
     usual = ones(len(rows)) if ticket.all_sample else samples.astype(np.int64)
     if array.tobytes() == usual.tobytes() and num == ticket.num_samples:
-        return None
+        return tokens, None
     if array.size and not (int(array.min()) >= 0 and int(array.max()) <= num):
         # The sum of larger counts could wrap.
         found = f"got {array.min()} to {array.max()}"
@@ -54,7 +51,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise _wrong(batch, f"row {row} does not sample in it, and got tokens.")
-    for other in outstanding if (array > 1).any() else ():
+    for other in state.outstanding.batches if (array > 1).any() else ():
         places = other.source_places[other.source_batches == batch.number]
         if len(rests := places[array[places] > 1]):
             got = f"row {rows[rests[0]]} got {array[rests[0]]} tokens"
@@ -64,7 +61,7 @@ def checked_counts(batch: Batch, counts: Any, tokens: Tokens, outstanding: list[
     if ticket.draft_counts is not None:
         _must_be_drafts(batch, tokens, array)
     # It may be the caller's.
-    return array.copy()
+    return tokens, array.copy()
 
 
 def _must_be_drafts(batch: Batch, tokens: Tokens, counts: Counts) -> None:
@@ -320,8 +317,7 @@ def end_sequences(
             if state.foresight is not None:
                 state.foresight.finished(pause=request.longest_pause)
         request.note_ended(num_output)
-        if (row := state.unseat(request, sequence, None)) >= 0:
-            state.manager.release(row)
+        state.unseat(request, sequence, None)
         _keep(state, request, way, num_output, is_turn=is_turn)
     if not is_last:
         return None

@@ -172,11 +172,9 @@ class Outstanding:
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request with this id, or blocks of an ended one stay held."""
-        if not self.batches and not self.held:
-            return False
-        gone = [left for batch in self.batches for left in batch.ticket.gone.values()]
         held = [other for blocks in self.held.values() for other, _ in blocks]
-        return request_id in held or any(left.is_void and left.request.id == request_id for left in gone)
+        void = [left.request.id for batch in self.batches for left in batch.ticket.gone.values() if left.is_void]
+        return request_id in self.held or request_id in held or request_id in void
 
     def leave(self, request: RequestState, sequence: int, *, has_ended: bool) -> None:
         """Note that the sequence gives its row back: its shares outlive the row, or are void if it has ended."""

@@ -64,7 +64,6 @@ def preempt(state: State, step: Step, victim: RequestState, num_missing: int, *,
         drop_rows(state, victim, is_idle=is_idle)
         return
     state.queues.leave(victim)
-    victim.follow(None)
     state.books.lift_bound(victim)
     if swaps:
         moves = manager.tiers.swap_out(np.array(rows), keep)
@@ -105,7 +104,6 @@ def drop_rows(state: State, victim: RequestState, *, is_idle: bool = False) -> N
     """Release the rows of a request. It keeps its tokens, and waits: in the queue or, if idle, for `append`."""
     manager = state.manager
     state.queues.leave(victim)
-    victim.follow(None)
     state.books.lift_bound(victim)
     for sequence, row in enumerate(victim.rows):
         if row < 0:
@@ -114,7 +112,7 @@ def drop_rows(state: State, victim: RequestState, *, is_idle: bool = False) -> N
         is_computed = manager.rows.num_tokens[row] == manager.rows.num_launched[row]
         if is_computed and not state.outstanding.sources_of(victim, sequence):
             state.columns.note_sampled(victim, sequence)
-        manager.release(state.unseat(victim, sequence, tokens))
+        state.unseat(victim, sequence, tokens)
     state.queues.wait(victim, is_idle=is_idle)
 
 

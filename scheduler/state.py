@@ -176,8 +176,8 @@ class State:
         elif request.high_water[sequence] > hit_tokens:
             self.columns.recover(row, hit_tokens)
 
-    def unseat(self, request: RequestState, sequence: int, tokens: Tokens | None) -> int:
-        """Take the sequence's row. It keeps `tokens` (None: it has ended). Return the row, to be released, or -1."""
+    def unseat(self, request: RequestState, sequence: int, tokens: Tokens | None) -> None:
+        """Release the sequence's row, if it has one. It keeps `tokens` (None: it has ended)."""
         row = request.rows[sequence]
         if self.outstanding.batches:
             self.outstanding.leave(request, sequence, has_ended=tokens is None)
@@ -185,7 +185,7 @@ class State:
         if row >= 0:
             self.reservation.give_back(row)
             self.columns.release(row)
-        return row
+            self.manager.release(row)
 
     def remember_high_water(self, request: RequestState, starts: Mapping[int, int] | None = None) -> None:
         """Note the computed tokens of each row before it loses blocks: computing them again counts as recomputing.
