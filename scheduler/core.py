@@ -222,7 +222,7 @@ class Scheduler(Uncopyable):
             place_drafts(state, step, proposed)
         if carried:
             group = state.carried.take()
-            step.moves.insert(0, group.moves)
+            step.move(group.moves)
             step.loads.extend(map(tuple, group.loads.tolist()))
         batch = self._packer.pack(step)
         if limits.remember_evicted:

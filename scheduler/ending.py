@@ -97,28 +97,21 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
     if counts is None and ticket.draft_counts is not None:
         counts = ticket.samples.astype(np.int64)
     late = _sampled_elsewhere(ticket, tokens, counts) if ticket.gone else []
-    rows, ids, sequences, ends, picked = ticket.rows, batch.ids, batch.sequences, ticket.ends, None
-    if ticket.gone or not ticket.all_sample:
-        picked = ticket.places_sampled()
-        rows, ids, sequences, ends = rows[picked], ids[picked], sequences[picked], ends[picked]
-    is_even = True
+    # Places of the rows that sample and still serve their sequences; None: all do.
+    picked = ticket.places_sampled() if ticket.gone or not ticket.all_sample else None
+    rows, ids, sequences = ticket.rows, batch.ids, batch.sequences
+    if picked is not None:
+        rows, ids, sequences = rows[picked], ids[picked], sequences[picked]
     if counts is None:
-        if ticket.gone:
-            tokens = tokens[(np.cumsum(ticket.samples) - 1)[picked]]
-        totals = ends
-        if ticket.flight is not None:
-            state.manager.settle(ticket.flight)
-            totals = state.manager.extend(rows, tokens, ends)
-        codes, done = state.columns.finish_codes(rows, tokens, totals, ticket.version if picked is None else -1)
-        kept = ones(len(rows))
+        tokens, kept, ends, totals, codes = _extend_evenly(state, ticket, rows, tokens, picked)
     else:
         tokens, kept, ends, totals, codes = _extend_unevenly(state, ticket, rows, tokens, counts, picked)
-        done, is_even = codes.nonzero()[0], bool((totals == ends + 1).all())
     state.stats.count_batches(int(len(ticket.rows) > 0), len(batch.token_ids), len(tokens))
-    # Each running row that goes on has one token to go.
-    are_all = picked is None and ticket.version == state.running.version
-    is_steady = are_all and is_even and not state.outstanding.batches
+    # Whether each running row that goes on has one token to go.
+    is_steady = picked is None and ticket.version == state.running.version and not state.outstanding.batches
+    is_steady = is_steady and (counts is None or bool((totals == ends + 1).all()))
     usage: dict[int, RequestUsage] = {}
+    done = codes.nonzero()[0]
     for place in done.tolist():
         row, code = rows.item(place), codes.item(place)
         request, sequence = state.columns.owner[row], state.columns.sequence.item(row)
@@ -129,6 +122,21 @@ def update(state: State, batch: Batch, tokens: Tokens, counts: Counts | None) ->
     others = [_deliver(state, left, sampled) for left, sampled in late] + state.pending_outputs
     state.pending_outputs.clear()
     return Outputs(ids, sequences, tokens, kept, codes, usage, others)
+
+
+def _extend_evenly(
+    state: State, ticket: Ticket, rows: Rows, tokens: Tokens, picked: Counts | None
+) -> tuple[Tokens, Counts, Counts, Counts, NDArray[np.int8]]:
+    """Settle a batch in which each row that samples got one token, and append them. As `_extend_unevenly`."""
+    ends = ticket.ends if picked is None else ticket.ends[picked]
+    if ticket.gone:
+        tokens = tokens[(np.cumsum(ticket.samples) - 1)[picked]]
+    totals = ends
+    if ticket.flight is not None:
+        state.manager.settle(ticket.flight)
+        totals = state.manager.extend(rows, tokens, ends)
+    codes = state.columns.finish_codes(rows, tokens, totals, ticket.version if picked is None else -1)
+    return tokens, ones(len(rows)), ends, totals, codes
 
 
 def _extend_unevenly(

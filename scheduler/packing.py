@@ -90,7 +90,7 @@ class Packer:
         if step.draft_counts is not None:
             counts = step.draft_counts + 1
             positions = rising_from(positions, counts)
-        has_more = bool(state.pending_outputs or step.loads) or any(map(len, step.moves))
+        has_more = bool(state.pending_outputs or step.loads or step.moves)
         composed = self._manager.commit(step.decodes, positions, counts, state.now, has_more=has_more)
         step.move(composed.moves)
         for row, _, _ in step.loads:

@@ -81,19 +81,14 @@ class RowColumns:
         else:
             self.not_sampling.discard(row)
 
-    def finish_codes(
-        self, rows: Rows, tokens: Tokens, totals: Counts, version: int = -1
-    ) -> tuple[NDArray[np.int8], Counts]:
-        """Return each row's finish code, int8 [n], and the places of ends, int64 [k]. `totals` count `tokens`, too.
-        `version`: see `filled`."""
+    def finish_codes(self, rows: Rows, tokens: Tokens, totals: Counts, version: int = -1) -> NDArray[np.int8]:
+        """Return each row's finish code, int8 [n]. `totals` count `tokens`, too. `version`: see `filled`."""
         codes: NDArray[np.int8] = np.zeros(len(rows), np.int8)
-        done = self.filled(rows, totals, version)
-        if len(done):
-            codes[done] = LENGTH
-        if stops := self.stops_at(rows, tokens, totals):
+        if len(filled := self.filled(rows, totals, version)):
+            codes[filled] = LENGTH
+        if self._num_all_stops and (stops := self.stops_at(rows, tokens, totals)):
             codes[stops] = STOP
-            done = codes.nonzero()[0]
-        return codes, done
+        return codes
 
     def kept_counts(
         self, rows: Rows, given: tuple[Tokens, Counts, Counts], known: Counts
@@ -107,10 +102,10 @@ class RowColumns:
             return counts, np.zeros(len(rows), np.int8)
         owners, places = np.arange(len(rows)).repeat(counts), rising_from(first, counts)
         nth = places - first[owners] + 1
-        each, done = self.finish_codes(rows[owners], tokens[places], known[owners] + nth)
+        each = self.finish_codes(rows[owners], tokens[places], known[owners] + nth)
         kept, codes = counts.copy(), np.zeros(len(rows), np.int8)
         # A row's first end counts, so it is written last.
-        ends = done[::-1]
+        ends = each.nonzero()[0][::-1]
         kept[owners[ends]], codes[owners[ends]] = nth[ends], each[ends]
         return kept, codes
 
@@ -139,8 +134,6 @@ class RowColumns:
 
     def stops_at(self, rows: Rows, tokens: Tokens, totals: Counts) -> list[int]:
         """Return the places of tokens that are stop ids of their rows and count as such in sequences of `totals`."""
-        if not self._num_all_stops:
-            return []
         found = []
         for place in self._num_stops[tokens & _STOP_BITS].nonzero()[0].tolist():
             row = rows.item(place)
