@@ -312,26 +312,18 @@ class Scheduler(Uncopyable):
         if state.outstanding.computes(request) or state.outstanding.is_busy(request_id):
             # A void share counts, too, so that the caller can predict the refusal from its batches.
             raise errors.RequestInFlight(request_id)
-        row, have = request.rows[sequence], state.books.num_known(request, sequence)
-        longest = state.books.max_total_of(len(request.rows))
+        have, longest = state.books.num_known(request, sequence), state.books.max_total_of(len(request.rows))
         # A sequence that never fits ends. Its excess tokens are dropped: with them all rows' tables would grow.
         array = array[: max(0, longest - have)]
         num_more = len(array)
-        # This comes first: memory for the tokens may be short.
-        if row >= 0:
-            state.manager.extend_by(np.array([row]), array, np.array([num_more]))
-        else:
-            request.extend(sequence, array)
-        state.running.change()
+        state.extend(request, sequence, array)
         state.queues.reopen()
-        state.columns.note_sampled(request, sequence, has_sampled=False)
         if num_more:
             # Its reserved worst case did not include these tokens.
             state.books.lift_bound(request)
-            state.queues.requeue(request)
         longest_now = min(request.max_total[sequence] + num_more, longest)
         request.grow(sequence, num_more, longest_now)
-        if row >= 0:
+        if (row := request.rows[sequence]) >= 0:
             state.columns.prolong(row, num_more, longest_now)
             if state.reservation.is_counted:
                 state.reservation.take(state.books, request, sequence)

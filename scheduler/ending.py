@@ -212,12 +212,11 @@ def _sampled_elsewhere(ticket: Ticket, tokens: Tokens, counts: Counts | None) ->
 def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
     """Append sampled tokens to a sequence that lost its row while the batch was out. It may have a row again."""
     request, sequence, _ = left
-    row = request.rows[sequence]
     if not sampled:
         # It waits for tokens from the caller, and must not sample when it is computed again.
         state.columns.note_sampled(request, sequence)
         state.outstanding.void_unknown(request, sequence)
-        if row < 0 and all(request.has_sampled[i] for i in request.live_sequences):
+        if request.rows[sequence] < 0 and all(request.has_sampled[i] for i in request.live_sequences):
             state.queues.leave(request)
             state.queues.wait(request, is_idle=True)
         return Output(request.id, sequence, [])
@@ -228,13 +227,7 @@ def _deliver(state: State, left: Left, sampled: list[int]) -> Output:
     count, code = kept.item(0), codes.item(0)
     new = np.array(sampled[:count], np.int32)
     state.stats.count("output_tokens", count)
-    if row >= 0:
-        state.manager.extend_by(np.array([row]), new, np.array([len(new)]))
-        state.running.change()
-    else:
-        request.extend(sequence, new)
-        state.columns.note_sampled(request, sequence, has_sampled=False)
-        state.queues.requeue(request)
+    state.extend(request, sequence, new)
     usage = end_sequences(state, request, [sequence], code) if code else None
     if not code and count != 1 and state.outstanding.batches:
         state.outstanding.void_unknown(request, sequence)

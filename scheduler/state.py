@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from paged.base.arguments import Tokens
 from paged.base.fields import AtLeast0, AtLeast1
@@ -186,6 +187,19 @@ class State:
             self.reservation.give_back(row)
             self.columns.release(row)
             self.manager.release(row)
+
+    def extend(self, request: RequestState, sequence: int, tokens: Tokens) -> None:
+        """Append known tokens to a live sequence, which samples after them; it may have no row. A request that waits
+        for tokens goes into the queue."""
+        # This comes first: memory for the tokens may be short.
+        if (row := request.rows[sequence]) >= 0:
+            self.manager.extend_by(np.array([row]), tokens, np.array([len(tokens)]))
+            self.running.change()
+        else:
+            request.extend(sequence, tokens)
+        self.columns.note_sampled(request, sequence, has_sampled=False)
+        if len(tokens):
+            self.queues.requeue(request)
 
     def remember_high_water(self, request: RequestState, starts: Mapping[int, int] | None = None) -> None:
         """Note the computed tokens of each row before it loses blocks: computing them again counts as recomputing.
