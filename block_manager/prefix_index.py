@@ -130,7 +130,7 @@ class PrefixIndex:
         size, place = self.block_bytes, ("device", "host").index(tier)
         found: set[tuple[bytes, ...]] = set()
         for run in self.runs.values():
-            length = self.confirmed_length(run)
+            length = max(self.confirmed_length(run), 0)
             spans = spans_to(run, length - 1)
             data = b"".join(self.run_tokens(*span) for span in spans)
             path = (spans[0][0].key[:-size], *(data[start : start + size] for start in range(0, len(data), size)))
