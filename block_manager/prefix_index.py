@@ -156,14 +156,19 @@ class PrefixIndex:
         while block < limit:
             if run is not None:
                 first = at + 1
-                stop = self._pending_length(run) if place == DEVICE else run.confirmed_length
-                count = min(self.num_there(place, run, first, stop), limit - block)
+                if run.row < 0:
+                    count = run.num_there(place, first, run.length if place == DEVICE else run.confirmed_length)
+                else:
+                    count = self._pending_length(run) - first if place == DEVICE else 0
+                count = min(count, limit - block)
                 same = self._common(run, first, data, block, count) if count > 0 else 0
                 if same:
                     at += same
                     spans.append((run, first, at + 1))
                     # Behind a pending node all are.
-                    num_pending += same if num_pending else max(0, at + 1 - max(first, self.confirmed_length(run)))
+                    confirmed = first if num_pending else self.confirmed_length(run)
+                    if at >= confirmed:
+                        num_pending += at + 1 - max(first, confirmed)
                     block += same
                     if block == limit:
                         break
@@ -181,11 +186,6 @@ class PrefixIndex:
         return (
             match if match.num_pending else Match(match.spans + self.match(path, data, limit, HOST, match.spans).spans)
         )
-
-    def num_there(self, place: int, run: Run, first: int, stop: int) -> int:
-        """Number of nodes from `first` on, before `stop`, that reside in a place of the full group without a gap."""
-        # The device has all nodes of an open run.
-        return stop - first if run.row >= 0 and place == DEVICE else run.num_there(place, first, stop)
 
     def blocks_of(self, place: int, spans: list[Span]) -> Blocks:
         """The block of each of these nodes in a place, int64 [n], -1: it has none; of the full group in open runs, too."""
@@ -478,7 +478,7 @@ class PrefixIndex:
     def _guard(self, row: int, length: int) -> None:
         """Guard the row's open run at `length` nodes; -1: lift the guard."""
         path = self.paths[row]
-        path.guard = length
+        path.guard_at(length)
         self._mark(row, path)
 
     def open_run(self, row: int, path: Path, key: bytes) -> None:

@@ -210,9 +210,9 @@ class Path:
 
     A path is in one of three states. Block `published + guard` is the next one that is looked up.
 
-              open_run
+              open_run            guard_at(n)
     closed  ────────────>  open  <───────────>  guarded        close(n): back to closed, on node n - 1 of the open run
-    guard 0                 -1                   n > 0
+    guard 0                 -1     guard_at(-1)  n > 0
 
     closed    after a hit, fork, switch or truncation: the next full block is looked up, then shared or begun as a run
     open      the row extends its own run, `open`, from block `published` on: each full block is a node at no cost
@@ -251,6 +251,9 @@ class Path:
 
     def open_run(self, run: Run) -> None:
         self.open, self.guard, run.open_level = run, -1, self.open_level
+
+    def guard_at(self, length: int) -> None:
+        self.guard = length
 
     def close(self, length: int) -> None:
         """End the open run after its first `length` nodes. With 0 the path ends where it did before the run."""
@@ -297,20 +300,24 @@ def spans_to(run: Run | None, at: int, num_nodes: int = sys.maxsize) -> list[Spa
     return found[::-1]
 
 
-def split_at(spans: list[Span], num_nodes: int) -> tuple[list[Span], list[Span]]:
-    """The first `num_nodes` nodes of spans, or all if there are fewer, and those after them."""
-    before, after = list[Span](), list[Span]()
-    for run, first, stop in spans:
-        middle = min(first + max(num_nodes, 0), stop)
-        before += [(run, first, middle)] * (first < middle)
-        after += [(run, middle, stop)] * (middle < stop)
-        num_nodes -= stop - first
-    return before, after
-
-
 def first_of(spans: list[Span], num_nodes: int) -> list[Span]:
     """The first `num_nodes` nodes of spans; all if there are fewer."""
-    return split_at(spans, num_nodes)[0]
+    found: list[Span] = []
+    for run, first, stop in spans:
+        if num_nodes > 0:
+            found.append((run, first, min(stop, first + num_nodes)))
+        num_nodes -= stop - first
+    return found
+
+
+def rest_of(spans: list[Span], num_nodes: int) -> list[Span]:
+    """The nodes of spans behind the first `num_nodes`."""
+    found: list[Span] = []
+    for run, first, stop in spans:
+        if num_nodes < stop - first:
+            found.append((run, first + max(num_nodes, 0), stop))
+        num_nodes -= stop - first
+    return found
 
 
 def stretches(are_there: NDArray[np.bool_]) -> list[tuple[int, int]]:

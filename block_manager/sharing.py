@@ -23,7 +23,7 @@ from .growth import Growth
 from .layout import Counts
 from .pool import Retained
 from .prefix_index import Match, PrefixIndex
-from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Span, first_of, num_nodes, split_at, upwards
+from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Span, first_of, num_nodes, rest_of, upwards
 from .side_content import HitEnd, Part, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
@@ -76,9 +76,9 @@ class Sharing:
         if self._growth.layout.sides:
             won, loaded = self._take_where_sides_stand(row, match, limit, room, count=count)
         else:
-            won = self._take(row, match, count=count) if match.num_blocks else 0
-            if not match.num_pending and match.num_blocks < limit:
-                loaded = self._load(row, limit - match.num_blocks, room)
+            won = self._take(row, match, count=count) if match.spans else 0
+            if self._offload is not None and self._growth.copies.may_copy_content and not match.num_pending:
+                loaded = self._load(row, self._offload, limit - match.num_blocks, room)
                 won += loaded
         if count:
             self.hit_tokens += won
@@ -111,11 +111,10 @@ class Sharing:
     ) -> tuple[int, int]:
         """Choose the part of the match, or a longer one with loads, that all groups have, load it, and let the row
         share it. Returns the tokens won, and how many of them were loaded."""
-        tables, sides, brought = self._tables, self._sides, list[tuple[int, Blocks]]()
-        path, known = self._index.paths[row], tables.tokens[row, : tables.num_tokens[row]]
-        have = path.published
+        tables, sides, path = self._tables, self._sides, self._index.paths[row]
+        have, known = path.published, tables.tokens[row, : tables.num_tokens[row]]
         here, both = sides.find(path, known, match, have, may_copy=self._growth.copies.may_copy_content)
-        found = here
+        found, brought, won = here, [], 0
         if both is not here and self._offload is not None:
             room = self._growth.num_unpromised if room is None else room
             cheapest, parts = sides.cheapest(here, both, have, room, self._offload.is_worth_loading)
@@ -123,7 +122,6 @@ class Sharing:
                 found = cheapest
         loaded = sides.length_of(found) - sides.length_of(here)
         sides.note(row, both.cut(found.num_blocks, found.end), have + limit, have, count=count, from_host=loaded)
-        won = 0
         if found.num_blocks:
             won = self._take(row, found.hit, count=count, with_states=found.end is None)
         if found.end is not None:
@@ -139,9 +137,10 @@ class Sharing:
             # A pending block may be promised and not drawn yet. The caller made sure that this draw evicts nothing.
             self._growth.draw_promised()
         have, blocks = index.paths[row].published, index.blocks_of(DEVICE, match.spans)
-        tables.ensure_columns(have + match.num_blocks)
+        tables.ensure_columns(have + len(blocks))
         self._device.hold(blocks)
-        self._sides.take(row, have, match, with_states=with_states)
+        if self._growth.layout.sides:
+            self._sides.take(row, have, match, with_states=with_states)
         won = self._go_on(row, blocks, match.spans[-1])
         if match.num_pending:
             self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
@@ -179,13 +178,10 @@ class Sharing:
         self._tables.set_progress(row, path.published * size, path.published * size)
         return len(blocks) * size
 
-    def _load(self, row: int, limit: int, room: int | None) -> int:
+    def _load(self, row: int, offload: Offload, limit: int, room: int | None) -> int:
         """Load what only the host has of the row's next `limit` blocks: draw blocks, plan copies. Returns tokens."""
-        device, offload = self._device, self._offload
-        if offload is None or not self._growth.copies.may_copy_content:
-            return 0
         match, size, pages = self._match(row, limit, HOST), self._tables.block_size, self._growth.layout.full_pages
-        room = device.num_available if room is None else min(room, device.num_available)
+        room = self._device.num_available if room is None else min(room, self._device.num_available)
         num_blocks, start = min(match.num_blocks, room // pages), self._index.paths[row].published * size
         if num_blocks <= 0 or not offload.is_worth_loading(start, start + num_blocks * size, num_blocks * pages):
             return 0
@@ -391,7 +387,7 @@ class Content:
         for run, at in reversed(way):
             stop = min(at + 1, self._index.confirmed_length(run))
             # The device has no node behind one that it lacks.
-            length = self._index.num_there(DEVICE, run, 0, stop)
+            length = stop if run.row >= 0 else run.num_there(DEVICE, 0, stop)
             length += run.num_there(HOST, length, stop)
             if length:
                 found.append((run, 0, length))
@@ -401,7 +397,8 @@ class Content:
 
     def split(self, spans: list[Span]) -> tuple[list[Span], list[Span]]:
         """Split confirmed nodes: those that the device has, and those after them."""
-        return split_at(spans, int(np.count_nonzero(self._index.blocks_of(DEVICE, spans) >= 0)))
+        num = int(np.count_nonzero(self._index.blocks_of(DEVICE, spans) >= 0))
+        return first_of(spans, num), rest_of(spans, num)
 
     def within(self, way: list[Node], room: int, *, was_left: bool) -> tuple[int, list[Part]]:
         """How many blocks of a way a row can begin with: those on the device, and those that loads bring into `room`

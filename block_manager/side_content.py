@@ -37,8 +37,8 @@ from .runs import (
     Span,
     first_of,
     num_nodes,
+    rest_of,
     spans_to,
-    split_at,
     stretches,
     upwards,
 )
@@ -61,18 +61,19 @@ class Found(NamedTuple):
     """Result of a lookup.
 
     match       the nodes that the full group has
-    stands      bool [tables, n]: can a side stand after each of the match's n confirmed blocks? First of all: can each?
+    stands      by table, bool [n]: can the side stand after each of the match's n confirmed blocks? First: can all?
     num_blocks  length of the hit, the first nodes of the match: every side can stand after them
     end         the end of a row behind the hit, from which a row can go on; None: there is none
     """
 
     match: Match
-    stands: NDArray[np.bool_]
+    stands: list[NDArray[np.bool_]]
     num_blocks: int
     end: Run | None
 
     @property
     def hit(self) -> Match:
+        """The nodes of the hit."""
         return Match(first_of(self.match.spans, self.num_blocks))
 
     def cut(self, num_blocks: int, end: Run | None = None) -> Found:
@@ -204,7 +205,7 @@ class SideContent:
         for side in self._layout.sides:
             # The end of a row has a state of its own.
             if found.end is None or not side.is_state:
-                _, read = split_at(spans, side.reads_from(have + found.num_blocks) - have)
+                read = rest_of(spans, side.reads_from(have + found.num_blocks) - have)
                 parts.append(Part(side.place, read, self._residence(side, read)))
         return parts
 
@@ -231,10 +232,10 @@ class SideContent:
             return reaches
         return {furthest.end: [(place // NUM_PLACES, 0, 1) for place in self._pages], **reaches}
 
-    def _stands(self, match: Match, have: int, tiers: int = 1) -> NDArray[np.bool_]:
+    def _stands(self, match: Match, have: int, tiers: int = 1) -> list[NDArray[np.bool_]]:
         """`Found.stands` of a match from column `have` on. The row holds what its windows reach back to before that."""
-        most = match.num_confirmed
-        ends, found = np.arange(have + 1, have + most + 1), list[NDArray[np.bool_]]()
+        most, found = match.num_confirmed, []
+        ends = np.arange(have + 1, have + most + 1)
         for side in self._layout.sides:
             blocks = np.maximum.reduce([self._residence(side, match.spans, tier) for tier in range(tiers)])
             is_there = blocks[:most] >= 0
@@ -245,16 +246,16 @@ class SideContent:
             # Holes before each column. A window stands if none lies between its first column and its end.
             holes = np.concatenate([[0], np.cumsum(~is_there)])
             found[-1] = holes[1:] == holes[np.maximum(begins - have, 0)]
-        return np.array([np.logical_and.reduce(found), *found])
+        return [np.logical_and.reduce(found), *found]
 
     def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
         """Whether every side can stand after each of the run's first `length` nodes, all confirmed: bool [length]."""
-        return self._stands(Match(spans_to(run, length - 1)), 0)[0, -length:]
+        return self._stands(Match(spans_to(run, length - 1)), 0)[0][-length:]
 
     def hit_end(self, lookup: Found, sought: int, have: int = 0, from_host: int = 0) -> HitEnd:
         """Describe where a lookup of `sought` blocks ended. The row had the first `have` of them before."""
         match, stands, *_ = lookup
-        size, most, found = self._size, have + stands.shape[1], (have + match.num_blocks) * self._size
+        size, most, found = self._size, have + len(stands[0]), (have + match.num_blocks) * self._size
         taken = have * size + self.length_of(lookup)
         alone = [have + _last(each) for each in stands[1:]]
         limit, why = alone.index(min(alone)), "whole" if taken >= sought * size else "not cached"
@@ -262,7 +263,7 @@ class SideContent:
         if taken < found:
             # The first column that the side needs to stand one block further on.
             first = side.reads_from(least + 1) - have
-            _, lacking = split_at(first_of(match.spans, most - have), first)
+            lacking = rest_of(first_of(match.spans, most - have), first)
             is_evicted = any(run.was_evicted(side.place, begin, stop) for run, begin, stop in lacking)
             why = "pending" if least == most else "evicted" if is_evicted else "not kept"
             if (have + _last(stands[0])) * size > taken:
@@ -353,7 +354,7 @@ class SideContent:
             if side.is_state and not with_states:
                 continue
             begin, first = side.reads_from(stop), tables.first.item(side.table, row)
-            blocks = self._residence(side, split_at(match.spans, begin - have)[1])
+            blocks = self._residence(side, rest_of(match.spans, begin - have))
             passed, taken = slice(first, min(begin, have)), slice(stop - len(blocks), stop)
             if side.is_state:
                 passed, taken = slice(min(have, 1)), slice(1)
@@ -361,7 +362,8 @@ class SideContent:
             else:
                 tables.set_first(side.table, row, max(begin, first))
             self._device.hold(blocks)
-            self._device.release(tables.blocks[side.table, row, passed])
+            if have:
+                self._device.release(tables.blocks[side.table, row, passed])
             tables.put(side.table, row, taken, blocks)
 
     def next_end(self, row: int, start: int, end: int) -> int:
@@ -578,11 +580,11 @@ class RowEnds:
         is_there = all(any(end.block(at + tier, 0) >= 0 for tier in range(tiers)) for at in self._layout.pages_of_place)
         # With 0 blocks the row stands there already.
         windows = self._layout.bounded if num_blocks else ()
-        return is_there and all(found.stands[side.table, num_blocks - 1] for side in windows)
+        return is_there and all(found.stands[side.table][num_blocks - 1] for side in windows)
 
     def _below(self, path: Path, found: Found) -> Iterator[tuple[int, Run]]:
         """Yield (nodes before it, end) of ends behind a match's confirmed nodes, longest first, then the path's."""
-        stop = found.stands.shape[1]
+        stop = len(found.stands[0])
         for run, first, last in reversed(first_of(found.match.spans, stop)):
             for at in sorted(run.children, reverse=True):
                 end = self._index.end_of(run, at) if first <= at < last else None
