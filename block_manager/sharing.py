@@ -266,6 +266,7 @@ class Content:
     def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent) -> None:
         self._index, self._growth, self._offload, self._sides = index, growth, offload, sides
         self._tables, self.retentions = growth.tables, index.retentions
+        self.ways = Ways(index, growth, offload, sides)
         # None until events are read.
         self._events: EventLog | None = None
 
@@ -337,22 +338,51 @@ class Content:
 
     def retain(self, tokens: NDArray[np.int32], root: bytes, level: int, until: float | None) -> int:
         """`BlockManager.retain`. Raises UnknownContent, or InvalidConfig for `until`."""
-        if not (spans := self.confirmed(tokens, root)):
+        if not (spans := self.ways.confirmed(tokens, root)):
             raise UnknownContent(len(tokens))
         self.retentions.retain(self._sides.reached(spans, with_end=False), level, until)
         return num_nodes(spans) * self._tables.block_size
 
-    def retain_way(self, way: list[Node], level: int, until: float | None, *, was_left: bool) -> Retained | None:
-        """`retain` the cached part of a way. Returns None, and does nothing, if nothing is cached or `until` has
-        passed. `was_left`: a row ended behind the way."""
-        if (until is not None and until <= self.retentions.now) or not (spans := self.spans_of(way)):
-            return None
-        reached = self._sides.reached(spans, with_end=was_left and _is_whole(way, spans))
-        return self.retentions.retain(reached, level, until)
+    def why_missing(self, tokens: NDArray[np.int32], root: bytes) -> tuple[int, int, tuple[int, int, int] | None, bool]:
+        """Blocks of these tokens' cached prefix on the device, and on the host; the eviction that took the next block
+        (place, blocks, step; None: not remembered); and whether another namespace has the first block."""
+        here, there = self.ways.split(self.ways.confirmed(tokens, root))
+        num, size, first = num_nodes(here) + num_nodes(there), self._index.block_bytes, self.first_key(tokens, b"")
+        gone, elsewhere, digests = None, False, list[bytes]()
+        if (num + 1) * size <= 4 * len(tokens):
+            extend_chain(digests, namespace_digest(root), tokens[: (num + 1) * size // 4].tobytes(), size)
+            gone = self._index.gone.get(digests[-1])
+            roots = [key for key, run in self._index.runs.items() if run.parent is None] if not num else []
+            elsewhere = any(key.endswith(first) and key != root + first for key in roots)
+        return num_nodes(here), num_nodes(there), gone, elsewhere
+
+    def reset(self) -> bool:
+        """Forget all content. Return False and change nothing while any block of either tier is used or pinned."""
+        if any(pool.num_used for pool in self._index.pools):
+            return False
+        self._index.clear()
+        if self._events is not None:
+            self._events.clear()
+        return True
+
+    def event_log(self) -> EventLog:
+        """The log of events. The first call begins it."""
+        if self._events is None:
+            self._events = EventLog(self._index, self._growth, self._sides)
+        return self._events
+
+
+class Ways:
+    """What sessions and hints do with cached content. They name it by its *way*: the last node of each run, the last run
+    first. Nodes of a way may be gone."""
+
+    def __init__(self, index: PrefixIndex, growth: Growth, offload: Offload | None, sides: SideContent) -> None:
+        self._index, self._offload, self._sides = index, offload, sides
+        self._layout, self.retentions = growth.layout, index.retentions
 
     def confirmed(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
         """The confirmed nodes of a prefix, all of these tokens at most: those on the device, then those on the host."""
-        path, data, limit = Path(root), tokens.tobytes(), len(tokens) // self._tables.block_size
+        path, data, limit = Path(root), tokens.tobytes(), len(tokens) // self._layout.block_size
         match = self._index.match_tiers(path, data, limit, self._index.match(path, data, limit))
         return first_of(match.spans, match.num_confirmed)
 
@@ -363,19 +393,6 @@ class Content:
         # Nodes before a pending one may be pending, too.
         way = [(run, min(at + 1, length_of(run)) - 1) for run, at in upwards(path.run, path.at)]
         return [node for node in way if node[1] >= 0]
-
-    def why_missing(self, tokens: NDArray[np.int32], root: bytes) -> tuple[int, int, tuple[int, int, int] | None, bool]:
-        """Blocks of these tokens' cached prefix on the device, and on the host; the eviction that took the next block
-        (place, blocks, step; None: not remembered); and whether another namespace has the first block."""
-        here, there = self.split(self.confirmed(tokens, root))
-        num, size, first = num_nodes(here) + num_nodes(there), self._index.block_bytes, self.first_key(tokens, b"")
-        gone, elsewhere, digests = None, False, list[bytes]()
-        if (num + 1) * size <= 4 * len(tokens):
-            extend_chain(digests, namespace_digest(root), tokens[: (num + 1) * size // 4].tobytes(), size)
-            gone = self._index.gone.get(digests[-1])
-            roots = [key for key, run in self._index.runs.items() if run.parent is None] if not num else []
-            elsewhere = any(key.endswith(first) and key != root + first for key in roots)
-        return num_nodes(here), num_nodes(there), gone, elsewhere
 
     def way_to(self, spans: list[Span]) -> list[Node]:
         """The way to the last of these nodes: that node, and the last node of each run before it."""
@@ -400,13 +417,28 @@ class Content:
         num = int(np.count_nonzero(self._index.blocks_of(DEVICE, spans) >= 0))
         return first_of(spans, num), rest_of(spans, num)
 
+    def device_blocks(self, way: list[Node]) -> Blocks:
+        """The device blocks of a way, without a gap, first to last, int64 [n]."""
+        return self._index.blocks_of(DEVICE, self.split(self.spans_of(way))[0])
+
+    def is_any_there(self, place: int, way: list[Node]) -> bool:
+        return any(run.is_any_there(place, 0, at + 1) for run, at in way)
+
+    def retain_way(self, way: list[Node], level: int, until: float | None, *, was_left: bool) -> Retained | None:
+        """`retain` the cached part of a way. Returns None, and does nothing, if nothing is cached or `until` has
+        passed. `was_left`: a row ended behind the way."""
+        if (until is not None and until <= self.retentions.now) or not (spans := self.spans_of(way)):
+            return None
+        reached = self._sides.reached(spans, with_end=was_left and _is_whole(way, spans))
+        return self.retentions.retain(reached, level, until)
+
     def within(self, way: list[Node], room: int, *, was_left: bool) -> tuple[int, list[Part]]:
         """How many blocks of a way a row can begin with: those on the device, and those that loads bring into `room`
         pages (-1: none). And the parts that it takes. `was_left`: a row ended behind the way; its end is taken, too."""
         spans, sides = self.spans_of(way), self._sides
         here, there = self.split(spans)
-        if not self._growth.layout.sides:
-            spans = here + first_of(there, max(room, 0) // self._growth.layout.full_pages)
+        if not self._layout.sides:
+            spans = here + first_of(there, max(room, 0) // self._layout.full_pages)
             return num_nodes(spans), [Part(DEVICE, spans, self._index.blocks_of(DEVICE, spans))]
         with_end = was_left and _is_whole(way, spans)
         found = sides.standing(here, with_end=with_end and not there, tiers=1)
@@ -420,7 +452,7 @@ class Content:
 
     def pages_of(self, parts: list[Part]) -> int:
         """Pages of the device blocks of these parts."""
-        pages = self._growth.layout.pages_of_place
+        pages = self._layout.pages_of_place
         return sum(int(np.count_nonzero(blocks >= 0)) * pages[place] for place, _, blocks in parts)
 
     def pin(self, parts: list[Part]) -> list[tuple[int, Blocks]]:
@@ -436,7 +468,7 @@ class Content:
 
     def pages_held_alone(self, held: list[tuple[int, Blocks]]) -> int:
         """Device pages that nothing but these pins holds."""
-        pages, num = self._growth.layout.pages_of_place, 0
+        pages, num = self._layout.pages_of_place, 0
         for place in {place for place, _ in held}:
             named, times = np.unique(
                 np.concatenate([blocks for other, blocks in held if other == place]), return_counts=True
@@ -482,14 +514,11 @@ class Content:
         """The blocks of a loose end, and of what is evicted with it, that are at this raised level, not at a lower."""
         levels, spans = self._index.pages(place).level, self._index.loose_end(place, way)
         of_level = [blocks[levels[blocks] == level] for blocks in self._index.cached_blocks(place, spans)]
-        if self._growth.layout.even_restarts(sum(at + 1 for _, at in way)):
+        if self._layout.even_restarts(sum(at + 1 for _, at in way)):
             # Those of even restarts last: a prompt of which a part is left begins there.
             last = np.concatenate([NO_BLOCKS, *self._sides.even_blocks(self.spans_of(way), place)])
             of_level = [part[np.isin(part, last) == is_last] for is_last in (False, True) for part in of_level]
         return [blocks for blocks in of_level if len(blocks)]
-
-    def is_any_there(self, place: int, way: list[Node]) -> bool:
-        return any(run.is_any_there(place, 0, at + 1) for run, at in way)
 
     def put_first(self, place: int, ends: list[Blocks]) -> tuple[Blocks, Blocks]:
         """Let these blocks of loose ends, in a tier's pool of pages, be evicted next of their levels, first ones first.
@@ -503,25 +532,6 @@ class Content:
     def num_first(self, place: int, blocks: Blocks, marks: Blocks) -> int:
         """How many of these blocks are still where `put_first` put them."""
         return int(np.count_nonzero(self._index.pages(place).state[blocks] == marks))
-
-    def device_blocks(self, way: list[Node]) -> Blocks:
-        """The device blocks of a way, without a gap, first to last, int64 [n]."""
-        return self._index.blocks_of(DEVICE, self.split(self.spans_of(way))[0])
-
-    def reset(self) -> bool:
-        """Forget all content. Return False and change nothing while any block of either tier is used or pinned."""
-        if any(pool.num_used for pool in self._index.pools):
-            return False
-        self._index.clear()
-        if self._events is not None:
-            self._events.clear()
-        return True
-
-    def event_log(self) -> EventLog:
-        """The log of events. The first call begins it."""
-        if self._events is None:
-            self._events = EventLog(self._index, self._growth, self._sides)
-        return self._events
 
 
 def _is_whole(way: list[Node], spans: list[Span]) -> bool:

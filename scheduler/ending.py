@@ -333,13 +333,13 @@ def _way_left(state: State, request: RequestState, row: int, *, is_turn: bool) -
         return None
     its = request.request
     is_wanted = request.hints or its.retention is not None or (is_turn and its.session_id is not None)
-    return state.manager.content.way_of(row) if is_wanted or state.quotas is not None else []
+    return state.manager.content.ways.way_of(row) if is_wanted or state.quotas is not None else []
 
 
 def _keep(state: State, request: RequestState, way: list[Node] | None, num_output: int, *, is_turn: bool) -> None:
     """Keep the content that a released row left, as the request, its session and its hints wish; count it in its
     tenant's quota. `is_turn`: the whole request, and so a turn of its session, ends with this row."""
-    its, content = request.request, state.manager.content
+    its, content = request.request, state.manager.content.ways
     if is_turn and its.session_id is not None:
         state.hints.sessions.end(its.session_id, way, num_output)
     if not way:

@@ -86,7 +86,7 @@ class Hints:
     def __init__(
         self, manager: Memory, max_pinned: int, max_per_tenant: int | None, clock: Callable[[], float]
     ) -> None:
-        self._manager, self._content, self._size = manager, manager.content, manager.block_size
+        self._manager, self._content, self._size = manager, manager.content.ways, manager.block_size
         self._max_pinned, self._max_per_tenant = max_pinned, max_per_tenant
         self.sessions = Sessions(manager, clock)
         self.pins: list[Pin] = []
@@ -276,7 +276,8 @@ class Quotas:
     Of a tenant with more than `most` blocks, the least recently used ones are evicted next."""
 
     def __init__(self, manager: Memory, most: int) -> None:
-        self._content, self._pool, self._size, self._most = manager.content, manager.blocks, manager.block_size, most
+        self._content, self._pool = manager.content.ways, manager.blocks
+        self._size, self._most = manager.block_size, most
         # By block, its tenant's number; 0: it is of none, or is evicted next anyway.
         self._owner = np.zeros(0, np.int64)
         # By tenant, its number, and by last run the ways that its requests left, oldest first.

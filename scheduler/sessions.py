@@ -114,7 +114,7 @@ class Sessions:
     """All sessions, in the order in which they began or their last turns ended. `clock`: the scheduler's time."""
 
     def __init__(self, manager: Memory, clock: Callable[[], float]) -> None:
-        self._content, self.now, self._gaps = manager.content, clock, Gaps()
+        self._content, self.now, self._gaps = manager.content.ways, clock, Gaps()
         self.by_id: OrderedDict[str, Session] = OrderedDict()
         # By place and level, the blocks that were put first last time, and their marks (see `num_first`).
         self._first: dict[tuple[int, int], tuple[Blocks, Blocks]] = {}
