@@ -418,22 +418,22 @@ class SideContent:
 
     def _pass_by(self, side: Side, row: int, first: int, stop: int) -> None:
         """Release columns `first` to `stop` - 1, which a window passed. Keep wanted ones; others if pages are free."""
-        tables, device, columns = self._tables, self._device, np.arange(first, stop)
-        # By wanted length: the window from its end back.
-        ends = tables.wanted[_LAST:, row, None]
-        is_wanted = ((columns >= side.first_column(ends * self._size)) & (columns < ends)).any(axis=0)
+        tables, device, is_wanted = self._tables, self._device, np.zeros(stop - first, np.bool_)
+        wanted = set(tables.wanted[_LAST:, row].tolist())
+        for end in wanted:
+            is_wanted[max(side.reads_from(end) - first, 0) : max(end - first, 0)] = True
         blocks = tables.blocks[side.table, row, first:stop].astype(np.int64)
         # Content from which other rows go on ages as usual. What only this conversation used goes first.
         is_next = ~is_wanted & ~(device.has_content(blocks) & tables.branches[row])
-        cuts = (np.diff(is_wanted).nonzero()[0] + 1).tolist()
-        for begin, end in pairwise([0, *cuts, len(columns)]):
+        cuts = (is_wanted[1:] != is_wanted[:-1]).nonzero()[0] + 1
+        for begin, end in pairwise([0, *cuts.tolist(), stop - first]):
             its, goes_next = blocks[begin:end], is_next[begin:end]
             if (is_wanted[begin] or device.num_free > 0) and self._index.paths[row].writes:
                 self._keep(side, row, first + begin, its)
             device.release(its[~goes_next])
             device.release(its[goes_next], is_next=True)
-        last = int(ends.max())
-        if stop > side.first_column(last * self._size) and last * self._size <= tables.num_computed[row]:
+        last = max(wanted)
+        if stop > side.reads_from(last) and last * self._size <= tables.num_computed[row]:
             # Keep the rest of the last wanted window now: one call costs as much as a call for one block.
             self._keep(side, row, stop, tables.blocks[side.table, row, stop : min(last, tables.num_blocks[row])])
             tables.has_kept(side.table, row)
