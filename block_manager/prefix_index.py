@@ -98,15 +98,10 @@ class PrefixIndex:
         before `first` carry nodes. `blocks`, int64 [n], are the row's blocks from there on: release the first `num` as
         nodes of `run`, which they do not carry yet; the rest carries no node."""
         path, tables, size = self.paths[row], self._tables, self._block_size
-        run, start, computed = path.open, path.published, tables.num_computed.item(row)
-        num = computed // size - start
-        if run is not None and (
-            num <= 0
-            or path.guard >= 0
-            or run.retained
-            or run.open_level
-            or tables.content_end(row) // size != num + start
-        ):
+        run, start = path.open, path.published
+        num = tables.num_computed.item(row) // size - start
+        is_confirmed = 0 < num == tables.content_end(row) // size - start
+        if run is not None and not (is_confirmed and path.guard < 0 and not run.retained and not run.open_level):
             self.close_run(row)
             run, start = None, path.published
         blocks = tables.blocks[0, row, start : tables.num_blocks.item(row)].astype(np.int64)
@@ -277,9 +272,8 @@ class PrefixIndex:
 
     def _give_way(self, run: Run, at: int) -> bool:
         """Withdraw an open run's pending nodes from `at` on if no run or row stands on them. Return whether it did."""
-        if run.row < 0 or any(offset >= at for offset in run.children):
-            return False
-        if any(path.run is run and path.at >= at for path in self.paths.values()):
+        stands = (path.at for path in self.paths.values() if path.run is run)
+        if run.row < 0 or any(offset >= at for offset in (*run.children, *stands)):
             return False
         # In all places: a row that shared them may have copied them to the host.
         self._give_up(run, at)
@@ -637,9 +631,9 @@ class PrefixIndex:
         if self._most_gone and not are_sides:
             for run, first, stop in spans:
                 if not run.is_end:
-                    digest = self.digests(run, first + 1, first)[0]
-                    self.gone.pop(digest, None)
+                    (digest,) = self.digests(run, first + 1, first)
                     self.gone[digest] = place, stop - first, self.batch
+                    self.gone.move_to_end(digest)
             while len(self.gone) > self._most_gone:
                 self.gone.popitem(last=False)
         for run, first, stop in spans:

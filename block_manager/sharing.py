@@ -39,8 +39,10 @@ class Hit(NamedTuple):
 
 
 class Sharer(NamedTuple):
-    """A row that shares blocks which a batch was computing for another row when it took them."""
+    """A row that shares blocks which this batch or earlier ones were computing for another row when it took them. When
+    the batch has run, so have all that they depend on."""
 
+    batch: int
     row: int
     uid: int
     is_counted: bool
@@ -53,8 +55,7 @@ class Sharing:
         self._tables, self._flights, self._index, self._growth = growth.tables, flights, index, growth
         self._tiers, self._offload, self._sides = tiers, tiers.offload, sides
         self._device = index.pools[DEVICE]
-        # By the batch that was composed when they shared. When it has run, so have all batches that they depend on.
-        self._sharers: dict[int, list[Sharer]] = {}
+        self._sharers: list[Sharer] = []
         self.queries = self.query_tokens = self.hit_tokens = self.pending_hit_tokens = self.host_hit_tokens = 0
         self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
@@ -143,7 +144,7 @@ class Sharing:
             self._sides.take(row, have, match, with_states=with_states)
         won = self._go_on(row, blocks, match.spans[-1])
         if match.num_pending:
-            self._sharers.setdefault(index.batch, []).append(Sharer(row, int(tables.uid[row]), count))
+            self._sharers.append(Sharer(index.batch, row, tables.uid.item(row), count))
             if count:
                 self.pending_hit_tokens += match.num_pending * size
         return won
@@ -211,7 +212,7 @@ class Sharing:
         index, size, lost_hits = self._index, self._tables.block_size, dict[int, int]()
         lost_nodes = index.nodes_lost(flight)
         starts = {share.row: share.start for share in flight.shares()}
-        for row, uid, is_counted in [sharer for _, sharers in sorted(self._sharers.items()) for sharer in sharers]:
+        for _, row, uid, is_counted in sorted(self._sharers, key=lambda sharer: sharer.batch):
             column = index.first_on(row, lost_nodes) if self._tables.uid[row] == uid else -1
             # Nodes that the row itself computes fall back with its share.
             if column >= 0 and (row not in starts or column < starts[row] // size):
@@ -224,19 +225,19 @@ class Sharing:
 
     def share_fork(self, row: int, child: int) -> None:
         """Note the child, a fork of the row, as a sharer in each batch in which the row is one."""
-        for sharers in self._sharers.values():
-            if self._has(sharers, row):
-                sharers.append(Sharer(child, self._tables.uid.item(child), False))
+        uid = self._tables.uid.item(child)
+        self._sharers += [Sharer(batch, child, uid, False) for batch in self._batches_of(row)]
 
     def forget_sharers(self, batch: int) -> None:
         """Forget the sharers of a batch that ran, and of earlier numbers: those were never put out."""
-        self._sharers = {number: sharers for number, sharers in self._sharers.items() if number > batch}
+        self._sharers = [sharer for sharer in self._sharers if sharer.batch > batch]
 
     def hand_down(self, batch: int) -> None:
         """Give the sharers of the latest batch, which is cancelled, to the batch before it."""
-        theirs = self._sharers.pop(batch, [])
+        theirs = [sharer for sharer in self._sharers if sharer.batch == batch]
+        self._sharers = [sharer for sharer in self._sharers if sharer.batch != batch]
         if theirs and (outstanding := self._flights.outstanding):
-            self._sharers.setdefault(outstanding[-1].number, []).extend(theirs)
+            self._sharers += [sharer._replace(batch=outstanding[-1].number) for sharer in theirs]
 
     def truncate(self, row: int, keep: int) -> None:
         """Release the row's blocks from column `keep` on, on both tiers. Its watermarks fall with its table."""
@@ -254,10 +255,12 @@ class Sharing:
 
     def is_unconfirmed(self, row: int) -> bool:
         """Whether the row shares a block that some batch is still computing."""
-        return any(self._has(sharers, row) for sharers in self._sharers.values())
+        return bool(self._batches_of(row))
 
-    def _has(self, sharers: list[Sharer], row: int) -> bool:
-        return any(sharer.row == row and sharer.uid == self._tables.uid[row] for sharer in sharers)
+    def _batches_of(self, row: int) -> set[int]:
+        """Return the batches in which the row is a sharer."""
+        its = row, self._tables.uid.item(row)
+        return {sharer.batch for sharer in self._sharers if (sharer.row, sharer.uid) == its}
 
 
 class Content:
