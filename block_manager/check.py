@@ -81,8 +81,9 @@ def _references(growth: Growth, tiers: Tiers, index: PrefixIndex, beside: list[t
             count(HOST, table, tail)
         if not tables.is_swapped[row] or tables.uid[row] == 0:
             yield f"6: row {row} has a host tail and is not swapped."
-    for place, busy in () if tiers.offload is None else tiers.offload.busy:
-        count(HOST, place // NUM_PLACES, busy)
+    for place, held in growth.copies.held:
+        if place % NUM_PLACES == HOST:
+            count(HOST, place // NUM_PLACES, held)
     for table, block in beside:
         count(DEVICE, table, np.array([block]))
     for pool, references in counted.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +11,10 @@ from numpy.typing import NDArray
 
 from paged.base.growing import rising_from
 
+from .copies import Copies
 from .layout import Layout
-from .moves import NO_MOVES, Moves, pairs_of
 from .pool import Pool
-from .runs import NO_BLOCKS, Blocks
+from .runs import DEVICE, NO_BLOCKS, NUM_PLACES, Blocks
 from .tables import Rows, Tables
 
 
@@ -28,76 +29,13 @@ class TableChanges(NamedTuple):
 NO_CHANGES = TableChanges(NO_BLOCKS, NO_BLOCKS, np.empty(0, np.int32))
 
 
-class Copies:
-    """Copies within the device that the composed batch makes before its forward pass. A row gets a copy of a block that
-    it is to write and must not: others hold it, or it is content.
-
-    sources           (table, block) of each block that is held until the copies ran, and that no row holds
-    may_copy_content  whether this batch may copy content at all, also from and to the host. It may not if copies of an
-                      earlier batch come first
-    """
-
-    def __init__(self, blocks: Pool, device: Pool) -> None:
-        self._blocks, self._device = blocks, device
-        self.sources: list[tuple[int, int]] = []
-        self.may_copy_content = True
-        # (row, source page, target page).
-        self._planned: list[tuple[int, int, int]] = []
-
-    def allow_content(self, may_copy: bool) -> None:
-        self.may_copy_content = may_copy
-
-    def pool(self, table: int) -> Pool:
-        return self._device if table else self._blocks
-
-    def hold(self, table: int, block: int) -> None:
-        """Hold a block until the copies ran."""
-        if (table, block) not in self.sources:
-            self.pool(table).hold(np.array([block]))
-            self.sources.append((table, block))
-
-    def take_over(self, table: int, block: int) -> None:
-        """Take over a row's reference to a block. Without another one it is held until the copies ran."""
-        if self.pool(table).refs(block) > 1:
-            self.pool(table).release(np.array([block]))
-        else:
-            self.sources.append((table, block))
-
-    def plan(self, row: int, table: int, block: int, copy: int, pages: int) -> None:
-        """Plan the copy of a block, of so many pages, into another one that the row has now."""
-        pairs = self.pool(table).pages_of(np.array([block, copy]), pages).T
-        self._planned += [(row, source, target) for source, target in pairs.tolist()]
-
-    def drop(self, row: int) -> None:
-        """Drop the planned copies of a row that gives its blocks back."""
-        self._planned = [planned for planned in self._planned if planned[0] != row]
-
-    def take(self) -> Moves:
-        """Return the planned copies, in order."""
-        planned, self._planned = self._planned, []
-        return (
-            Moves(device_to_device=pairs_of([(source, target) for _, source, target in planned]))
-            if planned
-            else NO_MOVES
-        )
-
-    def read_at_sources(self, row: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """`pairs`, where a source that waits for a copy of the row is replaced by the page which that copy reads."""
-        sources = {target: source for copying, source, target in self._planned if copying == row}
-        return [(sources.get(source, source), target) for source, target in pairs]
-
-    def release_sources(self) -> None:
-        """Release what the copies read: they run before anything that is planned later."""
-        for table, block in sorted(self.sources, key=lambda source: source[0]):
-            self.pool(table).release(np.array([block]))
-        self.sources = []
-
-
 class Growth:
-    """Draws and releases blocks of rows. `blocks`: the full group's pool, `device` unless its blocks cost no page."""
+    """Draws and releases blocks of rows. `pools`: by place. `blocks` is the full group's on the device; `device`, that
+    of pages, is another one if blocks of the full group cost no page."""
 
-    def __init__(self, tables: Tables, device: Pool, blocks: Pool, layout: Layout) -> None:
-        self.tables, self.device, self.blocks, self.layout = tables, device, blocks, layout
+    def __init__(self, tables: Tables, pools: Sequence[Pool], layout: Layout) -> None:
+        self.tables, self.layout, self.copies, self._pools = tables, layout, Copies(pools), pools
+        self.blocks, self.device = pools[DEVICE], pools[DEVICE - NUM_PLACES]
         # None until the first `take_changes`.
         self._changed: list[TableChanges] | None = None
         # Set by a fork. Only then does a step check rows for a shared partial block.
@@ -107,7 +45,6 @@ class Growth:
         self.num_promised = 0
         # Content of the full group that rows hold at promised columns: (row, first column, blocks).
         self._found: list[tuple[int, int, Blocks]] = []
-        self.copies = Copies(blocks, device)
 
     def write(self, row: int, column: int, blocks: Blocks) -> None:
         """Write `blocks` into the row's table from `column` on. The table grows if they reach past its end."""
@@ -290,38 +227,41 @@ class Growth:
     def copy_shared_tails(self, rows: Rows, num_grown: int) -> None:
         """Copy each partial block that one of these rows is about to write, if it is content or others hold it. Its
         last holder writes in place. Raises OutOfBlocks, changing nothing, without `num_grown` more pages available."""
-        tables, copies = self.tables, self.copies
+        tables = self.tables
         writers = [
             row for row in rows[tables.shares_tail[rows]].tolist() if tables.num_launched[row] % tables.block_size
         ]
-        parts = [(table, pages, self._tails_to_copy(table, writers)) for table, _, pages in self.layout.of_blocks]
+        parts = [(place, pages, self._tails_to_copy(place, writers)) for _, place, pages in self.layout.of_blocks]
         self.device.require(sum(pages * len(tails) for _, pages, tails in parts) + num_grown)
-        for table, pages, tails in parts:
-            drawn = copies.pool(table).draw(len(tails), pages or 1).tolist()
-            for (row, column, block), copy in zip(tails, drawn, strict=True):
-                copies.take_over(table, block)
-                self._put_copy(table, row, column, block, copy, pages)
+        for place, pages, tails in parts:
+            pool = self._pools[place]
+            for (row, column, block), copy in zip(tails, pool.draw(len(tails), pages or 1).tolist(), strict=True):
+                if pool.refs(block) > 1:
+                    pool.release(np.array([block]))
+                else:
+                    self.copies.take_over(place, np.array([block]))
+                self._put_copy(place, row, column, block, copy, pages)
         tables.shares_tail[writers] = False
         self.any_shared_tail = bool(tables.shares_tail.any())
 
-    def copy_into(self, table: int, row: int, column: int, block: int, pages: int) -> None:
-        """Copy a held block, of so many pages, into a new one, which the row gets at this column."""
-        copy = self.copies.pool(table).draw(1, pages or 1).item()
-        self._put_copy(table, row, column, block, copy, pages)
+    def copy_into(self, place: int, row: int, column: int, block: int, pages: int) -> None:
+        """Copy a held block of a place, of so many pages, into a new one, which the row gets at this column."""
+        copy = self._pools[place].draw(1, pages or 1).item()
+        self._put_copy(place, row, column, block, copy, pages)
 
-    def _put_copy(self, table: int, row: int, column: int, block: int, copy: int, pages: int) -> None:
-        if table:
-            self.tables.put(table, row, column, copy)
-        else:
+    def _put_copy(self, place: int, row: int, column: int, block: int, copy: int, pages: int) -> None:
+        if place == DEVICE:
             self.write(row, column, np.array([copy]))
-        self.copies.plan(row, table, block, copy, pages)
+        else:
+            self.tables.put(place // NUM_PLACES, row, column, copy)
+        self.copies.plan_within(row, place, block, copy, pages)
 
-    def _tails_to_copy(self, table: int, writers: list[int]) -> list[tuple[int, int, int]]:
+    def _tails_to_copy(self, place: int, writers: list[int]) -> list[tuple[int, int, int]]:
         """(row, column, block) of each partial block that its writer must copy. The last holder of a block need not."""
-        pool, tails, holders = self.copies.pool(table), list[tuple[int, int, int]](), dict[int, int]()
+        pool, tails, holders = self._pools[place], list[tuple[int, int, int]](), dict[int, int]()
         for row in writers:
             column = int(self.tables.num_launched[row]) // self.tables.block_size
-            block = int(self.tables.blocks[table, row, column])
+            block = int(self.tables.blocks[place // NUM_PLACES, row, column])
             left = holders.setdefault(block, pool.refs(block))
             if left > 1 or pool.has_content(block):
                 holders[block] = left - 1

@@ -207,10 +207,7 @@ class BlockManager(Uncopyable):
         memory.place(array, launched, launched + wanted)
         memory.growth.draw_promised()
         memory.keep_states()
-        moves = memory.take_moves()
-        # Moves run in the order of the calls: these sources are read before later calls write them.
-        memory.growth.copies.release_sources()
-        return moves
+        return memory.take_moves()
 
     def confirm(self) -> int:
         """End the oldest outstanding batch, or without one the composed batch, which has run: confirm its tokens, make

@@ -17,10 +17,10 @@ from .check import violations_of
 from .flights import LEFT, Flight, Flights
 from .growth import NO_CHANGES, Growth, TableChanges
 from .layout import Layout
-from .moves import NO_MOVES, Moves, joined
+from .moves import Moves, Pairs
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST
+from .runs import DEVICE, HOST, NUM_PLACES
 from .sharing import Content, Sharing
 from .side_content import SideContent
 from .tables import Rows, Tables
@@ -72,7 +72,7 @@ class Memory:
         of_host = self.host if layout.full_pages else Pool(1, "position", grows=True)
         places = self.blocks, of_host, *(self.device, self.host) * len(layout.sides)
         self.index = PrefixIndex(self.tables, self.flights, *places, host_gives_way=host_caching)
-        self.growth = Growth(self.tables, self.device, self.blocks, layout)
+        self.growth = Growth(self.tables, places, layout)
         self.offload = Offload(self.index, self.growth) if host_caching else None
         self.sides = SideContent(self.index, self.growth, row_ends)
         # Whether rows hold full blocks behind a hit that a side ended: see `Sharing.take_ahead`.
@@ -161,9 +161,7 @@ class Memory:
             self.sides.keep_states(self.flights.composed)
 
     def take_moves(self) -> Moves:
-        moves = NO_MOVES if self.offload is None else self.offload.take_moves()
-        copies = self.growth.copies.take()
-        return moves if copies is NO_MOVES else joined([moves, copies])
+        return self.growth.copies.take()
 
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Append a token, int32 [n], to each of these distinct rows, which know `ends` tokens. Returns `ends` + 1."""
@@ -323,7 +321,6 @@ class Memory:
         if not is_empty:
             # No engine runs an empty batch: changes wait for the next one.
             changes = self.growth.take_changes()
-            self.growth.copies.release_sources()
             self.flights.seal()
         self.begin_batch(number + 1)
         self.growth.copies.allow_content(False)
@@ -340,10 +337,12 @@ class Memory:
         return sum(self.pages_by_group(rows))
 
     def _beside_tables(self) -> list[tuple[int, int]]:
-        """(table, block) of references that no row has: sources of copies to come, and states that batches read."""
+        """(table, block) of device references that no row has: of copies to come, and of states that batches read."""
         reads = [read for flight in self.flights.all for read in flight.reads.values()]
         states = [side.table for side in self.layout.states]
-        return self.growth.copies.sources + [pair for read in reads for pair in zip(states, read.blocks, strict=True)]
+        held = [(at // NUM_PLACES, blocks) for at, blocks in self.growth.copies.held if at % NUM_PLACES == DEVICE]
+        beside = [(table, block) for table, blocks in held for block in blocks.tolist()]
+        return beside + [pair for read in reads for pair in zip(states, read.blocks, strict=True)]
 
     def pages_by_group(self, rows: Sequence[int]) -> list[int]:
         """Pages that these rows hold in each group, each counted once."""
@@ -433,8 +432,9 @@ class Memory:
         self.sharing.share_fork(row, child)
         return child
 
-    def fork_to_write(self, row: int) -> tuple[int, Moves]:
-        """Fork a row that no batch computes; copy its partial block at once. Raises OutOfBlocks, changing nothing."""
+    def fork_to_write(self, row: int) -> tuple[int, Pairs]:
+        """Fork a row that no batch computes, and copy its partial block at once. Returns the fork, and (source, target)
+        of each page. Raises OutOfBlocks, changing nothing."""
         tables, growth = self.tables, self.growth
         if tables.num_launched[row] % self.block_size:
             self.device.require(self.layout.block_pages)
@@ -443,7 +443,7 @@ class Memory:
         growth.copy_shared_tails(np.array([child]), 0)
         # The child has a copy, so the row shares no more than before.
         growth.mark_tail(row, shared_it_before)
-        return child, growth.copies.take()
+        return child, growth.copies.take_within()
 
     def give_up_from(self, row: int, num_tokens: int) -> None:
         """Void what batches compute of the row from the unknown token `num_tokens` on; it is launched no further."""

@@ -599,16 +599,16 @@ class RowEnds:
         tables, growth = self._tables, self._growth
         column = tables.num_blocks.item(row)
         tables.ensure_columns(column + 1)
-        for table, place, _ in self._layout.of_blocks:
+        for _, place, _ in self._layout.of_blocks:
             # Hold the source first: the next draw must not evict it.
-            growth.copies.hold(table, end.block(place, 0))
+            growth.copies.hold_source(place, end.block(place, 0))
         for side in self._layout.states:
             self._device.hold(end.blocks_in(side.place, 0, 1))
             if have:
                 self._device.release(tables.blocks[side.table, row, :1])
             tables.put(side.table, row, 0, end.block(side.place, 0))
-        for table, place, pages in self._layout.of_blocks:
-            growth.copy_into(table, row, column, end.block(place, 0), pages)
+        for _, place, pages in self._layout.of_blocks:
+            growth.copy_into(place, row, column, end.block(place, 0), pages)
         tables.let_move(row, True)
         won = len(end.tokens) // 4
         length = column * self._size + won

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .growth import Growth
-from .moves import NO_MOVES, NO_PAIRS, Moves, Pairs, pairs_of
+from .moves import Moves, pairs_of
 from .pool import DOUBLED, Pool
 from .prefix_index import PrefixIndex
 from .runs import DEVICE, HOST, NUM_PLACES, Blocks, Node, Run, Span, num_nodes, spans_where, stretches
@@ -30,11 +30,10 @@ Entry = tuple[int, Node | None]
 
 class Offload:
     """Plans copies of content that leaves the device and comes back. Counts `offloaded_blocks` and `loaded_blocks`, in
-    pages. Copies planned between two `take_moves` run together. Until these are taken, the host blocks that they read
-    or write are held: none is written twice, or both read and written."""
+    pages."""
 
     def __init__(self, index: PrefixIndex, growth: Growth) -> None:
-        self._index, self._growth = index, growth
+        self._index, self._growth, self._copies = index, growth, growth.copies
         # The pools that have pages: the last place is always one of them, on the host.
         self._device, self._host = growth.device, index.pools[-1]
         self._pages = growth.layout.pages_of_place
@@ -42,11 +41,6 @@ class Offload:
         # (start, stop, pages): does it cost less to copy these pages than to compute positions `start` to `stop` - 1?
         self.is_worth_loading: IsWorthLoading = lambda start, stop, pages: True
         self.offloaded_blocks = self.loaded_blocks = 0
-        # Planned copies to the host, and back.
-        self._out: list[Pairs] = []
-        self._in: list[Pairs] = []
-        # (place, host blocks) that planned copies hold until they are taken, one entry a reference; last ones first.
-        self.busy: list[tuple[int, Blocks]] = []
 
     def load_where(self, is_worth_loading: IsWorthLoading) -> None:
         self.is_worth_loading = is_worth_loading
@@ -54,17 +48,16 @@ class Offload:
     def _evict(self, taken: list[Blocks], sources: Blocks) -> None:
         """Evict nodes of closed runs from these device blocks. Copy to the host what it lacks, while it has room."""
         index = self._index
-        if self._in:
-            self._forget_loads(self._device.all_pages_of(sources))
+        self.loaded_blocks -= self._copies.forget_loads(sources)
         for place, parts, blocks in index.by_place(len(index.pools) - NUM_PLACES, taken, sources):
             if index.has_sides and not (stays := self._device.has_content(blocks)).all():
                 # Making room on the host for other content took the content of some of these blocks.
                 blocks = blocks[stays]
                 parts = [blocks]
             leaving = index.nodes_in(place, parts)
-            if self._growth.copies.may_copy_content and place < NUM_PLACES:
+            if self._copies.may_copy_content and place < NUM_PLACES:
                 self._keep_on_host(place, leaving, blocks)
-            elif self._growth.copies.may_copy_content and self._device.goes_next is not None:
+            elif self._copies.may_copy_content and self._device.goes_next is not None:
                 # Blocks that were released to go next are worth no copy.
                 wanted = blocks[~self._device.goes_next[blocks]]
                 self._keep_on_host(place, index.nodes_in(place, [wanted]), wanted)
@@ -81,29 +74,21 @@ class Offload:
                 levels = np.where(blocks >= 0, DOUBLED, self._device.level[of_run[::-1]])
                 begin, _ = stretches(levels == levels[-1])[-1]
                 if blocks[-1] >= 0:
-                    self._hold(there, blocks[begin:])
+                    self._copies.hold(there, blocks[begin:])
                 else:
                     self._copy_out(place, run, first + begin, stop, of_run[: stop - first - begin])
                 of_run, stop = of_run[stop - first - begin :], first + begin
-
-    def _hold(self, place: int, blocks: Blocks) -> None:
-        self._index.pools[place].hold(blocks)
-        self.busy.append((place, blocks))
-
-    def keep_until_taken(self, tails: list[Blocks]) -> None:
-        """Keep holding these host blocks, listed by table, until the moves are taken: copies read them."""
-        self.busy += [(NUM_PLACES * table + HOST, blocks) for table, blocks in enumerate(tails)]
 
     def load(self, spans: list[Span], place: int = DEVICE) -> Blocks:
         """Load nodes that only the host has: draw device blocks, plan copies. Returns blocks in order, int64 [n]."""
         sources, pages = self._index.blocks_of(place + HOST, spans), self._pages[place]
         # Hold first: the draw may evict content to the host.
-        self._hold(place + HOST, sources)
+        self._copies.hold(place + HOST, sources)
         blocks, start = self._index.pools[place].draw(len(sources), pages), 0
         for run, first, stop in spans:
             self._index.reside(place, run, first, blocks[start : start + stop - first])
             start += stop - first
-        self._in.append(_pairs(self._host, sources, self._device, blocks, pages))
+        self._copies.plan_in(place, sources, blocks, pages)
         self.loaded_blocks += len(blocks) * pages
         return blocks
 
@@ -122,25 +107,14 @@ class Offload:
         held = [(place, blocks[blocks >= 0]) for place, _, blocks in parts]
         for (place, blocks), (_, missing) in zip(held, lacking, strict=True):
             index.pools[place].hold(blocks)
-            self._hold(place + HOST, index.blocks_of(place + HOST, missing))
+            self._copies.hold(place + HOST, index.blocks_of(place + HOST, missing))
         for place, missing in lacking:
             blocks = self.load(missing, place)
             held.append((place, blocks))
             for block in blocks.tolist() if place >= NUM_PLACES else ():
                 # This block must not be drawn before the copies ran, even if the full group loses its node.
-                self._growth.copies.hold(place // NUM_PLACES, block)
+                self._copies.hold_source(place, block)
         return held
-
-    def take_moves(self) -> Moves:
-        """Return all copies planned since the last call. They run together, before any that is planned later."""
-        if not self.busy:
-            return NO_MOVES
-        # Without moves make no array: `swap_in` has changed the tables, and must not run out of memory here.
-        moves = Moves(*(np.concatenate(pairs) if pairs else NO_PAIRS for pairs in (self._out, self._in)))
-        busy, self.busy, self._out, self._in = self.busy, [], [], []
-        for place, blocks in busy:
-            self._index.pools[place].release(blocks)
-        return moves
 
     def _copy_out(self, place: int, run: Run, first: int, stop: int, sources: Blocks) -> None:
         """Copy these nodes, of one level, to the host, which lacks them; if room is short, the last ones. Content that is
@@ -156,15 +130,9 @@ class Offload:
                 # Making room took their content, too.
                 return
         blocks = self._index.draw_for(place + HOST, run, first, stop, pages)
-        self._out.append(_pairs(self._device, sources, self._host, blocks, pages))
-        self.busy.append((place + HOST, blocks[::-1]))
+        self._copies.plan_out(place, sources, blocks, pages)
+        self._copies.take_over(place + HOST, blocks[::-1])
         self.offloaded_blocks += room * pages
-
-    def _forget_loads(self, pages: Blocks) -> None:
-        """Drop planned loads into these pages: another row gets them before the copies run."""
-        stay = [pairs[~np.isin(pairs[:, 1], pages)] for pairs in self._in]
-        self.loaded_blocks -= sum(map(len, self._in)) - sum(map(len, stay))
-        self._in = stay
 
 
 class Tiers:
@@ -247,12 +215,12 @@ class Tiers:
         for row, tails in zip(rows.tolist(), returned, strict=True):
             # Not before all rows are back: forks share a partial block.
             self._growth.note_shared_tail(row)
-            if self.offload is not None:
-                # What these draws evicted to the host must not overwrite what these copies read.
-                self.offload.keep_until_taken(tails)
-            else:
-                for table, tail in enumerate(tails):
+            for table, tail in enumerate(tails):
+                if self.offload is None:
                     self.pool(HOST, table).release(tail)
+                else:
+                    # What these draws evicted to the host must not overwrite what these copies read.
+                    self._growth.copies.take_over(NUM_PLACES * table + HOST, tail)
         return Moves(host_to_device=pairs_of(pairs))
 
     def trim(self, row: int, keep: int) -> None:
@@ -345,8 +313,3 @@ class Tiers:
                 pairs += zip(*both, strict=True)
             found.append(np.array(blocks, np.int64))
         return found
-
-
-def _pairs(source: Pool, sources: Blocks, target: Pool, targets: Blocks, pages: int) -> Pairs:
-    both = [pool.pages_of(blocks, pages).ravel() for pool, blocks in ((source, sources), (target, targets))]
-    return np.stack(both, axis=1)

@@ -299,7 +299,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     state.columns.ensure(state.columns.num_bound + 1)
     # An outstanding batch may be cancelled, and then its moves would run together with copies planned now.
     state.manager.growth.copies.allow_content(not state.outstanding.batches and state.carried.are_of_forks)
-    child, moves = state.manager.fork_to_write(row)
+    child, copies = state.manager.fork_to_write(row)
     number = request.add_fork(sequence, child)
     state.columns.bind(child, request, number)
     if row in state.columns.recovering:
@@ -307,7 +307,7 @@ def fork(state: State, request: RequestState, sequence: int) -> int:
     state.running.add_row()
     # The reserved worst case does not include the new sequence.
     state.books.lift_bound(request)
-    for source, copy in moves.device_to_device.tolist():
+    for source, copy in copies.tolist():
         state.carried.add_copy(source, copy)
     return number
 

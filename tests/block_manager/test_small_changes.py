@@ -141,7 +141,7 @@ def test_content_that_its_last_holder_copies_stays_until_the_copy_has_run():
     manager.free([0])
     manager.append(1, [0])
     manager._memory.place(np.array([1]), np.array([1]), np.array([2]))
-    assert (manager.take_moves().device_to_device.tolist(), manager._memory.device.refs(0)) == ([[0, 2]], 1)
+    assert (manager._memory.device.refs(0), manager.take_moves().device_to_device.tolist()) == (1, [[0, 2]])
 
 
 @pytest.mark.parametrize("group", [LayerGroup("state", pages=3), LayerGroup("window", 5, pages=3)])
