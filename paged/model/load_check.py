@@ -12,9 +12,8 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from paged.errors import BuildFailed, UnsupportedModel
 from paged.model.capacity import trial_memory, trial_step
 from paged.model.loading import LoadedModel, as_loaded, attention_of, reference_attention, refusing
 from paged.model.runner import Runner, runner_for
-from paged.model.shrinking import LONGEST, Shrunk, shrunk
+from paged.model.shrinking import LONGEST, Shrunk
 from paged.model.threads import THREADS
 
 # Largest difference of logits, as a share of the largest logit. Rounding gives less than a hundredth of it, another window or layer a hundred times it.
@@ -43,6 +42,7 @@ _SCALE = 0.15
 _DECODED = 6
 _VOLATILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 _PASSED: set[str] = set()
+_quiet = partial(warnings.catch_warnings, action="ignore")
 
 
 def check_answers(config: Any, name: Path) -> None:
@@ -121,7 +121,7 @@ def _expected(config: Any, name: Path) -> _Expected:
     cause: Exception | None = None
     for is_narrow in (True, False):
         try:
-            small = shrunk(config, is_narrow=is_narrow)
+            small = Shrunk(config, is_narrow=is_narrow)
             theirs, ours = _of_same_weights(small)
             text = small.config.get_text_config()
             rows = _rows(small.lengths, getattr(text, "max_position_embeddings", None) or LONGEST, text.vocab_size)
@@ -205,13 +205,6 @@ def _built(config: Any, attention: str) -> Any:
     return build(copy.deepcopy(config), attn_implementation=attention, dtype=torch.float32).eval()
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _rows(limits: list[int], longest: int, vocabulary: int) -> list[NDArray[np.int64]]:
     """Return token ids of rows of one token, of lengths on both sides of every limit, and of LONGEST tokens; of none longer than `longest`."""
     lengths = {1, *(limit + more for limit in limits for more in (0, 1, 4)), LONGEST}
@@ -276,7 +269,7 @@ class _Layers:
         self.kinds = [type(each).__name__ for each in layers]
         self._outputs: list[list[Tensor]] = [[] for _ in layers]
         for outputs, layer in zip(self._outputs, layers, strict=True):
-            layer.register_forward_hook(_noting(outputs))
+            layer.register_forward_hook(partial(_note, outputs))
 
     def taken(self) -> list[Tensor]:
         """Return the recorded outputs, [tokens, hidden size] a layer, in the order of computation, and forget them. Layers that were not called, such
@@ -287,11 +280,8 @@ class _Layers:
         return found
 
 
-def _noting(outputs: list[Tensor]) -> Callable[..., None]:
-    def note(module: Any, given: Any, output: Any) -> None:
-        outputs.append((output[0] if isinstance(output, tuple) else output)[0].clone())
-
-    return note
+def _note(outputs: list[Tensor], module: Any, given: Any, output: Any) -> None:
+    outputs.append((output[0] if isinstance(output, tuple) else output)[0].clone())
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:

@@ -137,7 +137,9 @@ def load_model(
     where = usable_device(device)
     check_quantization(quantization, where, with_head=quantize_head)
     config = config_of(folder)
-    codes: CodesSource | None = Placed.of(reader_of(config, folder), quantization, where, with_head=quantize_head)
+    codes: CodesSource | None = None
+    if (checkpoint := reader_of(config, folder)) is not None:
+        codes = Placed(checkpoint, quantization, where, with_head=quantize_head)
     # It imports this module.
     from paged.model.load_check import check_answers
 
@@ -510,8 +512,7 @@ def _trial(module: Any, state_layers: tuple[KeepsState, ...], folder: Path, devi
     """Run one token through the model. Raises UnsupportedModel unless every layer attends or keeps a state, and states are as the configuration says."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
     trial = _Trial(token[0], state_layers)
-    with torch.inference_mode(), under_way(trial), warnings.catch_warnings(), refusing(module, folder):
-        warnings.simplefilter("ignore")
+    with torch.inference_mode(), under_way(trial), warnings.catch_warnings(action="ignore"), refusing(module, folder):
         module(input_ids=token, position_ids=token, use_cache=False)
     _check_all_came_by(trial, state_layers, module.config.get_text_config(), folder)
     if state_layers:

@@ -209,17 +209,21 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """All parameters."""
         embeddings = (self.vocab + self.learned_positions) * self.hidden
         head = 0 if self.tied_embeddings else self.head_parameters
-        return embeddings + self.layer_parameters + self._routed(of_token=False) + self._norm() + head
+        return embeddings + self.layer_parameters + self.routed_parameters + self._norm() + head
 
     @property
     def routed_parameters(self) -> int:
         """Parameters of all routed experts."""
-        return self._routed(of_token=False)
+        return self.experts.count * self.expert_parameters * self.moe_layers if self.experts else 0
 
     @property
     def active_parameters(self) -> int:
         """Parameters without the experts that a token is not routed to; embeddings count whole."""
-        return self.parameters - self._routed(of_token=False) + self._routed(of_token=True)
+        if self.experts is None:
+            return self.parameters
+        return self.parameters - self.routed_parameters // self.experts.count * (
+            self.experts.count - self.experts.per_token
+        )
 
     @property
     def mlp_width(self) -> int:
@@ -227,12 +231,6 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         experts = self.experts
         routed = (experts.per_token + experts.shared) * experts.intermediate if experts else 0
         return max(routed, self.intermediate if self.moe_layers < self.layers else 0)
-
-    def _routed(self, *, of_token: bool) -> int:
-        if self.experts is None:
-            return 0
-        count = self.experts.per_token if of_token else self.experts.count
-        return count * self.expert_parameters * self.moe_layers
 
     def _norm(self) -> int:
         return self.hidden * (2 if self.bias == "all" else 1)

@@ -97,12 +97,9 @@ class _Pass:
             self.states = PassStates(runner.pool, step, is_invariant=is_invariant, on_device=states)
         self._runner = runner
         self._step = step
-        self._groups: dict[int, _Seen] = {}
+        # What each group sees, made at its first use.
+        self.groups: dict[int, _Seen] = {}
         self._latents: dict[int, Latents] = {}
-
-    def take(self, group: int, seen: _Seen) -> None:
-        """Set what a group sees, which is prepared at its first use otherwise."""
-        self._groups[group] = seen
 
     def attend(
         self,
@@ -179,11 +176,11 @@ class _Pass:
         return pool.read(entries, slots)[:, 0]
 
     def _of_group(self, group: int) -> _Seen:
-        if group not in self._groups:
+        if group not in self.groups:
             pool, step = self._runner.pool, self._step.of_group(group)
             slots, plan = step.slot_tensor(pool.device), self._runner.backend.prepare(step, pool)
-            self._groups[group] = _Seen(step, slots, plan, is_whole=bool((step.slot_mapping >= 0).all()))
-        return self._groups[group]
+            self.groups[group] = _Seen(step, slots, plan, is_whole=bool((step.slot_mapping >= 0).all()))
+        return self.groups[group]
 
     def refuse(self, what: str, *, can_itself: bool = False) -> None:
         raise UnsupportedModel(f"a layer wants {what}, which no backend here does.")
@@ -353,7 +350,7 @@ class Runner:
         its = _Pass(self, step, inputs[1], None, states)
         for group, seen in given.groups.items():
             k = seen.slot_mapping.size // seen.num_tokens
-            its.take(group, _Seen(seen, inputs[at : at + k].T, plans[group], is_whole=True))
+            its.groups[group] = _Seen(seen, inputs[at : at + k].T, plans[group], is_whole=True)
             at += k
         with under_way(its), padded(step.num_tokens, step.num_tokens):
             out: Any = self.model.module(input_ids=inputs[:1], position_ids=inputs[1:2], use_cache=False)

@@ -49,7 +49,9 @@ class Shrunk:
     lengths  its limits of length, rising
     """
 
-    def __init__(self, config: Any, *, is_narrow: bool) -> None:
+    def __init__(self, config: Any, *, is_narrow: bool = True) -> None:
+        """Make a configuration small, which stays as it is. Not `is_narrow`: widths stay as they are, too."""
+        config = copy.deepcopy(config)
         values = config.to_dict()
         text = config.get_text_config()
         # Some have only a list of layers, and the number as a property.
@@ -201,8 +203,3 @@ def _pairs(values: dict[str, Any]) -> Any:
             yield from _pairs(value)
         elif isinstance(name, str):
             yield name, value
-
-
-def shrunk(config: Any, *, is_narrow: bool = True) -> Shrunk:
-    """Return a small copy of a configuration; not `is_narrow`: widths stay as they are."""
-    return Shrunk(copy.deepcopy(config), is_narrow=is_narrow)

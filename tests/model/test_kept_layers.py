@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from paged.errors import InvalidConfig, MissingExtra, UnknownLayers
 from paged.model.kept_layers import _KINDS, config_of, kept_layers
-from paged.model.shrinking import shrunk
+from paged.model.shrinking import Shrunk
 from paged.study.hardware import model_named
 from paged.study.hardware.hf_kinds import KINDS
 
@@ -29,10 +29,10 @@ WITHOUT_A_CACHE = {"recurrent_gemma", "rwkv", "xlstm"}
 """Their states lie elsewhere; test_states.py looks there."""
 CASES = [
     *(
-        pytest.param(shrunk, family, {}, id=family)
+        pytest.param(Shrunk, family, {}, id=family)
         for family in sorted({*_KINDS} - {*TINY, *dict(SHRUNK)} - WITHOUT_A_CACHE)
     ),
-    *(pytest.param(shrunk, family, fields, id=f"{family} {' '.join(fields)}") for family, fields in SHRUNK),
+    *(pytest.param(Shrunk, family, fields, id=f"{family} {' '.join(fields)}") for family, fields in SHRUNK),
     *(pytest.param(None, family, fields, id=family) for family, fields in TINY.items()),
 ]
 

@@ -12,7 +12,7 @@ from transformers.cache_utils import get_layer_types_and_kwargs
 from paged.errors import UnsupportedModel
 from paged.model.hook import ATTENTION, Mask, register
 from paged.model.load_check import check_answers
-from paged.model.shrinking import shrunk
+from paged.model.shrinking import Shrunk
 
 QWEN2_MOE = {
     "num_hidden_layers": 12,
@@ -36,7 +36,7 @@ def test_a_window_that_is_ignored_is_found_in_the_layer_that_has_it(request):
 
 
 def test_every_kind_of_layer_is_there_twice():
-    small = shrunk(AutoConfig.for_model("qwen2_moe", **QWEN2_MOE))
+    small = Shrunk(AutoConfig.for_model("qwen2_moe", **QWEN2_MOE))
     assert small.layers == [0, 1, 2, 5]
     assert small.config.layer_types == ["full_attention", "full_attention", "sliding_attention", "sliding_attention"]
 
@@ -46,7 +46,7 @@ def test_limits_of_length_become_short_ones_in_their_order():
         ({"original_max_position_embeddings": 4096}, 64),
         ({"max_position_embeddings": 2**17}, 15),
     ):
-        small = shrunk(AutoConfig.for_model("phi3", sliding_window=2048, **limits)).config
+        small = Shrunk(AutoConfig.for_model("phi3", sliding_window=2048, **limits)).config
         assert (small.sliding_window, small.max_position_embeddings) == (9, 64)
         assert small.original_max_position_embeddings == original
 
@@ -77,7 +77,7 @@ SMALL = json.loads(Path(__file__).with_name("states_made_small.json").read_text(
 @pytest.mark.parametrize("family", SMALL)
 def test_a_model_with_states_is_made_small_with_every_kind_of_its_layers(family):
     fields, kinds = SMALL[family]
-    small = shrunk(AutoConfig.for_model(family, **fields)).config
+    small = Shrunk(AutoConfig.for_model(family, **fields)).config
     assert set(get_layer_types_and_kwargs(small)[0]) == set(kinds)
     model = AutoModelForCausalLM.from_config(small).eval()
     with torch.no_grad(), warnings.catch_warnings():

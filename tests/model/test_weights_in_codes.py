@@ -16,7 +16,7 @@ from paged.model.native.coded import QuantisedLinear
 from paged.model.native.experts import PackedExperts
 from paged.model.native.fused import fused_decoder
 from paged.model.native.packed import PackedLinear
-from paged.model.quantised import at_load
+from paged.model.quantised import placing
 from paged.model.quantised.weights import quantise
 from paged.model.shape import num_parameters
 from paged.testing.engine_world import EngineRequest
@@ -163,7 +163,7 @@ def test_without_a_compiler_quantising_is_refused_before_weights_are_read(checkp
     def fails():
         raise BuildFailed("there is no C compiler (cc, gcc or clang).")
 
-    monkeypatch.setattr(at_load, "coded_library", fails)
+    monkeypatch.setattr(placing, "coded_library", fails)
     with pytest.raises(UnsupportedModel, match='quantization="int8" is computed by C code, and there is no C compiler'):
         Engine(checkpoint("llama", hidden_size=48), quantization="int8")
 

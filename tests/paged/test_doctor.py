@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from paged.attention.native import build  # noqa: E402
+from paged.model import checkpoint  # noqa: E402
 from paged.model.doctor import backends, examine, machine as machines  # noqa: E402
 from paged.model.doctor.machine import machine, unfit_versions  # noqa: E402
 from paged.model.threads import FreeCores  # noqa: E402
@@ -103,7 +104,7 @@ def test_a_backend_that_answers_otherwise_or_not_at_all_is_a_problem(monkeypatch
 
 
 def test_a_model_that_does_not_load_is_a_problem(monkeypatch, tmp_path):
-    monkeypatch.setattr(backends, "checkpoint_path", lambda: tmp_path / "gone")
+    monkeypatch.setattr(checkpoint, "checkpoint_path", lambda: tmp_path / "gone")
     found = examine()
     (broken,) = (each for each in found.problems if each.is_broken)
     assert broken.what.startswith(f"The model that ships cannot be loaded: CheckpointNotFound: {tmp_path / 'gone'}")

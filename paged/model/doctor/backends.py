@@ -10,10 +10,9 @@ from shutil import which
 
 import torch
 
-from paged import LLM, SamplingParams, load_model
+from paged import LLM, SamplingParams
 from paged.attention import LayerShape, best_backend, get_backend, known_backends, triton_blocks, xformers_splitk
 from paged.errors import BuildFailed, PagedWarning, UnsupportedByBackend
-from paged.model.checkpoint import checkpoint_path
 from paged.model.doctor.findings import REPORT, BackendFound, CudaDevice, Problem, cause
 from paged.model.loading import LoadedModel
 
@@ -24,8 +23,7 @@ _NOT_TRIED = "it is compiled at first use"
 
 def cuda_devices() -> tuple[list[CudaDevice], list[Problem]]:
     """Return the CUDA devices that torch finds; and a problem if there is a driver, and torch finds none."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as said:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = []
     for number in range(count):
@@ -54,8 +52,7 @@ def backends(device: str, *, native_is_built: bool) -> tuple[list[BackendFound],
     )
     found, problems, chosen = [], [], "native"
     if native_is_built:
-        with warnings.catch_warnings(), suppress(Exception):
-            warnings.simplefilter("ignore", PagedWarning)
+        with warnings.catch_warnings(action="ignore", category=PagedWarning), suppress(Exception):
             chosen = best_backend([shape]).name
     for name in known_backends():
         if name == "native" and not native_is_built:
@@ -88,13 +85,6 @@ def _reason(name: str, shape: LayerShape) -> str:
         # Without the list of other backends, which the examination shows anyway.
         return f"cannot do {what}; {instead.partition('; the backends')[0].rstrip('.')}"
     return ""
-
-
-def shipped_model() -> tuple[LoadedModel, float]:
-    """Load the model that ships on the CPU. Return it, and the seconds that it took."""
-    began = time.perf_counter()
-    model = load_model(checkpoint_path())
-    return model, time.perf_counter() - began
 
 
 def answer(model: LoadedModel | None, backend: BackendFound) -> tuple[list[int], float]:

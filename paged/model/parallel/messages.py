@@ -149,5 +149,5 @@ def versions() -> dict[str, str]:
 
 
 def sent(values: NDArray[Any] | None) -> bytes | None:
-    """Return the bytes of a bool array; None if no element is true."""
+    """Return the bytes of an array; None if no element is true."""
     return None if values is None or not values.any() else np.ascontiguousarray(values).tobytes()

@@ -96,15 +96,11 @@ def _run_steps(channel: Channel, worker: Worker) -> None:
         token_ids = np.frombuffer(message.token_ids, np.int32)
         step = msgspec.structs.replace(begun.pop(message.number), token_ids=token_ids, sources=_NO_SOURCES)
         lengths = None if message.lengths is None else np.frombuffer(message.lengths, np.int64)
-        ready = worker.ready(step)
-        if message.others is None and message.stateful is None:
-            worker.logits(ready, lengths)
-            continue
         none = np.zeros(len(token_ids), np.bool_)
         others, stateful = (
             none if each is None else np.frombuffer(each, np.bool_) for each in (message.others, message.stateful)
         )
-        worker.read(ready, others, stateful, lengths)
+        worker.read(worker.ready(step), others, stateful, lengths)
 
 
 def _end_with_rank_0() -> None:

@@ -55,6 +55,5 @@ class TensorParallelWorker(Worker):
         lengths: NDArray[np.int64] | None,
     ) -> None:
         """Send a step with all its tokens, drafts included: other ranks neither draft nor keep tokens."""
-        kept = None if lengths is None else np.ascontiguousarray(lengths, np.int64).tobytes()
         tokens = np.ascontiguousarray(step.token_ids, np.int32).tobytes()
-        self.ranks.send(Run(step.input.number, tokens, sent(others), sent(stateful), kept))
+        self.ranks.send(Run(step.input.number, tokens, sent(others), sent(stateful), sent(lengths)))

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paged.errors import BuildFailed, InvalidConfig, UnsupportedModel
-from paged.model.native.coded import coded_library, replace_linears
+from paged.errors import InvalidConfig, UnsupportedModel
+from paged.model.native.coded import replace_linears
 from paged.model.native.experts import can_be_coded, code_experts
 from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.names import BITS, GROUPS, HEAD, check_asked
-from paged.model.quantised.placing import CodesSource, linears_of
+from paged.model.quantised.placing import CodesSource, check_computed, linears_of
 from paged.model.quantised.reading import ModuleFiles
 from paged.model.quantised.weights import QuantisedWeight, quantise
 
@@ -29,16 +29,8 @@ from paged.model.quantised.weights import QuantisedWeight, quantise
 def check_quantization(quantization: str | None, where: torch.device, *, with_head: bool = False) -> None:
     """Raise InvalidConfig for a quantization that is not known, UnsupportedModel for a device or machine that does not compute with codes."""
     check_asked(quantization, with_head=with_head)
-    if quantization is None:
-        return
-    if where.type != "cpu":
-        raise UnsupportedModel(
-            f'quantization="{quantization}" is computed on a CPU; device is "{where}", where weights can stay floats.'
-        )
-    try:
-        coded_library()
-    except BuildFailed as error:
-        raise UnsupportedModel(f'quantization="{quantization}" is computed by C code, and {error}') from error
+    if quantization is not None:
+        check_computed(f'quantization="{quantization}"', where)
 
 
 def check_layers(module: nn.Module, quantization: str, name: Path) -> None:

@@ -17,7 +17,6 @@ from torch import nn
 from paged.errors import BrokenCheckpoint, BuildFailed, UnsupportedModel
 from paged.model.native.coded import coded_library, replace_linears
 from paged.model.quantised.checkpoints import QuantisedCheckpoint, settings_of
-from paged.model.quantised.files import TensorFiles
 from paged.model.quantised.names import BITS, check_stored
 from paged.model.quantised.reading import renamed
 from paged.model.quantised.stored import FLOATS
@@ -68,41 +67,31 @@ class CodesSource:
         self._taken.append((path, name))
 
 
+def check_computed(what: str, where: torch.device) -> None:
+    """Raise UnsupportedModel for a device or machine that does not compute with codes; `what`: the codes, and "is" follows."""
+    if where.type != "cpu":
+        raise UnsupportedModel(f'{what} is computed on a CPU; device is "{where}".')
+    try:
+        coded_library()
+    except BuildFailed as error:
+        raise UnsupportedModel(f"{what} is computed by C code, and {error}") from error
+
+
 class Placed(CodesSource):
     """The codes of a checkpoint, and, once transformers has built the module, the name in the files of each linear layer in codes."""
 
-    def __init__(self, checkpoint: QuantisedCheckpoint) -> None:
+    def __init__(
+        self, checkpoint: QuantisedCheckpoint, quantization: str | None, where: torch.device, *, with_head: bool = False
+    ) -> None:
+        """Raises InvalidConfig if `quantization` has other bits, or for `with_head`, and UnsupportedModel for a device or machine that does not compute with
+        codes."""
+        folder, found = checkpoint.folder, checkpoint.format
+        check_stored(folder, found.title, found.bits, quantization, with_head=with_head)
+        check_computed(f"{folder}: stored as {found.title}, which", where)
         # "int8" if some layers have 8 bits, and others 4.
-        super().__init__("int8" if BITS["int8"] in checkpoint.format.bits else "int4", with_head=False)
+        super().__init__("int8" if BITS["int8"] in found.bits else "int4", with_head=False)
         self.checkpoint = checkpoint
         self._names: dict[str, str] = {}
-
-    @staticmethod
-    def of(
-        checkpoint: QuantisedCheckpoint | None,
-        quantization: str | None,
-        where: torch.device,
-        *,
-        with_head: bool = False,
-    ) -> Placed | None:
-        """Return the source for a checkpoint in codes; None for one of floats. Raises InvalidConfig if `quantization` has other bits, or for `with_head`, and
-        UnsupportedModel for a device or machine that does not compute with codes."""
-        if checkpoint is None:
-            return None
-        check_stored(
-            checkpoint.folder, checkpoint.format.title, checkpoint.format.bits, quantization, with_head=with_head
-        )
-        if where.type != "cpu":
-            raise UnsupportedModel(
-                f'{checkpoint.folder}: stored as {checkpoint.format.title}, which is computed on a CPU; device is "{where}".'
-            )
-        try:
-            coded_library()
-        except BuildFailed as error:
-            raise UnsupportedModel(
-                f"{checkpoint.folder}: stored as {checkpoint.format.title}, which is computed by C code, and {error}"
-            ) from error
-        return Placed(checkpoint)
 
     def options(self, config: Any) -> dict[str, Any]:
         """Return options as CodesSource does. Deletes the settings of quantisation in `config`."""
@@ -115,7 +104,13 @@ class Placed(CodesSource):
         """Take away the weights of linear layers that are stored as codes from a module on the meta device. Raises BrokenCheckpoint for a layer of another shape,
         and for layers stored as floats against the configuration; UnsupportedModel for codes of what is no linear layer here."""
         folder, stored = self.checkpoint.folder, self.checkpoint.layers
-        paths, linears = paths_of(module, sorted({*stored, *layers_in(self.checkpoint.files)})), linears_of(module)
+        headers = self.checkpoint.files.headers
+        floats = {
+            name.removesuffix(".weight")
+            for name in headers
+            if name.endswith(".weight") and headers[name].dtype in FLOATS
+        }
+        paths, linears = paths_of(module, sorted({*stored, *floats})), linears_of(module)
         if any(hasattr(each, "_rescale_layers") for each in module.modules()):
             raise UnsupportedModel(
                 f"{folder}: {type(module).__name__} changes weights when it runs, which codes cannot."
@@ -171,15 +166,6 @@ def paths_of(module: nn.Module, names: Iterable[str]) -> dict[str, tuple[str, bo
         name.removesuffix(".weight"): (key.removesuffix(".weight"), pattern is not None)
         for name, key, pattern, _ in found
     }
-
-
-def layers_in(files: TensorFiles) -> list[str]:
-    """Return the names of layers with a float weight in the files."""
-    return [
-        name.removesuffix(".weight")
-        for name, header in files.headers.items()
-        if name.endswith(".weight") and header.dtype in FLOATS
-    ]
 
 
 def linears_of(module: nn.Module) -> dict[str, nn.Linear]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paged.errors import UnsupportedModel
+from paged.model.hook import names_in
 
 Forward = Callable[..., Any]
 
@@ -249,9 +250,7 @@ def seam_of(module: nn.Module) -> Seam | None:
     own = _OWN_WAYS.get(type(module).__name__)
     if own is not None:
         return own(module, forward)
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    names = code.co_names if code is not None else ()
-    found = next((_CALLS[name] for name in names if name in _CALLS), None)
+    found = next((_CALLS[name] for name in names_in(module) if name in _CALLS), None)
     return None if found is None else found(module, forward)
 
 
