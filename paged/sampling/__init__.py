@@ -1,6 +1,6 @@
 """Sampling of the next token: a request's parameters, and one draw for every row of a batch.
 
-Importing this loads no torch: logits bring it along.
+Importing this does not load torch.
 """
 
 from paged.sampling.params import SamplingParams

@@ -2,9 +2,9 @@
 
     logits → bias → repetition → presence, frequency → n-grams → bad words → least length → allowed ones → the user's own → a form → a draw
 
-Order and effects are those of transformers' `generate`; presence and frequency are OpenAI's, as in
-vLLM. A sequence that needs a change has a lane, with its tokens so far: the changes of a step are looked up for all
-rows at once, and only the logits that change are touched.
+Order and effects are those of transformers' `generate`; presence and frequency penalties are OpenAI's, as in vLLM. A
+sequence that needs changes has a lane, with its tokens so far. A step looks up the changes of all rows at once, and
+touches only the logits that change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Places = NDArray[np.int64]
 LogitsProcessor = Callable[[Any, Any], Any]
-"""As transformers': token ids, int64 [1, tokens], and logits, float32 [1, vocabulary], to logits of that shape."""
+"""As in transformers: (token ids, int64 [1, tokens]; logits, float32 [1, vocabulary]) → logits of that shape."""
 
 NO_LANE = -1
 _NO_LIMIT = 2**62
@@ -39,7 +39,7 @@ class Adjustments:
     def __init__(self) -> None:
         self._free: list[int] = []
         self._num_opened = 0
-        # By lane: tokens, prompt and output, as far as they have been noted, and numbers.
+        # By lane: the noted tokens of prompt and output, and the parameters.
         self._tokens: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self._prompt_len = np.zeros(0, np.int64)
         self._repetition = np.ones(0, np.float32)
@@ -47,7 +47,7 @@ class Adjustments:
         self._frequency = np.zeros(0, np.float32)
         self._ngram = np.zeros(0, np.int64)
         self._least = np.zeros(0, np.int64)
-        # Which sequence has it, by a number that no other had or will have; 0: none.
+        # The sequence in the lane, by a number that is never reused; 0: none.
         self._number = np.zeros(0, np.int64)
         self._bias, self._allowed, self._bad, self._stops = Lines(), Lines(), Lines(), Lines()
         self._processors: dict[int, tuple[LogitsProcessor, ...]] = {}
@@ -62,8 +62,8 @@ class Adjustments:
         bad_words: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
     ) -> int:
-        """A lane for a sequence that begins with `prompt`: `stops` are what ends it, `bad_words` what it must not say, as token ids, and
-        `grammar` what it has to follow."""
+        """Open a lane for a sequence that begins with `prompt`, and return it. `stops`: token ids that end it; `bad_words`: token ids of what it must not
+        contain; `grammar`: what it has to follow."""
         lane = self._new_lane()
         self._num_opened += 1
         self._number[lane] = self._num_opened
@@ -88,7 +88,7 @@ class Adjustments:
         return lane
 
     def close(self, lane: int) -> None:
-        """Note that the sequence has ended."""
+        """Close the lane of a sequence that has ended."""
         for lines in (self._bias, self._allowed, self._bad, self._stops):
             lines.drop(lane)
         self._processors.pop(lane, None)
@@ -97,12 +97,12 @@ class Adjustments:
         self._free.append(lane)
 
     def number_of(self, lane: int) -> int:
-        """Which sequence has the lane: no other had this number, or will have it. 0 for NO_LANE."""
+        """Return the number of the sequence in the lane, which is never reused; 0 for NO_LANE."""
         return 0 if lane == NO_LANE else int(self._number[lane])
 
     def note(self, lanes: Places, places: Places, tokens: NDArray[np.int32], numbers: Places) -> None:
-        """Output tokens of sequences, each at its place among its outputs; what stood there does so no more. Slots may be NO_LANE;
-        nothing is noted of a sequence that has ended."""
+        """Note output tokens of sequences, each at its place among the sequence's outputs, in place of what was there. Lanes may be NO_LANE. Sequences
+        that have ended are skipped."""
         at = self._held(lanes, numbers)
         its = lanes[at]
         self._note(its, self._prompt_len[its] + places[at], tokens[at])
@@ -120,7 +120,7 @@ class Adjustments:
             _Step(self, logits, at, lanes[at], places[at]).run(is_guess)
 
     def _held(self, lanes: Places, numbers: Places) -> Places:
-        """Places of the lanes that the sequences of these numbers still have."""
+        """Return the places of the lanes that still belong to the sequences of these numbers."""
         has_one = lanes >= 0
         return (has_one & (self._number[np.where(has_one, lanes, 0)] == numbers)).nonzero()[0]
 
@@ -143,7 +143,7 @@ class Adjustments:
 
 
 class _Step:
-    """One batch's logits, [n, vocabulary], and the m rows of it, `at`, that want something; their lanes and output lengths."""
+    """The logits of a batch, [n, vocabulary], and the m rows `at` that need changes, with their lanes and output lengths."""
 
     def __init__(self, all_of: Adjustments, logits: Tensor, at: Places, lanes: Places, places: Places) -> None:
         self.all, self.logits, self.at, self.lanes, self.places = all_of, logits, at, lanes, places
@@ -164,7 +164,7 @@ class _Step:
         self._keep_forms(is_guess)
 
     def _index(self, owners: Places, tokens: NDArray[Any]) -> Tensor:
-        """Where the logits of tokens stand; `owners` are places among `at`."""
+        """Return the flat indices of the logits of tokens; `owners` are places among `at`."""
         return self._on_device(self.at[owners] * self.width + tokens)
 
     def _on_device(self, values: NDArray[Any]) -> Tensor:
@@ -177,7 +177,7 @@ class _Step:
             self.flat[self._index(owners, tokens)] = -float("inf")
 
     def _tokens_of(self, owners: Places, first: Places) -> tuple[Places, NDArray[np.int32]]:
-        """Of places among `at`: whose each token from `first` on is, and the tokens."""
+        """Return the noted tokens of `owners`, places among `at`, from `first` on, and the owner of each token."""
         counts = self.ends[owners] - first
         each = owners.repeat(counts)
         return each, self.all._tokens[self.lanes[each], rising_from(first, counts)]
@@ -196,7 +196,7 @@ class _Step:
             owners, tokens = self._tokens_of(wants, np.zeros(len(wants), np.int64))
             index = self._index(owners, tokens)
             factor = self._on_device(self.all._repetition[self.lanes[owners]])
-            # A token that came twice is written twice, with the same.
+            # A token that came twice is written twice, with the same value.
             before = self.flat[index]
             self.flat[index] = torch.where(before < 0, before * factor, before / factor)
 
@@ -216,12 +216,12 @@ class _Step:
         wants = ((sizes > 0) & (self.ends >= sizes)).nonzero()[0]
         if not len(wants):
             return
-        # Whatever stands before a token has to be what stands at the end now.
+        # A token is banned if the tokens before it equal the last tokens.
         counts = self.ends[wants] - sizes[wants] + 1
         owners, at = wants.repeat(counts), rising_from(sizes[wants] - 1, counts)
         for back in range(1, int(sizes[wants].max())):
             its = self.lanes[owners]
-            # A shorter n-gram has been compared whole.
+            # A shorter n-gram has no more tokens to compare.
             same = tokens[its, np.maximum(at - back, 0)] == tokens[its, np.maximum(self.ends[owners] - back, 0)]
             same |= back >= sizes[owners]
             owners, at = owners[same], at[same]
@@ -265,7 +265,7 @@ class _Step:
                 self.logits[row] = _processed(row, processors, known, self.logits[row : row + 1])[0]
 
     def _keep_forms(self, is_guess: bool) -> None:
-        """What no grammar allows cannot be drawn. Of a sequence with drafts several rows ask: one after the other, others with them."""
+        """Ban tokens that grammars do not allow. A sequence with drafts has several rows, which are done one after the other."""
         if not self.all._grammars:
             return
         asking = [place for place, lane in enumerate(self.lanes.tolist()) if lane in self.all._grammars]
@@ -277,7 +277,7 @@ class _Step:
             self._keep_forms_of(list(at_once.values()), is_guess)
 
     def _keep_forms_of(self, places: list[int], is_guess: bool) -> None:
-        """Those of rows of different sequences."""
+        """Ban tokens that grammars do not allow, in rows of different sequences."""
         from paged.sampling.grammars import allowed_tokens
 
         rows, grammars = [], []
@@ -302,7 +302,7 @@ class _Step:
 
 
 def _must_go_on(row: int, grammar: Grammar) -> None:
-    """Raise GrammarFailed if it has given up."""
+    """Raise GrammarFailed if the grammar's matcher has failed."""
     if grammar.matcher.is_error():
         # Behind it stands the state of the parser.
         raise GrammarFailed(row, " ".join(grammar.matcher.get_error().split("<state>")[0].split()))
@@ -325,7 +325,7 @@ def _processed(row: int, processors: tuple[LogitsProcessor, ...], known: Tensor,
 
 
 def _last_and_before(words: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each word's last token, [k], and those before it, the nearest first, [k, most]."""
+    """Return each word's last token, [k], and the tokens before it, the nearest first, [k, most]."""
     most = max((len(word) for word in words), default=1) - 1
     before = np.full((len(words), most), NOTHING, np.int64)
     for number, word in enumerate(words):

@@ -1,4 +1,4 @@
-"""Checks that several kinds of parameters share. Each raises InvalidSampling with the name, what may stand there, and the value."""
+"""Checks that several kinds of parameters share. Each raises InvalidSampling with the name, what is allowed, and the value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paged.errors import InvalidSampling
 
 
 def must_be(is_right: bool, name: str, what: str, value: object) -> None:
-    """Raise InvalidSampling unless the value of this name is right; `what`: what it has to be."""
+    """Raise InvalidSampling unless `is_right`: the parameter `name` has to be `what`."""
     if not is_right:
         raise InvalidSampling(f"{name} has to be {what}; got {shown(value)}.")
 

@@ -1,7 +1,7 @@
-"""Grammars tried before they are relied on; as a script, in a process of its own.
+"""Trials of grammars; as a script, in a process of its own.
 
-A few lines can make llguidance overflow its stack or compute for minutes, within its own limits. The script reads a grammar from standard input
-and writes what is wrong with it, within limits on processor time and memory. It imports nothing but llguidance: it takes 0.1 s.
+A grammar of a few lines can make llguidance overflow its stack or compute for minutes, in spite of llguidance's limits. The script reads a grammar
+from standard input, and writes what is wrong with it, within limits on processor time and memory. It imports only llguidance, and takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-# The size is what takes time to read.
+# The time to read a grammar depends on its size.
 LIMITS = LLParserLimits(max_grammar_size=16_384)
 STACK_BYTES = 256 * 2**20
-"""Of a thread that reads a grammar: enough for the deepest of structured.MAX_CHARS."""
+"""Stack of a thread that reads a grammar: enough for the deepest nesting in structured.MAX_CHARS."""
 CPU_S, MEMORY_BYTES = 4, 4 * 2**30
 NUM_TRIED = 8
 
 
 def read(tokenizer: Any, text: str) -> tuple[LLMatcher | None, str | None]:
-    """A grammar's beginning, and what is wrong with it."""
+    """Read a grammar. Return a matcher at its beginning, None if it cannot be read, and what is wrong with it."""
     try:
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=LIMITS)
     except ValueError as error:
@@ -30,12 +30,12 @@ def read(tokenizer: Any, text: str) -> tuple[LLMatcher | None, str | None]:
 
 
 def _fault_of(matcher: LLMatcher) -> str | None:
-    """Why an answer cannot begin, by trying its first tokens. What is computed of the first one is kept by the matcher."""
+    """Try the first tokens of an answer. Return why there is none. The matcher keeps what it computed for the first token."""
     tried = matcher
     for _ in range(NUM_TRIED):
         bits = b"" if tried.is_error() else tried.compute_bitmask()
         if tried.is_error():
-            # Behind it stands the state of the parser.
+            # The rest is the state of the parser.
             wrong = str(tried.get_error()).split("<state>")[0]
             return "no answer has this form" if wrong.startswith("NoExtension") else " ".join(wrong.split())
         tried = tried.deep_copy()

@@ -1,9 +1,9 @@
-"""Answers held to a form: the tokens that may come next, by llguidance, for all rows at once.
+"""Structured outputs: the tokens that a form allows next, by llguidance, for all rows at once.
 
     {"a": 1 | may be followed by a digit, "}" or a space, and by nothing else
 
-A row's answer so far decides, and drafts behind it: the grammar goes back to where two answers part, and on from
-there. So it does not matter how often a place is asked for, or in what order.
+They depend on a row's answer so far, drafts included. A grammar goes back to where the new answer and the last one
+differ, and on from there, so places may be asked for in any order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paged.sampling.structured import StructuredOutputsParams
 
 _PROBE_S = 60.0
 
-# Grammars that are kept, so that a form that comes again is not read again.
+# Grammars that are kept for forms that come again.
 _MOST_KEPT = 64
 
 
@@ -52,7 +52,7 @@ class Grammar:
 
 
 class Grammars:
-    """The grammars of one model's answers. Several threads may use it at a time; llguidance lets others go on while it reads a form."""
+    """The grammars of one model's answers. For several threads: llguidance does not block the others while it reads a form."""
 
     def __init__(self, tokenizer: Any, vocabulary_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = llguidance.hf.from_tokenizer(
@@ -66,7 +66,7 @@ class Grammars:
         return _grammar_of(form) in self._known
 
     def open(self, form: StructuredOutputsParams) -> Grammar:
-        """The beginning of an answer of this form. Raises InvalidSampling for one that llguidance cannot read, that takes too much, or that no
+        """Return the beginning of an answer of this form. Raises InvalidSampling for a form that llguidance cannot read, that is beyond its limits, or that no
         answer has."""
         text = _grammar_of(form)
         with self._lock:
@@ -84,8 +84,8 @@ class Grammars:
 
 
 def probe(form: StructuredOutputsParams) -> None:
-    """Raise InvalidSampling unless a process of its own reads the form within its limits: what would bring it down brings nothing else down."""
-    # Without -P a script imports what lies beside it.
+    """Raise InvalidSampling unless another process reads the form within limits, so that a form that crashes llguidance crashes only that process."""
+    # Without -P the script could import files next to it.
     command = [sys.executable, "-P", form_probe.__file__]
     try:
         done = subprocess.run(
@@ -107,7 +107,7 @@ def _cannot_follow(form: StructuredOutputsParams, why: str) -> InvalidSampling:
 
 
 def allowed_tokens(grammars: Sequence[Grammar], vocabulary_size: int) -> NDArray[np.bool_]:
-    """What may come next of each, bool [n, vocabulary]; they are different ones."""
+    """Return the tokens that each of n different grammars allows next, bool [n, vocabulary]."""
     bits = llguidance.numpy.allocate_token_bitmask(len(grammars), vocabulary_size)
     if len(grammars) == 1:
         llguidance.numpy.fill_next_token_bitmask(grammars[0].matcher, bits)
@@ -122,7 +122,7 @@ _EXECUTOR: list[LLExecutor] = []
 
 
 def _executor() -> LLExecutor:
-    """Its threads, one set for the process, made when they are wanted."""
+    """Return llguidance's threads, one set for the process, made at the first call."""
     if not _EXECUTOR:
         _EXECUTOR.append(LLExecutor())
     return _EXECUTOR[0]
@@ -135,7 +135,7 @@ def _name_of(form: StructuredOutputsParams) -> str:
 
 
 def _grammar_of(form: StructuredOutputsParams) -> str:
-    """As llguidance takes it. Raises InvalidSampling for a schema that nests too deeply for it."""
+    """Return the form as llguidance's grammar. Raises InvalidSampling for a schema that nests too deeply for it."""
     if form.regex is not None:
         return str(LLMatcher.grammar_from_regex(form.regex))
     if form.choice is not None:

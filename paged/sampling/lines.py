@@ -1,6 +1,6 @@
-"""Lines of numbers, some of which belong to each lane: those of a whole batch are picked at once.
+"""Lines of numbers by lane; those of a whole batch are picked at once.
 
-lane 0: | 7 2.5 |        pick([3, 0]) → owners | 0 0 1 |,  columns | 4 9 7 |  | 0.1 0.2 2.5 |
+lane 0: | 7 2.5 |            pick([3, 0]) → owners | 0 0 1 |,  columns | 4 9 7 |  | 0.1 0.2 2.5 |
 lane 3: | 4 0.1 | 9 0.2 |
 """
 
@@ -15,19 +15,18 @@ from paged.base.growing import rising_from
 
 Columns = tuple[NDArray[Any], ...]
 NOTHING = -1
-"""What fills a matrix's line that is shorter than others."""
+"""Fills up the shorter lines of a matrix."""
 
 
 class Lines:
-    """Lines of several columns of one length, a column being an array or a matrix of any width. Packed when they are read: lanes come and
-    go seldom."""
+    """Lines of several columns, by lane. A column is an array, or a matrix of any width. Lines are packed when they are read, since lanes change seldom."""
 
     def __init__(self) -> None:
         self._by_lane: dict[int, Columns] = {}
         self._packed: tuple[NDArray[np.int64], NDArray[np.int64], Columns] | None = None
 
     def set(self, lane: int, *columns: NDArray[Any]) -> None:
-        """The lines of a lane."""
+        """Set the lines of a lane."""
         if len(columns[0]):
             self._by_lane[lane] = columns
             self._packed = None
@@ -38,7 +37,7 @@ class Lines:
             self._packed = None
 
     def pick(self, lanes: NDArray[np.int64]) -> tuple[NDArray[np.int64], Columns] | None:
-        """Places among `lanes` whose line it is, int64 [k], and the columns, [k] each; None where there is none."""
+        """Return the k lines of these lanes: the place among `lanes` of each line's lane, int64 [k], and the columns, [k] each; None if k is 0."""
         if not self._by_lane:
             return None
         first, count, columns = self._packing()
@@ -50,7 +49,7 @@ class Lines:
         return np.arange(len(lanes)).repeat(counts), tuple(column[index] for column in columns)
 
     def _packing(self) -> tuple[NDArray[np.int64], NDArray[np.int64], Columns]:
-        """Where each lane's lines begin, how many they are, and all of them."""
+        """Return by lane the first of its lines, and their number; and the columns of all lines."""
         if self._packed is None:
             lanes = sorted(self._by_lane)
             count = np.zeros(lanes[-1] + 1, np.int64)
@@ -61,7 +60,7 @@ class Lines:
 
 
 def _stacked(parts: tuple[NDArray[Any], ...]) -> NDArray[Any]:
-    """All lines of a column; a matrix as wide as the widest."""
+    """Return all lines of a column; a matrix is as wide as the widest part."""
     if parts[0].ndim == 1:
         return np.concatenate(parts)
     width = max(part.shape[1] for part in parts)

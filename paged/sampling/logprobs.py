@@ -1,4 +1,4 @@
-"""Natural logarithms of probabilities, from a model's own logits, the same to the last bit in whatever batch they come."""
+"""Log-probabilities (natural), from a model's unchanged logits; their bits do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class Logprobs(NamedTuple):
-    """Of n tokens: chosen float64 [n]; ranks int64 [n], 1 is the likeliest; and the k likeliest ones instead, likeliest first: top_ids
-    int64 [n, k], top float64 [n, k]."""
+    """Log-probabilities of n tokens, float64 [n]; their ranks, int64 [n], 1 for the likeliest; and ids and log-probabilities of the k likeliest tokens at
+    each place, the likeliest first, int64 and float64 [n, k]."""
 
     chosen: NDArray[np.float64]
     ranks: NDArray[np.int64]
@@ -24,14 +24,14 @@ class Logprobs(NamedTuple):
 
 
 def logprobs(logits: Tensor, tokens: NDArray[np.int32], num_top: int) -> Logprobs:
-    """Of `tokens`, int [n], and of the `num_top` likeliest, by logits [n, vocabulary]. Equals rank by their ids, the lower first."""
+    """Return log-probabilities of `tokens`, int [n], and of the `num_top` likeliest, by logits [n, vocabulary]. Equal ones rank by id, the lower first."""
     import torch
 
     logits = logits.detach().contiguous()
     vocabulary_size = logits.shape[1]
     highest = logits.amax(-1, keepdim=True)
     one = torch.ones_like(highest, dtype=torch.float64)
-    # A weight below half a unit counts as nothing, here as in a draw.
+    # As in a draw, a weight below half a unit counts as 0.
     log_total = (total_weights(logits, highest, one).double() * 2.0 ** -unit_bits(vocabulary_size)).log()
     ids = column(logits, tokens.astype(np.int64))
     said = logits.gather(-1, ids)

@@ -1,4 +1,4 @@
-"""The sampling parameters of a request: how its tokens are chosen, and when to stop."""
+"""The sampling parameters of a request: how its tokens are chosen, and when it ends."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     Names and meanings are vLLM's, and transformers' for typical_p and no_repeat_ngram_size; temperature 0 is the default.
 
     n               answers to one prompt
-    best_of         so many are made, and the n likeliest by the sum of their log-probabilities come back (None: n)
-    temperature     logits are divided by it; 0 is greedy: the likeliest token, the lowest id of equals
-    top_k           only so many of the likeliest tokens can be drawn (None: all)
-    top_p           of these, only the fewest likeliest whose probability reaches this share (None: all)
-    min_p           of these, only those at least so many times as likely as the likeliest (None: all)
-    typical_p       of these, only the fewest whose probability reaches this share, nearest to the expected information first (None: all)
-    seed            the same seed draws the same tokens from the same logits (None: one is made of the request's id)
+    best_of         answers that are generated; the n likeliest, by the sum of their log-probabilities, are returned (None: n)
+    temperature     logits are divided by it; 0 is greedy: the likeliest token, the lowest id of equal ones
+    top_k           only this many of the likeliest tokens can be drawn (None: all)
+    top_p           of these, only the fewest likeliest whose probabilities add up to this share (None: all)
+    min_p           of these, only tokens with at least this share of the likeliest token's probability (None: all)
+    typical_p       of these, only the fewest whose probabilities add up to this share, nearest to the expected information first (None: all)
+    seed            the same seed draws the same tokens from the same logits (None: it is made from the request's id)
     repetition_penalty
-                    logits of tokens in prompt or output are divided by it, or multiplied where they are negative (1: off)
+                    logits of tokens in prompt or output are divided by it, or multiplied if they are negative (1: off)
     presence_penalty, frequency_penalty
-                    taken from the logits of tokens in the output, once, and as often as they came (0: off)
+                    subtracted from the logit of each token in the output, once, or as often as it came (0: off)
     no_repeat_ngram_size
-                    no so many tokens in a row come twice, prompt included (0: off)
+                    no sequence of this many tokens comes twice, prompt included (0: off)
     logit_bias      by token id, added to its logit
     allowed_token_ids
-                    no other can be chosen (None: any)
-    bad_words       text, or token ids, that is not said
-    max_tokens      output tokens at most
-    min_tokens      neither EOS, stop ids nor stop strings come before so many output tokens
+                    only these can be chosen (None: all)
+    bad_words       texts, or token ids, that the output does not contain
+    max_tokens      most output tokens
+    min_tokens      output tokens before which EOS, stop ids and stop strings do not come
     stop            strings that end a sequence; its text ends before them
     stop_token_ids  ids that end a sequence, besides EOS
     include_stop_str_in_output
-                    its text ends behind them
+                    its text ends after the stop string
     ignore_eos      EOS does not end a sequence
-    logprobs        log-probabilities of the output's tokens, and of so many of the likeliest beside each (None: none)
-    prompt_logprobs the same of the prompt's tokens, which are then computed and not found in the cache (None: none)
-    echo            the text begins with the prompt's
+    logprobs        return log-probabilities of output tokens, and of this many of the likeliest at each place (None: none)
+    prompt_logprobs the same for prompt tokens, which are then computed instead of found in the cache (None: none)
+    echo            the text begins with that of the prompt
     structured_outputs
-                    the form that the answer has to have (None: any); it ends when it has it, by EOS
+                    the form of the answer (None: any); the answer ends, by EOS, when it has the form
     logits_processors
-                    called with token ids, int64 [1, tokens], and logits, float32 [1, vocabulary], as transformers' are
+                    functions of token ids, int64 [1, tokens], and logits, float32 [1, vocabulary], as in transformers
     """
 
     n: int = 1
@@ -86,12 +86,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Whether the likeliest token is always chosen."""
         return self.temperature == 0
 
     @property
     def num_sequences(self) -> int:
-        """Answers that are made."""
+        """Answers that are generated."""
         return self.n if self.best_of is None else self.best_of
 
     @property
@@ -101,7 +101,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """`stop`, one or several."""
+        """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property

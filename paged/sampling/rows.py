@@ -1,6 +1,6 @@
-"""Sampling values by row, so that a step gathers them instead of asking each request; and the sampling itself.
+"""Sampling values by row, which a step gathers at once instead of request by request; and the sampling itself.
 
-rows of a batch → how each is sampled → logits adjusted → a token each → what those want that read log-probabilities
+rows of a batch → how each is sampled → logits adjusted → a token each → log-probabilities to their readers
 """
 
 from __future__ import annotations
@@ -24,83 +24,82 @@ if TYPE_CHECKING:
 _NO_LIMIT = 2**62
 _NUM_TOP_UNREAD = -1
 _LEAST = -(2**63)
-# Of a row, by kind: a step gathers each kind at once.
+# Values of a row by dtype: a step gathers all of one dtype at once.
 _REAL = ("temperature", "top_p", "min_p", "typical_p")
 _WHOLE = ("top_k", "seeds", "prompt_len", "lanes", "numbers", "num_top", "num_prompt_top", "waits", "wants_states")
 _PLACE = {name: place for names in (_REAL, _WHOLE) for place, name in enumerate(names)}
 
 
 class Reader(Protocol):
-    """Reads how likely tokens are. Values are natural logarithms, likeliest first behind the token itself."""
+    """Reads log-probabilities (natural) and hidden states. Lists begin with the token itself, followed by the likeliest tokens, the likeliest first."""
 
     @property
     def prompt_ids(self) -> list[int]:
-        """The prompt."""
+        """Token ids of the prompt."""
 
     def read_output(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
-        """Of the output that is chosen for this place."""
+        """Take the log-probabilities at the output token of this place."""
 
     def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
-        """Of the prompt's token at this place."""
+        """Take the log-probabilities at the prompt token of this place."""
 
     def read_state(self, position: int, state: Tensor) -> None:
-        """A hidden state, float32 [hidden size], of the token at this position: what logits are computed from."""
+        """Take the last hidden state of the token at this position, float32 [hidden size], from which logits are computed."""
 
 
 class Asked(NamedTuple):
-    """How each of n rows is sampled; a column has a property of its name, [n]. `lanes` and `numbers` say which sequence it was that asked, `readers`
-    who reads its likelihoods; a row that `waits` gets no token from its own logits, for one that `wants_states` hidden states of all tokens are read."""
+    """How each of n rows is sampled. Each column has a property of its name, [n]."""
 
     rows: NDArray[np.int64]
     real: NDArray[np.float64]
     whole: NDArray[np.int64]
     all_readers: NDArray[np.object_]
-    # The highest value of each whole column, here or where these are some of: mostly it says that nothing is wanted.
+    # The highest value of each whole column, in these rows or the rows that they are taken from: a quick test that no row wants something.
     highest: list[int]
 
     def of(self, places: NDArray[Any]) -> Asked:
-        """That of some of them."""
+        """Return the same for some of the rows."""
         return Asked(self.rows[places], self.real[:, places], self.whole[:, places], self.all_readers, self.highest)
 
     def _any(self, name: str, least: int) -> bool:
-        """Whether any row has at least so much there."""
+        """Whether any row has at least this value in a column."""
         place = _PLACE[name]
         return self.highest[place] >= least and bool((self.whole[place] >= least).any())
 
     @property
     def adjusts(self) -> bool:
-        """Whether any wants its logits changed."""
+        """Whether the logits of any row are changed."""
         return self._any("lanes", 0)
 
     @property
     def any_reads(self) -> bool:
-        """Whether any reads how likely its outputs are."""
+        """Whether any row reads log-probabilities of its outputs."""
         return self._any("num_top", 0)
 
     @property
     def any_reads_prompt(self) -> bool:
-        """Whether any reads how likely its prompt is."""
+        """Whether any row reads log-probabilities of its prompt."""
         return self._any("num_prompt_top", 0)
 
     @property
     def any_waits(self) -> bool:
-        """Whether any waits."""
+        """Whether any row waits."""
         return self._any("waits", 1)
 
     @property
     def any_wants_states(self) -> bool:
-        """Whether any reads hidden states."""
+        """Whether any row reads hidden states."""
         return self._any("wants_states", 1)
 
     @property
     def only_draws(self) -> bool:
-        """Whether all want a token drawn from their logits, and nothing else."""
+        """Whether all rows only draw a token from their logits."""
         reads = self.any_reads or self.any_reads_prompt or self.any_wants_states
         return not (reads or self.adjusts or self.any_waits)
 
     @property
     def temperature(self) -> NDArray[np.float64]:
-        """As of SamplingParams, and so are the next ones; what is off is a number that does nothing."""
+        """That of SamplingParams, like the next ones, in which a number without effect stands for off."""
         return self.real[_PLACE["temperature"]]
 
     @property
@@ -120,12 +119,12 @@ class Asked(NamedTuple):
 
     @property
     def top_k(self) -> NDArray[np.int64]:
-        """More than any vocabulary: off."""
+        """Larger than any vocabulary: off."""
         return self.whole[_PLACE["top_k"]]
 
     @property
     def seeds(self) -> NDArray[np.uint64]:
-        """Of draws."""
+        """Seeds of draws."""
         return self.whole[_PLACE["seeds"]].view(np.uint64)
 
     @property
@@ -140,32 +139,32 @@ class Asked(NamedTuple):
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """Of the sequence that had the lane."""
+        """Number of the sequence in the lane; the lane may have another one by now."""
         return self.whole[_PLACE["numbers"]]
 
     @property
     def num_top(self) -> NDArray[np.int64]:
-        """Likeliest tokens that are read beside each output; below 0: nothing is read."""
+        """Likeliest tokens that are read with each output token; below 0: no log-probabilities are read."""
         return self.whole[_PLACE["num_top"]]
 
     @property
     def num_prompt_top(self) -> NDArray[np.int64]:
-        """The same of the prompt."""
+        """The same for prompt tokens."""
         return self.whole[_PLACE["num_prompt_top"]]
 
     @property
     def waits(self) -> NDArray[np.bool_]:
-        """Its tokens are chosen elsewhere."""
+        """Whether the row's token is chosen elsewhere, by a search."""
         return self.whole[_PLACE["waits"]] != 0
 
     @property
     def wants_states(self) -> NDArray[np.bool_]:
-        """Whether hidden states are read."""
+        """Whether hidden states of all the row's tokens are read."""
         return self.whole[_PLACE["wants_states"]] != 0
 
     @property
     def readers(self) -> NDArray[np.object_]:
-        """The readers of the rows."""
+        """The Reader of each row."""
         return self.all_readers[self.rows]
 
 
@@ -177,7 +176,7 @@ class RowSampling:
         self._real = np.zeros((len(_REAL), 0), np.float64)
         self._whole = np.zeros((len(_WHOLE), 0), np.int64)
         self._readers = np.zeros(0, np.object_)
-        # Which rows were asked for last, and what of: nothing was set since.
+        # The rows of the last call of `of`, and its result, unless a row was set since.
         self._latest: tuple[bytes, Asked] | None = None
 
     def open(
@@ -188,13 +187,13 @@ class RowSampling:
         bad_words: Sequence[Sequence[int]],
         grammar: Grammar | None = None,
     ) -> int:
-        """A lane for a sequence whose logits are to be changed; NO_LANE for one whose are not."""
+        """Open a lane for a sequence, and return it; NO_LANE if its logits are not changed."""
         if not params.adjusts:
             return NO_LANE
         return self.adjustments.open(params, prompt, stops=stops, bad_words=bad_words, grammar=grammar)
 
     def close(self, lane: int) -> None:
-        """Note that the sequence in the lane has ended."""
+        """Close the lane of a sequence that has ended; NO_LANE does nothing."""
         if lane != NO_LANE:
             self.adjustments.close(lane)
 
@@ -208,7 +207,7 @@ class RowSampling:
         lane: int = NO_LANE,
         reader: Reader | None,
     ) -> None:
-        """The row serves a sequence of this request from now on; `reader` gets what it asked for."""
+        """Note that the row serves a sequence of this request from now on; `reader` gets its log-probabilities."""
         self._latest = None
         if row >= len(self._readers):
             self._real = np.pad(self._real, ((0, 0), (0, row + 1)))
@@ -234,16 +233,16 @@ class RowSampling:
         self._readers[row] = reader
 
     def set_branch(self, row: int, reader: Reader, num_top: int, *, wants_states: bool) -> None:
-        """The row serves a branch of a search from now on: `reader` gets its likeliest next tokens, and chooses."""
+        """Note that the row serves a branch of a search from now on: `reader` gets its likeliest next tokens, and chooses."""
         self.set(row, SamplingParams(), seed=0, prompt_len=0, reader=reader)
         self._whole[_PLACE["num_top"], row] = num_top
         self._whole[_PLACE["waits"], row] = True
         self._whole[_PLACE["wants_states"], row] = wants_states
 
     def of(self, rows: NDArray[np.int64]) -> Asked:
-        """How these rows are sampled now."""
+        """Return how these rows are sampled now."""
         key = rows.tobytes()
-        # In a decode mostly the same rows come again, as they were.
+        # Decodes mostly have the rows of the step before, unchanged.
         if self._latest is None or self._latest[0] != key:
             self._latest = key, self._of(rows)
         return self._latest[1]
@@ -253,10 +252,10 @@ class RowSampling:
         return Asked(rows, self._real[:, rows], whole, self._readers, whole.max(1, initial=_LEAST).tolist())
 
     def choose(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The next token of each row, int32 [n], whose output has places[i] tokens before it. May change `logits`, [n, vocabulary]. Raises
-        BadLogits or CannotAdjust."""
+        """Choose the next token of each row, int32 [n], by logits [n, vocabulary], which it may change; row i has places[i] output tokens before it. Calls
+        readers. Raises BadLogits or CannotAdjust."""
         reads = (asked.num_top >= 0).nonzero()[0] if asked.any_reads else np.empty(0, np.int64)
-        # The model's own, before anything is done to them.
+        # Copied before they are adjusted.
         read = logits[reads] if len(reads) else None
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers)
@@ -268,7 +267,7 @@ class RowSampling:
         return tokens
 
     def guess(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """As `choose`, by logits of a model that guesses: no reader gets them, no logits processor is called, and no logits are refused."""
+        """Choose as `choose` does, by logits of a draft model: calls neither readers nor logits processors, and refuses no logits."""
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers, is_guess=True)
         tokens = drawn(logits.nan_to_num(), asked, places)
@@ -276,13 +275,13 @@ class RowSampling:
         return tokens
 
     def note(self, asked: Asked, places: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-        """These are outputs at these places, or may be: what the next tokens are chosen after."""
+        """Note output tokens at these places, which may be drafts: the next tokens are chosen after them."""
         if asked.adjusts:
             self.adjustments.note(asked.lanes, places, tokens, asked.numbers)
 
 
 def drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
-    """As `RowSampling.choose` for rows that want nothing else."""
+    """Draw a token for each row, int32 [n], without changing logits or calling readers."""
     return sample(
         logits,
         temperature=asked.temperature,
@@ -298,8 +297,8 @@ def drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np
 def prompt_places(
     asked: Asked, num_tokens: NDArray[np.int64], positions: NDArray[np.int64]
 ) -> NDArray[np.bool_] | None:
-    """Of the packed tokens of rows, so many of each: which are followed by a token of a prompt that its request wants to know the
-    likelihood of, bool [tokens]; None where none is."""
+    """Return which packed tokens of rows, `num_tokens` of each, are followed by a prompt token whose log-probability is read, bool [tokens]; None if none
+    is."""
     if not asked.any_reads_prompt:
         return None
     wants = (asked.num_prompt_top >= 0).repeat(num_tokens)
@@ -308,18 +307,18 @@ def prompt_places(
 
 
 def state_places(asked: Asked, num_tokens: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-    """Of the packed tokens of rows, so many of each: whose hidden states are wanted, bool [tokens]; None where none are."""
+    """Return which packed tokens of rows, `num_tokens` of each, have hidden states that are read, bool [tokens]; None if none has."""
     return asked.wants_states.repeat(num_tokens) if asked.any_wants_states else None
 
 
 def tell_states(states: Tensor, asked: Asked, positions: NDArray[np.int64]) -> None:
-    """Tell each row's reader the hidden state at a position, of [n, hidden size]."""
+    """Give each row's reader the hidden state at its position, of [n, hidden size]."""
     for reader, position, state in zip(asked.readers, positions.tolist(), states.cpu(), strict=True):
         reader.read_state(position, state)
 
 
 def tell_prompts(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> None:
-    """Tell each row's reader how likely the prompt's token at a place was, by logits [n, vocabulary] after the one before it."""
+    """Give each row's reader the log-probabilities at the prompt token of a place, by logits [n, vocabulary] after the token before it."""
     tokens = np.array([reader.prompt_ids[place] for reader, place in zip(asked.readers, places, strict=True)], np.int32)
     _tell([reader.read_prompt for reader in asked.readers], logits, places, tokens, asked.num_prompt_top)
 
@@ -331,14 +330,14 @@ def _tell(
     tokens: NDArray[np.int32],
     num_top: NDArray[np.int64],
 ) -> None:
-    """Tell each reader how likely the token at a place was, and so many of the likeliest."""
+    """Call each of `tells` with the log-probabilities of the token at a place, and of the `num_top` likeliest tokens there."""
     found = logprobs(logits, tokens, int(num_top.max()))
     for i, (tell, place, count) in enumerate(zip(tells, places.tolist(), num_top.tolist(), strict=True)):
         tell(place, *_line(found, tokens, i, count))
 
 
 def _line(found: Logprobs, tokens: NDArray[np.int32], i: int, count: int) -> tuple[list[int], list[float], list[int]]:
-    """The token at a place and the `count` likeliest, by id once: ids, values, ranks."""
+    """Return ids, log-probabilities and ranks of the token at a place and the `count` likeliest, each token once."""
     ids, values = [tokens.item(i)], [found.chosen.item(i)]
     ranks = [found.ranks.item(i)]
     for nth in range(count):

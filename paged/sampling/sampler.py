@@ -3,9 +3,9 @@
     logits → temperature → weights, likeliest first → top-k → top-p → min-p → typical → a uniform number picks the token
                            |■■■■■■■■|■■■■|■■|■|■|     |■■■■■■■■|■■■■|■■|         |■■■■|■■|
 
-A draw depends on its own row alone, to the last bit, in whatever batch it comes: the uniform number is a hash of the row's
-seed and place, and the weights are integers, whose sum is the same in whatever order a device adds them up. That of floats
-is not, and a device's order depends on the shape of the batch.
+A draw depends on its own row alone, to the last bit. The uniform number is a hash of the row's seed and place. The
+weights are integers, whose sum does not depend on the order of additions; a sum of floats does, and a device's order
+depends on the shape of the batch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from paged.sampling.weights import column, likeliest, numbers, rows_at_once, row
 if TYPE_CHECKING:
     from torch import Tensor
 
-# So many of the likeliest tokens are looked at first, and so many times as many where these are too few. top-k and top-p
-# hardly ever need more, and to sort 150,000 logits takes a hundred times as long as to pick 128 of them.
+# The number of likeliest tokens that are considered first, and the factor to the next number if they are too few. top-k and
+# top-p rarely need more, and sorting 150,000 logits takes a hundred times as long as selecting 128 of them.
 _NUM_CANDIDATES = 128
 _MORE_CANDIDATES = 8
 
 # Multipliers of splitmix64: G. L. Steele, D. Lea, C. H. Flood, "Fast splittable pseudorandom number generators", 2014, as
-# published by S. Vigna (https://prng.di.unimi.it/splitmix64.c). To hash a counter, so that a draw needs none before it, is
-# the idea of J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
+# published by S. Vigna (https://prng.di.unimi.it/splitmix64.c). Hashing a counter, so that a draw needs no earlier one, is
+# from J. K. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
@@ -48,14 +48,14 @@ _DTYPES = {
 
 
 def seed_of(request_id: str, engine_seed: int) -> int:
-    """The seed, of 64 bits, of a request that names none. Raises InvalidSampling for an engine seed of more bits."""
+    """Return the seed, of 64 bits, of a request without one. Raises InvalidSampling for an engine seed of more bits."""
     check_seed("engine_seed", engine_seed)
     name = request_id.encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=int(engine_seed).to_bytes(8, "little")).digest())
 
 
 class _Draws(NamedTuple):
-    """Of each row that is drawn, what it is drawn by; `uniforms` in [0, 1)."""
+    """The parameters of each row's draw, and its uniform number in [0, 1)."""
 
     temperature: NDArray[np.float64]
     top_k: NDArray[np.int64]
@@ -65,7 +65,7 @@ class _Draws(NamedTuple):
     uniforms: NDArray[np.float64]
 
     def of(self, rows: NDArray[np.int64]) -> _Draws:
-        """Those of some rows."""
+        """Return those of some rows."""
         return _Draws(
             self.temperature[rows],
             self.top_k[rows],
@@ -77,7 +77,7 @@ class _Draws(NamedTuple):
 
 
 def seed_of_sequence(seed: int, sequence: int) -> int:
-    """The seed of one of a request's sequences; the first one's is the request's."""
+    """Return the seed of one of a request's sequences; the first one has the request's."""
     if not sequence:
         return seed
     return int(_mixed(np.array([seed], np.uint64) + np.array([sequence], np.uint64) * _GOLDEN)[0])
@@ -94,28 +94,28 @@ def sample(
     min_p: NDArray[np.float64] | None = None,
     typical_p: NDArray[np.float64] | None = None,
 ) -> NDArray[np.int32]:
-    """The next token of each row, int32 [n], from logits [n, vocabulary] of any float dtype on any device.
+    """Choose the next token of each row, int32 [n], from logits [n, vocabulary] of any float dtype on any device.
 
-    temperature  [n], 0: the likeliest token, the lowest id of equals
+    temperature  [n], 0: the likeliest token, the lowest id of equal ones
     top_k        [n], the vocabulary's size or more: off
     top_p        [n], 1: off; the fewest likeliest tokens whose share of what top_k left reaches it
     seeds        [n]
-    places       [n], tokens of that sequence that were sampled before
-    min_p        [n], 0: off; of those that are left, the ones at least so many times as likely as the likeliest
-    typical_p    [n], 1: off; of those, the fewest whose share reaches it, nearest to the expected information first (Meister et al.
-                 2022)
+    places       [n], tokens of the sequence that were sampled before
+    min_p        [n], 0: off; of these, tokens with at least this share of the likeliest token's probability
+    typical_p    [n], 1: off; of these, the fewest whose share reaches it, nearest to the expected information first (Meister et
+                 al., 2022)
 
-    The order is that of transformers' `generate`. Of equally likely tokens the lower id is kept first. A token of -inf is never drawn, nor is one that is less than 2^-45
-    times as likely as the likeliest (2^-41 in a vocabulary of four million). Values are taken for granted that
-    `SamplingParams.check` accepts. Raises BadLogits for a row with NaN or inf, or of -inf alone; InvalidSampling for arrays
-    of another shape or kind.
+    The order is that of transformers' `generate`. Of equally likely tokens the lower id is kept first. A token with logit
+    -inf is never drawn, nor one that is less than 2^-45 times as likely as the likeliest (2^-41 in a vocabulary of four
+    million). Values are not checked; they have to be such as `SamplingParams.check` accepts. Raises BadLogits for a row
+    with NaN or inf; NoTokenAllowed, a BadLogits, for one of -inf alone; InvalidSampling for arrays of another shape or dtype.
     """
     num_rows = len(logits) if logits.ndim else 0
     min_p = np.zeros(num_rows) if min_p is None else min_p
     typical_p = np.ones(num_rows) if typical_p is None else typical_p
     cuts = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p}
     _check_arrays(logits, **cuts, seeds=seeds, places=places)
-    # In one piece: a device may compute `exp` in another way, and round it otherwise, where rows are not.
+    # Contiguous, since a device may compute `exp` in another way, and round otherwise, for strided rows.
     logits = logits.detach().contiguous()
     vocabulary_size = logits.shape[1]
     is_drawn = temperature > 0
@@ -125,7 +125,7 @@ def sample(
         return highest.indices.cpu().numpy().astype(np.int32)
     is_cut = is_drawn & ((top_k < vocabulary_size) | (top_p < 1) | (min_p > 0) | (typical_p < 1))
     tokens = np.zeros(num_rows, np.int32)
-    # Where the likeliest are looked for, the first of them says as much.
+    # Rows that are cut are checked when their likeliest tokens are selected.
     whole = np.flatnonzero(~is_cut)
     if len(whole):
         highest = rows_of(logits, whole).max(dim=-1)
@@ -153,7 +153,7 @@ def _check_arrays(logits: Tensor, **columns: NDArray[Any]) -> None:
 
 
 def _refuse_bad(highest: Tensor, rows: NDArray[np.int64]) -> None:
-    # The maximum of a row with NaN is NaN, so this one number a row tells of all three.
+    # The maximum of a row with NaN is NaN, so this one number shows NaN, inf and -inf alone.
     values = highest.double().cpu().numpy()
     is_bad = ~np.isfinite(values)
     if is_bad.any():
@@ -163,7 +163,7 @@ def _refuse_bad(highest: Tensor, rows: NDArray[np.int64]) -> None:
 
 
 def _uniforms(seeds: NDArray[np.uint64], places: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Float64 [n] in [0, 1): 53 bits of each row's own splitmix64 stream, which begins at the hash of its seed."""
+    """Return float64 [n] in [0, 1): 53 bits of each row's splitmix64 stream, which begins at the hash of its seed."""
     streams = _mixed(seeds + _GOLDEN)
     bits = _mixed(streams + places.astype(np.uint64) * _GOLDEN) >> np.uint64(11)
     return np.multiply(bits, 2.0**-53, dtype=np.float64)
@@ -182,7 +182,7 @@ def _pieces(is_wanted: NDArray[np.bool_], num_at_once: int) -> Iterator[NDArray[
 
 
 def _draw_from_all(logits: Tensor, draws: _Draws) -> NDArray[np.int64]:
-    """Tokens, [n], of rows where nothing is cut off. Any order of the tokens does then; that of their ids needs no sort."""
+    """Draw tokens, [n], for rows where nothing is cut off; in the order of ids, which needs no sort."""
     top = logits.amax(-1, keepdim=True)
     sums = weights(logits, top, column(logits, draws.temperature)).cumsum(-1)
     return numbers(_picked(sums, sums[:, -1:], column(logits, draws.uniforms)))
@@ -191,10 +191,10 @@ def _draw_from_all(logits: Tensor, draws: _Draws) -> NDArray[np.int64]:
 def _draw_from_likeliest(
     logits: Tensor, draws: _Draws, num_candidates: int, rows: NDArray[np.int64], of_all: Tensor | None = None
 ) -> NDArray[np.int64]:
-    """Tokens, [n], of rows where something is cut off: from so many candidates, and from more where these are too few.
-    `rows`, [n], are their places in the batch; `of_all`, [n, 1], is the sum of all weights of each, if it is known already.
+    """Draw tokens, [n], for rows where something is cut off: from `num_candidates` likeliest tokens, and from more for rows where these are too few.
 
-    Either way gives the same token, because no two tokens share a rank and sums of integers are exact.
+    `rows`, [n]: their places in the batch; `of_all`, [n, 1]: the sum of all weights of each row, if known. The number of candidates does not change a
+    token, since no two tokens share a rank, and sums of integers are exact.
     """
     import torch
 
@@ -214,11 +214,11 @@ def _draw_from_likeliest(
             of_all = total_weights(logits, top, heat)
         total = torch.where(keeps_all, of_all, total)
 
-    # As what may be missed, and not as what is wanted: a share of 1 is all of it then, to the last unit.
+    # By the share that may be left out: so top_p of 1 keeps all, to the last unit.
     missable = ((1 - column(logits, draws.top_p)) * total).long()
     last = torch.searchsorted(sums, total - missable).clamp(max=num_candidates - 1)
     if (draws.min_p > 0).any():
-        # The likeliest is as likely as itself, so there is always one.
+        # The likeliest token always has this share of itself, so one is left.
         least = (column(logits, draws.min_p) * 2.0 ** unit_bits(vocabulary_size)).ceil().long()
         last = torch.minimum(last, (each >= least).sum(-1, keepdim=True) - 1)
     drawn = sums
@@ -230,7 +230,7 @@ def _draw_from_likeliest(
     if num_candidates == vocabulary_size:
         return tokens
 
-    # What equals the last candidate may have been left out, though its id be lower than that of one that is in.
+    # A token as likely as the last candidate may have been left out, even if its id is lower than that of one in the candidates.
     is_enough = (ordered.gather(-1, last) > ordered[:, -1:]) & (keeps_all | (kept <= num_candidates))
     rest = np.flatnonzero(numbers(is_enough) == 0)
     if len(rest):
@@ -245,8 +245,8 @@ def _draw_from_likeliest(
 
 
 def _typical(each: Tensor, last: Tensor, share: Tensor) -> Tensor:
-    """Running sums, [n, candidates], of the weights up to `last` of tokens whose information is nearest to the expected one; of equally
-    near ones all are kept."""
+    """Return running sums, [n, candidates], of the weights of tokens up to `last` whose information is nearest to the expected one; of equally near ones all
+    are kept."""
     import torch
 
     places = torch.arange(each.shape[1], device=each.device)
@@ -263,14 +263,14 @@ def _typical(each: Tensor, last: Tensor, share: Tensor) -> Tensor:
 
 
 def _sum_of(values: Tensor) -> Tensor:
-    """Sums of float64 below 64 along the last dimension, [n, 1], the same in whatever order a device adds them up."""
+    """Return sums of float64 below 64 along the last dimension, [n, 1], which do not depend on the order of additions."""
     unit = 2.0**52
     return (values * unit).round().long().sum(-1, keepdim=True) / unit
 
 
 def _picked(sums: Tensor, kept: Tensor, uniforms: Tensor) -> Tensor:
-    """Where in the running sums, [n, vocabulary], the uniform share of what is kept falls, [n, 1]."""
+    """Return the place in the running sums, [n, vocabulary], where the uniform share of `kept` falls, [n, 1]."""
     import torch
 
-    # At most 1 - 2^-53 of it, which is less than all of it in float64, too, however `kept` was rounded.
+    # The share is at most 1 - 2^-53, so the product is below `kept` in float64, too, however `kept` was rounded.
     return torch.searchsorted(sums, (uniforms * kept).long(), right=True)

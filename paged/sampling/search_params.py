@@ -1,4 +1,4 @@
-"""The parameters of a search: for the likeliest answers, or for one that does not repeat itself."""
+"""The parameters of searches: for the likeliest answers, or for an answer without repetition."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from paged.sampling.checks import check_flag, check_max_tokens, check_stop_ids, 
 
 
 class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
-    """A search for the likeliest answers of one request. Raises InvalidSampling for wrong values. Names are vLLM's, and transformers' for the rest.
+    """A beam search for the likeliest answers to one prompt. Raises InvalidSampling for invalid values. Names are vLLM's, or else transformers'.
 
-    beam_width      sequences that go on at a time
+    beam_width      beams: sequences that go on at a time
     n               answers, the best first
-    max_tokens      tokens of an answer at most
-    length_penalty  an answer's log-probability is divided by its length to this power: above 0 favours long ones, below 0 short ones
-    early_stopping  True: it is over with beam_width answers; False: when no sequence is likely to become a better one; "never": when none can
+    max_tokens      most tokens of an answer
+    length_penalty  an answer's log-probability is divided by its length to this power: above 0 favours long answers, below 0 short ones
+    early_stopping  True: the search ends with beam_width answers; False: when no beam is likely to become a better one; "never": when no beam can
     num_beam_groups, diversity_penalty
-                    the sequences in so many groups, and what a token costs for each time that groups before have chosen it in the same step
+                    groups of beams, and how much the log-probability of a token falls for each time that earlier groups chose it in the same step
     stop_token_ids  ids that end a sequence, besides EOS
     ignore_eos      EOS does not end a sequence
     """
@@ -39,7 +39,7 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_branches(self) -> int:
-        """Sequences at a time."""
+        """Most sequences at a time."""
         return self.beam_width
 
     def __post_init__(self) -> None:
@@ -67,11 +67,11 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContrastiveSearchParams(msgspec.Struct, frozen=True, kw_only=True):
-    """A search for one answer that neither repeats itself nor wanders. Raises InvalidSampling for wrong values. Names are transformers'.
+    """A contrastive search for one answer without repetition. Raises InvalidSampling for invalid values. Names are transformers'.
 
-    penalty_alpha   what likeness to what was said counts, above 0 and at most 1; how likely a token is counts for the rest
-    top_k           so many of the likeliest tokens are computed before one of them is chosen
-    max_tokens      tokens of the answer at most
+    penalty_alpha   weight of the likeness to earlier tokens, above 0 and at most 1; the probability of a token has the rest of the weight
+    top_k           likeliest tokens that are computed before one of them is chosen
+    max_tokens      most tokens of the answer
     stop_token_ids  ids that end it, besides EOS
     ignore_eos      EOS does not end it
     """
@@ -85,7 +85,7 @@ class ContrastiveSearchParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_branches(self) -> int:
-        """Sequences at a time."""
+        """Most sequences at a time."""
         return self.top_k
 
     def __post_init__(self) -> None:
@@ -103,4 +103,4 @@ class ContrastiveSearchParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SearchParams = BeamSearchParams | ContrastiveSearchParams
-"""What is searched for, instead of drawn."""
+"""The parameters of any search."""

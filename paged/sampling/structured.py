@@ -1,4 +1,4 @@
-"""The form that an answer has to have."""
+"""The form of an answer: the parameters of structured outputs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from paged.errors import InvalidSampling
 from paged.sampling.checks import check_flag, must_be
 
 MAX_CHARS = 262_144
-"""Of a schema, an expression, a grammar, or all choices."""
+"""Most characters of a schema, an expression, a grammar, or all choices together."""
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer's form, by exactly one of these. Raises InvalidSampling. Names are vLLM's.
+    """The form of an answer, by exactly one of the first five fields. Raises InvalidSampling. Names are vLLM's.
 
-    json         a JSON schema, as text or as a mapping: the answer is a JSON document that it describes
+    json         a JSON schema, as text or as a mapping: the answer is a JSON document that the schema describes
     json_object  any JSON object
     regex        a regular expression of the whole answer, in Rust's syntax without look-around
     choice       texts, one of which is the answer
     grammar      a grammar in Lark's syntax, as llguidance reads it
     disable_any_whitespace
-                 JSON has no white space that it does not need; with it, small models write white space until max_tokens
+                 JSON has no optional white space; with it, small models may write white space until max_tokens
     """
 
     json: str | Mapping[str, Any] | None = None

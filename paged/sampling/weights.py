@@ -1,6 +1,6 @@
-"""Logits as weights: integers, whose sum is the same in whatever order a device adds them up.
+"""Logits as weights: integers, whose sum does not depend on the order of additions.
 
-That of floats is not, and a device's order depends on the shape of the batch.
+A sum of floats does, and a device's order depends on the shape of the batch.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Logits that are turned into weights at once: at up to 16 bytes each, they stay in a cache.
+# Logits that become weights at a time: at up to 16 bytes each, they stay in a cache.
 _CELLS_AT_ONCE = 1 << 18
-# Logits of which only the largest is looked at first.
+# Logits of a group, of which only the largest is considered first.
 _GROUP = 64
 
 
 def rows_at_once(vocabulary_size: int) -> int:
-    """Rows whose logits stay in a cache."""
+    """Return the number of rows whose logits stay in a cache."""
     return max(1, _CELLS_AT_ONCE // vocabulary_size)
 
 
 def rows_of(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
-    """Some rows; all of them without a copy."""
+    """Return some rows of logits; all of them without a copy."""
     return logits if len(rows) == len(logits) else logits[column(logits, rows)[:, 0]]
 
 
 def column(logits: Tensor, values: NDArray[Any]) -> Tensor:
-    """One number for each row, [n, 1], on the logits' device."""
-    # Here and not above, so that reading parameters needs no torch; where there are logits it is loaded.
+    """Return one number for each row as a column, [n, 1], on the logits' device."""
+    # Imported here, since parameters are read without torch.
     import torch
 
     return torch.from_numpy(values).to(logits.device)[:, None]
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest logits, largest first, and their ids, both [n, count]. Of equals the lower id stands first.
+    """Return the `count` largest logits, the largest first, and their ids, both [n, count]. Of equal ones the lower id is first.
 
-    Which of those that equal the last one are in is the device's choice, unless all are.
+    If more logits equal the last one, the device chooses which of them are in.
     """
     if count == logits.shape[1]:
         ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
@@ -51,14 +51,14 @@ def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(logits: Tensor, count: int) -> Tensor:
-    """Ids of the `count` largest logits, [n, count], in any order."""
+    """Return the ids of the `count` largest logits, [n, count], in any order."""
     import torch
 
     num_rows, size = logits.shape
     num_groups = size // _GROUP
     if num_groups < 4 * count:
         return logits.topk(count, sorted=False).indices
-    # One that is among the largest stands in a group whose largest one is among the largest groups': one pass, and a small search.
+    # The `count` largest logits lie in the `count` groups with the largest maxima: one pass over all, then a search in few.
     grouped = num_groups * _GROUP
     largest = logits[:, :grouped].view(num_rows, _GROUP, num_groups).amax(1).topk(count, sorted=False).indices
     members = torch.arange(_GROUP, device=logits.device)[:, None] * num_groups
@@ -68,19 +68,19 @@ def _candidates(logits: Tensor, count: int) -> Tensor:
 
 
 def unit_bits(vocabulary_size: int) -> int:
-    """The weight of the likeliest token is two to the power of this; the sum of all has 62 bits at most."""
+    """Return the exponent of the likeliest token's weight, a power of two; the sum of all weights has at most 62 bits."""
     return 62 - vocabulary_size.bit_length()
 
 
 def weights(logits: Tensor, top: Tensor, temperature: Tensor, vocabulary_size: int = 0) -> Tensor:
-    """Probabilities as int64, of the shape of `logits`, in a unit that gives `top` a power of two and the sum 62 bits."""
+    """Return weights, int64 of the shape of `logits`, in a unit in which `top` has a power of two, and the sum of a row at most 62 bits."""
     bits = unit_bits(vocabulary_size or logits.shape[1])
     exponents = (logits.double() - top.double()).div_(temperature)
     return exponents.exp_().mul_(2.0**bits).round_().long()
 
 
 def total_weights(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
-    """The sum of each row's weights, [n, 1]."""
+    """Return the sum of each row's weights, [n, 1]."""
     import torch
 
     size = rows_at_once(logits.shape[1])
@@ -89,6 +89,6 @@ def total_weights(logits: Tensor, top: Tensor, temperature: Tensor) -> Tensor:
 
 
 def numbers(column: Tensor) -> NDArray[np.int64]:
-    """The numbers of a column, [n, 1], int64 [n]."""
+    """Return the numbers of a column, [n, 1], as int64 [n]."""
     found: NDArray[np.int64] = column[:, 0].long().cpu().numpy()
     return found
