@@ -181,23 +181,25 @@ class BeamGroups:
         """As Search. The branches of groups that go on follow each other."""
         is_first = not self._length
         self._length += 1
-        said: Counter[int] = Counter()
+        chosen: Counter[int] = Counter()
         following, begin = [], 0
         for group in self._groups:
             if group.is_over:
                 continue
             its = ahead[begin : begin + len(group.beams)]
-            going = self._step(group, [self._penalised(each, said) for each in its])
-            # Also those of a group that has ended with this step.
-            said.update(token for _, token in going)
+            going = self._step(group, [self._penalised(each, chosen) for each in its])
+            # A group that ends in this step counts, too.
+            chosen.update(token for _, token in going)
             if not group.is_over:
                 following += [(begin + place, token) for place, token in going]
             # All groups begin with the same branch.
             begin += 0 if is_first else len(its)
         return [] if self.is_over else following
 
-    def _penalised(self, ahead: Ahead, said: Counter[int]) -> Ahead:
-        values = [value - self._diversity * said[token] for token, value in zip(ahead.ids, ahead.logprobs, strict=True)]
+    def _penalised(self, ahead: Ahead, chosen: Counter[int]) -> Ahead:
+        values = [
+            value - self._diversity * chosen[token] for token, value in zip(ahead.ids, ahead.logprobs, strict=True)
+        ]
         return ahead._replace(logprobs=values)
 
     def _step(self, group: _Group, ahead: Sequence[Ahead]) -> list[tuple[int, int]]:

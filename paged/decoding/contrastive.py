@@ -73,15 +73,15 @@ class ContrastiveSearch:
         import torch
 
         position = self._num_prompt + len(self._tokens)
-        theirs = torch.stack([_direction(each.states, position) for each in ahead])
-        # Sums in the same order whatever else is computed: each is the product of two vectors of one length.
-        likeness = (theirs @ torch.stack(self._directions).T).amax(1).tolist()
+        directions = torch.stack([_direction(each.states, position) for each in ahead])
+        # Each number is a product of two vectors of one length, so its sum has one order.
+        likeness = (directions @ torch.stack(self._directions).T).amax(1).tolist()
         scores = [
             (1 - self._alpha) * math.exp(logprob) - self._alpha * like
             for (_, logprob), like in zip(self._candidates, likeness, strict=True)
         ]
         place = max(range(len(scores)), key=lambda each: (scores[each], -each))
-        return place, theirs[place]
+        return place, directions[place]
 
 
 def _direction(states: Mapping[int, Tensor], position: int) -> Tensor:

@@ -44,14 +44,14 @@ class DraftModel(Drafter):
         """As Drafter. Computes this model's K and V of all tokens of the step."""
         if not len(step.token_ids):
             return step
-        its_own = step.input
-        num_known, num_before = its_own.num_tokens - its_own.num_drafts, its_own.seq_lens - its_own.num_drafts
+        given = step.input
+        num_known, num_before = given.num_tokens - given.num_drafts, given.seq_lens - given.num_drafts
         starts = step.tokens.query_start_loc[:-1]
         first_drafts = starts + num_known
         token_ids = step.token_ids.copy()
-        going = (its_own.num_drafts > 0).nonzero()[0]
-        nth = np.arange(len(token_ids)) - starts.repeat(its_own.num_tokens)
-        at = (nth < num_known.repeat(its_own.num_tokens)).nonzero()[0]
+        going = (given.num_drafts > 0).nonzero()[0]
+        nth = np.arange(len(token_ids)) - starts.repeat(given.num_tokens)
+        at = (nth < num_known.repeat(given.num_tokens)).nonzero()[0]
         is_sampled = np.zeros(len(token_ids), np.bool_)
         is_sampled[first_drafts[going] - 1] = True
         logits = self._runner.forward(
@@ -62,12 +62,12 @@ class DraftModel(Drafter):
         )
         if not len(going):
             return step
-        for number in range(int(its_own.num_drafts.max())):
+        for number in range(int(given.num_drafts.max())):
             its = asked.of(going)
             places = num_before[going] - its.prompt_len + number
             at = first_drafts[going] + number
             token_ids[at] = self._sampling.guess(logits, its, places)
-            goes_on = its_own.num_drafts[going] > number + 1
+            goes_on = given.num_drafts[going] > number + 1
             logits = self._runner.forward(
                 _part(step.tokens, going, at, np.ones(len(going), np.int64), num_before[going] + number + 1),
                 token_ids[at],

@@ -115,8 +115,8 @@ class CapturedPasses:
             self._has_failed, self._memory = True, None
             self.graphs.clear()
             self._logits.clear()
-            said = (str(error).splitlines() or [""])[0]
-            warnings.warn(f"passes run uncaptured, which is slower: {said}", PagedWarning, stacklevel=3)
+            cause = (str(error).splitlines() or [""])[0]
+            warnings.warn(f"passes run uncaptured, which is slower: {cause}", PagedWarning, stacklevel=3)
         else:
             self.graphs[key] = Captured(replay, inputs, plans, logits)
         return found

@@ -53,11 +53,11 @@ def check_fits(
     on_device, on_host = free_bytes(device), free_bytes(host)
     if ranks > 1:
         on_device, on_host = free, None if on_host is None else on_host // ranks
-    wishes = [("num_blocks", num_blocks, device, on_device), ("host_blocks", host_blocks, host, on_host)]
+    wanted = [("num_blocks", num_blocks, device, on_device), ("host_blocks", host_blocks, host, on_host)]
     if device.type == "cpu":
         # Both lie in one memory.
-        wishes.append(("num_blocks and host_blocks together", num_blocks + host_blocks, host, on_host))
-    for name, count, where, free in wishes:
+        wanted.append(("num_blocks and host_blocks together", num_blocks + host_blocks, host, on_host))
+    for name, count, where, free in wanted:
         if free is not None and count * block_bytes > free:
             raise InvalidConfig(
                 f"{name} {count:,} take {count * block_bytes / 2**30:,.1f} GiB; {free / 2**30:,.1f} GiB are free on {where}{' for each rank' if ranks > 1 else ''}, "

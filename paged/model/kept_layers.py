@@ -262,10 +262,10 @@ def _deepseek_4(config: Any, layer_type: str) -> Compressed:
 
 
 def _state_size(kind: _Kind, config: Any) -> int:
-    said = getattr(config, "mamba_ssm_dtype", None) or getattr(config, "mamba_ssm_cache_dtype", None)
-    if said is None:
+    named = getattr(config, "mamba_ssm_dtype", None) or getattr(config, "mamba_ssm_cache_dtype", None)
+    if named is None:
         return kind.state_size
-    if (name := str(said).removeprefix("torch.")) not in _STATE_SIZES:
+    if (name := str(named).removeprefix("torch.")) not in _STATE_SIZES:
         raise InvalidConfig(f"mamba_ssm_dtype is {name}; known are {', '.join(_STATE_SIZES)}")
     return _STATE_SIZES[name]
 

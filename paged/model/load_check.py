@@ -220,8 +220,8 @@ def _paged(model: LoadedModel, rows: list[NDArray[np.int64]]) -> tuple[list[Tens
     done = np.zeros(len(rows), np.int64)
     logits: list[Tensor] = []
     places: list[list[int]] = [[] for _ in rows]
-    for turn in range(LONGEST):
-        chunks = np.array([_CHUNKS[(turn + row) % len(_CHUNKS)] for row in range(len(rows))])
+    for nth in range(LONGEST):
+        chunks = np.array([_CHUNKS[(nth + row) % len(_CHUNKS)] for row in range(len(rows))])
         counts = np.minimum(chunks, lengths - done)
         going = counts.nonzero()[0]
         if not len(going):

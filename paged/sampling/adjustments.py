@@ -160,7 +160,7 @@ class _Step:
         self._ban_stops()
         self._keep_allowed()
         if not is_guess:
-            self._ask_processors()
+            self._call_processors()
         self._keep_forms(is_guess)
 
     def _index(self, owners: Places, tokens: NDArray[Any]) -> Tensor:
@@ -232,12 +232,12 @@ class _Step:
         if found is None:
             return
         owners, (last, before) = found
-        is_said = np.ones(len(owners), np.bool_)
+        is_there = np.ones(len(owners), np.bool_)
         for back in range(before.shape[1]):
             at = self.ends[owners] - 1 - back
-            said = self.all._tokens[self.lanes[owners], np.maximum(at, 0)]
-            is_said &= (before[:, back] == NOTHING) | ((at >= 0) & (said == before[:, back]))
-        self._ban(owners[is_said], last[is_said])
+            token = self.all._tokens[self.lanes[owners], np.maximum(at, 0)]
+            is_there &= (before[:, back] == NOTHING) | ((at >= 0) & (token == before[:, back]))
+        self._ban(owners[is_there], last[is_there])
 
     def _ban_stops(self) -> None:
         found = self.all._stops.pick(self.lanes)
@@ -255,7 +255,7 @@ class _Step:
             self.logits[self._on_device(self.at[np.unique(owners)])] = -float("inf")
             self.flat[index] = kept
 
-    def _ask_processors(self) -> None:
+    def _call_processors(self) -> None:
         if not self.all._processors:
             return
         for row, lane, end in zip(self.at.tolist(), self.lanes.tolist(), self.ends.tolist(), strict=True):
@@ -268,12 +268,12 @@ class _Step:
         """Ban tokens that grammars do not allow. A sequence with drafts has several rows, which are done one after the other."""
         if not self.all._grammars:
             return
-        asking = [place for place, lane in enumerate(self.lanes.tolist()) if lane in self.all._grammars]
-        while asking:
+        left = [place for place, lane in enumerate(self.lanes.tolist()) if lane in self.all._grammars]
+        while left:
             at_once: dict[int, int] = {}
-            for place in asking:
+            for place in left:
                 at_once.setdefault(int(self.lanes[place]), place)
-            asking = [place for place in asking if at_once[int(self.lanes[place])] != place]
+            left = [place for place in left if at_once[int(self.lanes[place])] != place]
             self._keep_forms_of(list(at_once.values()), is_guess)
 
     def _keep_forms_of(self, places: list[int], is_guess: bool) -> None:

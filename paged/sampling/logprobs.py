@@ -34,13 +34,13 @@ def logprobs(logits: Tensor, tokens: NDArray[np.int32], num_top: int) -> Logprob
     # As in a draw, a weight below half a unit counts as 0.
     log_total = (total_weights(logits, highest, one).double() * 2.0 ** -unit_bits(vocabulary_size)).log()
     ids = column(logits, tokens.astype(np.int64))
-    said = logits.gather(-1, ids)
-    before = (logits == said) & (torch.arange(vocabulary_size, device=logits.device) < ids)
-    ranks = 1 + (logits > said).sum(-1) + before.sum(-1)
-    top, top_ids = likeliest(logits, min(num_top, vocabulary_size)) if num_top else (said[:, :0], ids[:, :0])
+    chosen = logits.gather(-1, ids)
+    before = (logits == chosen) & (torch.arange(vocabulary_size, device=logits.device) < ids)
+    ranks = 1 + (logits > chosen).sum(-1) + before.sum(-1)
+    top, top_ids = likeliest(logits, min(num_top, vocabulary_size)) if num_top else (chosen[:, :0], ids[:, :0])
 
     def of(values: Tensor) -> NDArray[np.float64]:
         found: NDArray[np.float64] = (values.double() - highest.double() - log_total).cpu().numpy()
         return found
 
-    return Logprobs(of(said)[:, 0], ranks.cpu().numpy(), top_ids.cpu().numpy(), of(top))
+    return Logprobs(of(chosen)[:, 0], ranks.cpu().numpy(), top_ids.cpu().numpy(), of(top))

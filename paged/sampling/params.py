@@ -137,8 +137,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_draw(params: SamplingParams) -> None:
-    heat, top_k = params.temperature, params.top_k
-    must_be(is_real(heat) and 0 <= heat < math.inf, "temperature", "a finite number of at least 0", heat)
+    temperature, top_k = params.temperature, params.top_k
+    must_be(
+        is_real(temperature) and 0 <= temperature < math.inf,
+        "temperature",
+        "a finite number of at least 0",
+        temperature,
+    )
     if top_k is not None:
         is_count = is_integer(top_k) and 1 <= top_k < 2**31
         must_be(is_count, "top_k", "an integer from 1 to 2^31 - 1, or None", top_k)

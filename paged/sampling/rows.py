@@ -262,8 +262,8 @@ class RowSampling:
         tokens = drawn(logits, asked, places)
         self.note(asked, places, tokens)
         if read is not None:
-            tells = [reader.read_output for reader in asked.readers[reads]]
-            _tell(tells, read, places[reads], tokens[reads], asked.num_top[reads])
+            calls = [reader.read_output for reader in asked.readers[reads]]
+            _call_readers(calls, read, places[reads], tokens[reads], asked.num_top[reads])
         return tokens
 
     def guess(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -320,20 +320,20 @@ def tell_states(states: Tensor, asked: Asked, positions: NDArray[np.int64]) -> N
 def tell_prompts(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> None:
     """Give each row's reader the log-probabilities at the prompt token of a place, by logits [n, vocabulary] after the token before it."""
     tokens = np.array([reader.prompt_ids[place] for reader, place in zip(asked.readers, places, strict=True)], np.int32)
-    _tell([reader.read_prompt for reader in asked.readers], logits, places, tokens, asked.num_prompt_top)
+    _call_readers([reader.read_prompt for reader in asked.readers], logits, places, tokens, asked.num_prompt_top)
 
 
-def _tell(
-    tells: list[Callable[..., None]],
+def _call_readers(
+    calls: list[Callable[..., None]],
     logits: Tensor,
     places: NDArray[np.int64],
     tokens: NDArray[np.int32],
     num_top: NDArray[np.int64],
 ) -> None:
-    """Call each of `tells` with the log-probabilities of the token at a place, and of the `num_top` likeliest tokens there."""
+    """Call each of `calls` with the log-probabilities of the token at a place, and of the `num_top` likeliest tokens there."""
     found = logprobs(logits, tokens, int(num_top.max()))
-    for i, (tell, place, count) in enumerate(zip(tells, places.tolist(), num_top.tolist(), strict=True)):
-        tell(place, *_line(found, tokens, i, count))
+    for i, (call, place, count) in enumerate(zip(calls, places.tolist(), num_top.tolist(), strict=True)):
+        call(place, *_line(found, tokens, i, count))
 
 
 def _line(found: Logprobs, tokens: NDArray[np.int32], i: int, count: int) -> tuple[list[int], list[float], list[int]]:

@@ -202,8 +202,8 @@ def _draw_from_likeliest(
     num_candidates = min(num_candidates, vocabulary_size)
     ordered, ids = likeliest(logits, num_candidates)
     _refuse_bad(ordered[:, 0], rows)
-    top, heat = ordered[:, :1], column(logits, draws.temperature)
-    each = weights(ordered, top, heat, vocabulary_size)
+    top, temperature = ordered[:, :1], column(logits, draws.temperature)
+    each = weights(ordered, top, temperature, vocabulary_size)
     sums = each.cumsum(-1)
 
     kept = column(logits, draws.top_k).clamp(max=vocabulary_size)
@@ -211,7 +211,7 @@ def _draw_from_likeliest(
     keeps_all = kept == vocabulary_size
     if num_candidates < vocabulary_size and (draws.top_k >= vocabulary_size).any():
         if of_all is None:
-            of_all = total_weights(logits, top, heat)
+            of_all = total_weights(logits, top, temperature)
         total = torch.where(keeps_all, of_all, total)
 
     # By the share that may be left out: so top_p of 1 keeps all, to the last unit.

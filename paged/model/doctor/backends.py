@@ -23,7 +23,7 @@ _NOT_TRIED = "it is compiled at first use"
 
 def cuda_devices() -> tuple[list[CudaDevice], list[Problem]]:
     """Return the CUDA devices that torch finds; and a problem if there is a driver, and torch finds none."""
-    with warnings.catch_warnings(record=True, action="always") as said:
+    with warnings.catch_warnings(record=True, action="always") as caught:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = []
     for number in range(count):
@@ -35,7 +35,7 @@ def cuda_devices() -> tuple[list[CudaDevice], list[Problem]]:
     if torch.version.cuda is None:
         what = f"Here is a driver of NVIDIA's, and torch {torch.__version__} is built without CUDA."
         return [], [Problem(what=what, remedy="pytorch.org says how to install one with CUDA.", is_broken=False)]
-    why = f" ({' '.join(str(said[0].message).split())})" if said else ""
+    why = f" ({' '.join(str(caught[0].message).split())})" if caught else ""
     what = f"Here is a driver of NVIDIA's, and torch {torch.__version__} finds no device{why}."
     remedy = (
         "See that nvidia-smi lists one, that CUDA_VISIBLE_DEVICES does not hide it, and that the driver is new enough."

@@ -141,10 +141,10 @@ class StateLayer:
         ]
         single = sorted(set(rows).difference(whole), key=lambda row: -counts[row])
         together = ways.keeps_bits if states.is_invariant else ways.takes_rows
-        for turn in range(max((counts[row] for row in single), default=0)):
-            going = [row for row in single if counts[row] > turn]
+        for nth in range(max((counts[row] for row in single), default=0)):
+            going = [row for row in single if counts[row] > nth]
             for some in [going] if together else [[row] for row in going]:
-                cuts.append(Cut(some, [[starts[row] + turn] for row in some], False))
+                cuts.append(Cut(some, [[starts[row] + nth] for row in some], False))
         return cuts
 
     def _learned(self, trial: Trial) -> Ways:
