@@ -1,11 +1,10 @@
-/* Matrix products with weights in codes of 8 or 4 bits and a scale a group of inputs; each number is summed in one order.
+/* Matrix products with weights in codes of 8 or 4 bits and a scale a group of inputs; each result is summed in one order.
  *
  *     result = sum over groups of  scale of the weights * sum over pieces of  scale of x * (sum of code * x - zero * sum of x)
  *
- * A row is rounded to 8 bits in pieces of 128 inputs, or of a smaller group, each with a scale of its own, whether alone or among a thousand. Sums
- * within a piece are integers, and exact: every instruction gives the same, so few rows are multiplied by vectors, and more in tiles (AMX).
- * Those of pieces and groups are float32, one fused addition after the other. So results depend on no other row, and two processors with fused
- * additions agree to the bit.
+ * Each row is rounded to 8 bits in pieces of 128 inputs, or of a smaller group, with a scale each. Sums within a piece are exact integers, the same
+ * by any instruction: few rows are multiplied by vectors, and more in tiles (AMX). Sums over pieces and groups are float32, one fused addition after
+ * the other. So results do not depend on other rows, and two processors with fused additions agree to the last bit.
  */
 #include "codes.h"
 
@@ -14,12 +13,12 @@
 
 /* Inputs of a row that share a scale. */
 #define PIECE 128
-/* Rows that are taken at a time, at most. */
+/* Most rows at a time. */
 #define MOST 16
-/* Rows below which rounding them is not worth a second thread. */
+/* With fewer rows, rounding them is not worth a second thread. */
 #define FEW 8
 
-/* Instructions that multiply unsigned codes; others take codes of 8 bits as signed, less 128. */
+/* What the instructions subtract from codes: nothing if they multiply unsigned codes, else 128 from codes of 8 bits. */
 #if defined(__AVX512VNNI__) || (LANES == 8 && defined(__AVXVNNI__))
 #define OFFSET(bits) 0
 #elif defined(__AVX512BW__) || (LANES == 8 && defined(__AVX2__)) || (defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD))
@@ -30,14 +29,14 @@
 
 typedef struct {
     float scale;
-    int32_t sum; /* of its codes */
+    int32_t sum; /* sum of its codes */
 } piece;
 
-/* How a rounded row lies in memory: the codes of all groups, then its pieces. */
+/* The layout of a rounded row in memory: the codes of all groups, then its pieces. */
 typedef struct {
-    size_t group, filled; /* inputs of a group, and with what it is filled up by */
-    size_t groups, pieces; /* pieces of a group */
-    size_t codes, stride;  /* bytes: of a row's codes, of all of it */
+    size_t group, filled; /* inputs of a group, without and with padding */
+    size_t groups, pieces; /* groups of a row, pieces of a group */
+    size_t codes, stride;  /* bytes of a row's codes, and of the whole row */
 } layout;
 
 static layout layout_of(const paged_codes *codes, size_t depth) {
@@ -57,7 +56,8 @@ INLINE piece *pieces_of(const char *rounded, size_t row, const layout *lies) {
     return (piece *)(rounded + row * lies->stride + lies->codes);
 }
 
-/* Codes from -127 to 127 of `count` numbers, up to PIECE, filled up by 0. One that is no finite number makes the scale NaN. */
+/* Rounds a piece of PIECE numbers, padded with 0, to codes from -127 to 127, and stores the first `filled`. A number that is not finite makes the
+ * scale NaN. */
 INLINE piece rounded_piece(const float *x, int8_t *codes, size_t filled) {
     vec most = {0}, no_number = {0};
     for (size_t i = 0; i < PIECE; i += LANES) {
@@ -66,11 +66,11 @@ INLINE piece rounded_piece(const float *x, int8_t *codes, size_t filled) {
         no_number += each * 0.0f;
     }
     const float largest = most_of(most), wrong = sum_of(no_number);
-    /* What is so small is 0, as its reciprocal would be infinite. */
+    /* Numbers this small become 0, since the reciprocal would be infinite. */
     const float factor = largest > 1e-30f ? 127.0f / largest : 0.0f;
     int32_t wide[PIECE];
     for (size_t i = 0; i < PIECE; i += LANES) {
-        /* To the nearest, halves to even. */
+        /* Rounds to the nearest, halves to even. */
         const vec whole = (*(const vec *)(x + i) * factor + 12582912.0f) - 12582912.0f;
         *(ivec *)(wide + i) = wrong == 0 ? __builtin_convertvector(whole, ivec) : (ivec){0};
     }
@@ -82,7 +82,7 @@ INLINE piece rounded_piece(const float *x, int8_t *codes, size_t filled) {
     return found;
 }
 
-/* A row, as `layout` says. */
+/* Rounds a row into `to`. */
 static void round_row(const void *x, enum element element, const layout *lies, const int64_t *order, char *to) {
     piece *pieces = pieces_of(to, 0, lies);
     for (size_t g = 0; g < lies->groups; g++)
@@ -100,7 +100,7 @@ static void round_row(const void *x, enum element element, const layout *lies, c
         }
 }
 
-/* In each lane: sums, plus four codes times the four numbers of x. */
+/* Adds, in each lane, four codes times the four numbers of x to sums. */
 INLINE ivec dotted(ivec sums, ivec codes, int32_t x, const int bits) {
     (void)bits;
 #if defined(__AVX512VNNI__)
@@ -137,7 +137,7 @@ INLINE ivec dotted(ivec sums, ivec codes, int32_t x, const int bits) {
 
 typedef uint8_t ubvec __attribute__((vector_size(LANES), aligned(1), may_alias));
 
-/* LANES zeros. */
+/* LANES zeros, as integers of 32 bits. */
 INLINE ivec widened(const uint8_t *zeros) {
 #if defined(__AVX512F__)
     return (ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)zeros));
@@ -152,7 +152,7 @@ INLINE int32_t four(const char *codes) {
     return found;
 }
 
-/* Rows, rounded, times one panel. `adds` on top of what is there. */
+/* Multiplies rounded rows by one panel. `adds`: to the numbers in `to`. */
 INLINE void code_tile(const int rows, const int bits, const char *x, const layout *lies, const char *w, const float *scales,
                       const uint8_t *zeros, int32_t zero, float *to, size_t to_stride, int adds) {
     vec sums[ROWS][WIDE];
@@ -185,7 +185,7 @@ INLINE void code_tile(const int rows, const int bits, const char *x, const layou
                     UNROLL for (int i = 0; i < rows; i++) {
                         const int32_t factors = four(codes + i * lies->stride + k + 4 * half);
                         UNROLL for (int j = 0; j < WIDE; j++) {
-                            /* One row alone waits for its additions: two sums each. */
+                            /* A single row would wait for each addition, so it has two sums. */
                             if (rows == 1 && half)
                                 others[j] = dotted(others[j], its[j], factors, bits);
                             else
@@ -212,12 +212,12 @@ INLINE void code_tile(const int rows, const int bits, const char *x, const layou
 
 #if HAS_AMX && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
 #define HAS_BYTE_TILES 1
-/* Rows from which tiles are faster than code_tile. */
+/* Fewest rows with which tiles are faster than code_tile. */
 #define FEWEST 5
-/* Pieces under way at a time, so that one's sums are scaled while others are multiplied. */
+/* Pieces at a time: sums of one are scaled while others are multiplied. */
 #define DEEP 4
 
-/* Sums of a piece, in tile `number`. */
+/* Computes the sums of a piece, in tile `number`. */
 #define MULTIPLY(number)                                                               \
     do {                                                                               \
         const size_t p = (within + number) * PIECE, left = lies->filled - p;           \
@@ -234,14 +234,14 @@ INLINE void code_tile(const int rows, const int bits, const char *x, const layou
         _tile_stored(number, dots[number], sizeof(ivec));                              \
     } while (0)
 
-/* What `now` pieces, from number `first` on, add to their group. */
+/* Adds `now` pieces, from number `first` on, to their group. */
 INLINE void add_pieces(const int now, size_t rows, const char *x, const layout *lies, size_t first, __m512i zero, ivec (*dots)[TILE_ROWS],
                        vec *of_group) {
     for (size_t i = 0; i < rows; i++) {
         const piece *its = pieces_of(x, i, lies) + first;
         vec sum = of_group[i];
         UNROLL for (int d = 0; d < now; d++) {
-            /* `zero` is negative, in the lower halves; the sum of a piece's codes fits in one. */
+            /* `zero` is negative, in the lower halves of lanes; the sum of a piece's codes fits into one half. */
             const __m512i dot = _mm512_dpwssd_epi32((__m512i)dots[d][i], zero, _mm512_set1_epi32(its[d].sum));
             sum = fused((vec)_mm512_cvtepi32_ps(dot), spread(its[d].scale), sum);
         }
@@ -249,11 +249,11 @@ INLINE void add_pieces(const int now, size_t rows, const char *x, const layout *
     }
 }
 
-/* As code_tile, of codes of 8 bits, for up to TILE_ROWS rows and the LANES columns at which `w`, `scales`, `zeros` and `to` begin.
- * `is_new` fetches the panel's other columns, too: memory is read fast only line after line. */
+/* As code_tile, for codes of 8 bits, up to TILE_ROWS rows, and the LANES columns at which `w`, `scales`, `zeros` and `to` begin.
+ * `is_new` fetches the panel's other columns, too: memory is fast only if read line after line. */
 INLINE void byte_tile(size_t rows, const char *x, const layout *lies, const char *w, const float *scales, const uint8_t *zeros, int32_t zero,
                       float *to, size_t to_stride, int adds, int is_new) {
-    /* Whole lines of the cache. */
+    /* Whole cache lines. */
     ivec dots[DEEP][TILE_ROWS] __attribute__((aligned(64)));
     vec of_group[TILE_ROWS] __attribute__((aligned(64)));
     for (size_t group = 0; group < lies->groups; group++) {
@@ -293,7 +293,7 @@ static void shape_byte_tiles(size_t rows) {
 #define HAS_BYTE_TILES 0
 #endif
 
-/* As many rows with one panel as are taken at a time; return how many. `shaped`: rows that tiles have; 0: none yet. */
+/* Multiplies the first rows by one panel. Returns how many. `shaped`: rows of the tiles; 0: tiles have no shape yet. */
 INLINE size_t some_rows(size_t rows, const int bits, const char *x, const layout *lies, const char *w, const float *scales,
                         const uint8_t *zeros, int32_t zero, float *to, size_t to_stride, int adds, size_t *shaped) {
     (void)shaped;
@@ -313,7 +313,7 @@ INLINE size_t some_rows(size_t rows, const int bits, const char *x, const layout
     return rows < ROWS ? rows : ROWS;
 }
 
-/* Rows first to last - 1 with one panel. */
+/* Multiplies rows first to last - 1 by one panel. */
 INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t last, const paged_product *product, size_t panel,
                        const int bits) {
     const size_t column = panel * COLUMNS, stride = product->to_stride;
@@ -331,7 +331,7 @@ INLINE void with_panel(const char *x, const layout *lies, size_t first, size_t l
                            &shaped);
             continue;
         }
-        /* The sum of a whole panel has no room in `to`. */
+        /* A whole panel is wider than `to`. */
         float sums[MOST * COLUMNS] = {0};
         const size_t most = last - r < MOST ? last - r : MOST;
         if (product->adds)
@@ -366,7 +366,7 @@ static panel_work by_bits(const paged_product *product, const void *x) {
     return product->codes->bits == 8 ? with_panel_8 : with_panel_4;
 }
 
-/* Products that take a rounded row alike. */
+/* Computes products whose rows are rounded alike. */
 static void coded_products(const void *x, size_t x_stride, int64_t rows, size_t depth, enum element element, const paged_product *products,
                            int64_t count, char *work) {
     const layout lies = layout_of(products->codes, depth);

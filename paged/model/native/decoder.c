@@ -1,14 +1,14 @@
-/* A decoder of Llama's family from token ids to logits in one call: Llama, Mistral, Qwen 2 and 3 and what shares their layers; LFM2.
+/* A decoder of Llama's family from token ids to logits in one call: Llama, Mistral, Qwen 2 and 3, others with such layers, and LFM2.
  *
  *     hidden += o(attention(rope(norm?(qkv(norm(hidden))))))        K and V go into the pool's slots on the way
- *     hidden += o(C * convolution(B * x))                           or this: B, C, x = mix(norm(hidden)), the last tokens go onto pages
+ *     hidden += o(C * convolution(B * x))                           or this: B, C, x = mix(norm(hidden)); the last tokens go onto pages
  *     hidden += down(silu(gate(norm(hidden))) * up(norm(hidden)))
  *
- * The residual stream, sums and norms are float32 whatever the weights are; what enters a product has the weights' element. Each
- * token is computed from its own numbers in one order (products.c, attention.c), so a step's other tokens do not change it.
+ * The residual stream, sums and norms are float32, whatever the weights are; inputs of a product have the weights' element. Each token is computed
+ * from its own numbers in one order (products.c, attention.c), so a step's other tokens do not change it.
  *
- * Of a model that is split over ranks this is one's part: some heads, some columns between gate and down, some of the vocabulary. What o, down and
- * the embedding give is a part of a sum then, which `sum` adds up over ranks.
+ * For a split model this is a rank's part: some heads, some columns between gate and down, some of the vocabulary. Then the results of o, down and
+ * the embedding are parts of sums, which `sum` adds up over ranks.
  */
 #include "decoder.h"
 
@@ -18,7 +18,7 @@
 #include "codes.h"
 #include "quantised.h"
 
-/* Rows below which a pass over them is not worth a second thread. */
+/* With fewer rows, a pass over them is not worth a second thread. */
 #define FEW 8
 
 /* Root mean square norm (Zhang and Sennrich, 2019). */
@@ -36,7 +36,7 @@ static void norms(const paged_decoder *model, const float *x, const float *weigh
         norm(x + r * hidden, weight, hidden, model->epsilon, (char *)to + r * hidden * bytes, model->element);
 }
 
-/* Rotary position embedding in halves (Su et al., 2021), as Hugging Face's: table [head size], cosines and then sines. */
+/* Rotary position embedding in halves (Su et al., 2021), as in Hugging Face's models: table [head size], cosines and then sines. */
 INLINE void rotate(float *head, const float *table, size_t size) {
     const size_t half = size / 2;
     for (size_t i = 0; i < half; i++) {
@@ -46,7 +46,7 @@ INLINE void rotate(float *head, const float *table, size_t size) {
     }
 }
 
-/* A token's K or V of all heads, into its slot, where page 0 has them at `to` and their scales, if there are any, at `scales`. */
+/* Stores a token's K or V of all heads in its slot. On page 0 they begin at `to`, and their scales, if any, at `scales`. */
 INLINE void keep(const paged_step *step, float *x, size_t heads, size_t size, int64_t slot, char *to, char *scales) {
     const int stored = step->attention.stored;
     const size_t bytes = row_bytes(size, stored);
@@ -61,7 +61,7 @@ INLINE void keep(const paged_step *step, float *x, size_t heads, size_t size, in
     for (size_t h = 0; h < heads; h++) quantise(x + h * size, size, to + h * bytes, scale + h, stored);
 }
 
-/* Queries and keys are normed and turned; K and V go to their slots of this layer. */
+/* Norms and rotates queries and keys, and stores K and V in their slots of this layer. */
 static void place_heads(const paged_decoder *model, const paged_layer *layer, const paged_step *step, const paged_place *place, float *qkv,
                         size_t stride) {
     const size_t size = model->head_size, heads = model->heads, kv_heads = model->kv_heads, row = kv_heads * size;
@@ -103,7 +103,7 @@ static void embed(const paged_decoder *model, const paged_step *step, float *to)
     for (int64_t t = 0; t < step->tokens; t++) {
         const size_t id = step->token_ids[t] - model->first_token;
         if (id >= (size_t)model->vocabulary) {
-            /* Another rank's: one that is smaller has wrapped round. */
+            /* An id of another rank; a smaller one has wrapped around. */
             memset(to + t * hidden, 0, hidden * sizeof(float));
             continue;
         }
@@ -126,14 +126,14 @@ static void embed(const paged_decoder *model, const paged_step *step, float *to)
 static size_t larger_of(size_t a, size_t b) { return a > b ? a : b; }
 static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Where each kind of intermediate result lies in the memory that the caller gives; `work` may be NULL, to ask how much it is. */
+/* The places of intermediate results in the caller's memory; with `work` NULL only the number of bytes counts. */
 typedef struct {
     float *hidden, *qkv, *both;
     void *normed, *attended, *gated, *rounded;
     size_t bytes;
 } places;
 
-/* Bytes of rows as the products with codes take them, for the product that takes most. */
+/* Bytes of rounded rows for the product with codes that needs most. */
 static size_t room_for_codes(const paged_decoder *model, size_t rows) {
     const size_t hidden = model->hidden, q = model->heads * model->head_size;
     size_t most = 0;
@@ -153,7 +153,7 @@ static places places_of(const paged_decoder *model, size_t rows, char *work) {
     const size_t qkv = q + 2 * model->kv_heads * model->head_size, width = model->intermediate;
     const size_t sizes[] = {
         rows * hidden * 4,
-        rows * larger_of(qkv, 3 * hidden) * 4, /* of a convolution B, C and x */
+        rows * larger_of(qkv, 3 * hidden) * 4, /* for a convolution: B, C and x */
         rows * 2 * width * 4,
         rows * hidden * bytes,
         rows * larger_of(q, hidden) * bytes,
@@ -173,7 +173,7 @@ static void multiply(const paged_decoder *model, const places *at, const void *x
 
 int64_t paged_decoder_room(const paged_decoder *model, int64_t rows) { return (int64_t)places_of(model, rows, (char *)0).bytes; }
 
-/* A short convolution but for its norm and its last product. B * x has one element throughout: what a state keeps is what the next pass reads. */
+/* Computes a short convolution without its norm and its last product. B * x is stored in the weights' element, as in states. */
 static void convolve(const paged_decoder *model, const paged_layer *layer, const paged_step *step, const paged_place *place, const places *at) {
     const size_t hidden = model->hidden, bytes = bytes_of(model->element);
     const enum element element = model->element;
@@ -199,7 +199,7 @@ static void convolve(const paged_decoder *model, const paged_layer *layer, const
     }
 }
 
-/* An attention layer but for its norm and its last product. */
+/* Computes an attention layer without its norm and its last product. */
 static void attend(const paged_decoder *model, const paged_layer *layer, const paged_step *step, const paged_place *place,
                    paged_attention_call *attention, const places *at) {
     const size_t rows = step->tokens, hidden = model->hidden, q = model->heads * model->head_size;
@@ -221,7 +221,7 @@ static void attend(const paged_decoder *model, const paged_layer *layer, const p
     model->attend(attention);
 }
 
-/* Adds a product to the residual stream: straight away, or by a sum over ranks. */
+/* Adds a product to the residual stream, directly or by a sum over ranks. */
 static int32_t add(const paged_decoder *model, const places *at, const void *x, size_t rows, size_t depth, const paged_weights *weights) {
     const size_t hidden = model->hidden;
     float *to = model->sum ? at->qkv : at->hidden;
@@ -272,7 +272,7 @@ int32_t paged_decoder_forward(const paged_decoder *model, const paged_step *step
         failed = add(model, &at, at.gated, rows, width, &layer->down);
     }
     if (failed) return failed;
-    /* Of the tokens that are asked for alone, gathered at the front: they come in rising order. */
+    /* Moves the wanted tokens, which rise, to the front. */
     for (int64_t i = 0; i < step->num_wanted; i++)
         memmove(at.hidden + i * hidden, at.hidden + step->wanted[i] * hidden, hidden * sizeof(float));
     for (int64_t i = 0; i < step->num_wanted; i++)

@@ -2,33 +2,32 @@
  *
  *     out[row] = sum over its choices j of shares[row, j] * down(activation(up(x[row])))      of expert chosen[row, j]
  *
- * Rows are brought together by expert, so that each expert's weights are read once. A product's numbers do not depend on what else is
- * in its call (products.c), and a row's results are added in the order of its own choices: what a row gets depends neither on how many
- * others chose the same expert nor on the number of threads. Sums and biases are float32; what enters a product has the weights'
- * element, or is rounded to 8 bits where they are codes.
+ * Rows are gathered by expert, so that each expert's weights are read once. A row's numbers do not depend on the other rows of a product
+ * (products.c), and its results are added in the order of its own choices. So they depend neither on how many rows chose the same expert nor on
+ * the number of threads. Sums and biases are float32; inputs of a product have the weights' element, or are rounded to 8 bits for codes.
  */
 #include "experts.h"
 
 #include "codes.h"
 #include "vector.h"
 
-/* Panels of one expert that a piece of work has: few, so that threads get the same, and not so few that starting one shows. */
+/* Panels of one expert in a piece of work: few, so that threads are equally busy, but enough to outweigh the start of a piece. */
 #define PANELS 4
-/* Rows below which a pass over them is not worth a second thread. */
+/* With fewer rows, a pass over them is not worth a second thread. */
 #define FEW 8
 
 static size_t rounded(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Where each kind of intermediate result lies; a pair is a row and one of its choices, and pairs stand by expert. */
+/* The places of intermediate results. A pair is a row and one of its choices; pairs are ordered by expert. */
 typedef struct {
-    int64_t *used;    /* [experts]: those that were chosen */
-    int64_t *starts;  /* [experts + 1]: where each one's pairs begin */
-    int64_t *pairs;   /* [rows, choices]: where they are; -1: nowhere */
+    int64_t *used;    /* [experts]: the experts that were chosen */
+    int64_t *starts;  /* [experts + 1]: the first pair of each expert */
+    int64_t *pairs;   /* [rows, choices]: the place of each pair; -1: no expert */
     void *gathered;   /* [pairs, hidden] */
     float *both;      /* [pairs, 2 * width] or [pairs, width] */
     void *active;     /* [pairs, width] */
     float *given;     /* [pairs, hidden] */
-    char *rounded;    /* what products with codes take */
+    char *rounded;    /* rounded rows, for products with codes */
     size_t bytes;
 } places;
 
@@ -57,7 +56,7 @@ static places places_of(const paged_experts_call *call, char *work) {
 
 int64_t paged_experts_room(const paged_experts_call *call) { return (int64_t)places_of(call, (char *)0).bytes; }
 
-/* Pairs by expert, rows in their order within each, and what they are computed from. Return how many experts were chosen. */
+/* Orders pairs by expert, and by row within each, and copies their rows. Returns how many experts were chosen. */
 static int64_t gather(const paged_experts_call *call, const places *at) {
     const int64_t pairs = call->rows * call->choices;
     const size_t row_bytes = call->hidden * bytes_of(call->element);
@@ -69,7 +68,7 @@ static int64_t gather(const paged_experts_call *call, const places *at) {
         if (at->starts[e + 1]) at->used[used++] = e;
         at->starts[e + 1] += at->starts[e];
     }
-    /* Each start moves to the expert's end, which is where the next one's was. */
+    /* Each start moves to the expert's end, which was the next one's start. */
     for (int64_t i = 0; i < pairs; i++)
         at->pairs[i] = (uint64_t)call->chosen[i] < (uint64_t)call->experts ? at->starts[call->chosen[i]]++ : -1;
     for (int64_t e = call->experts; e > 0; e--) at->starts[e] = at->starts[e - 1];
@@ -81,7 +80,7 @@ static int64_t gather(const paged_experts_call *call, const places *at) {
     return used;
 }
 
-/* Each expert's pairs, x[pairs, depth], with its codes, which have threads of their own: a row is rounded once for all results. */
+/* Multiplies each expert's pairs, x [pairs, depth], by its codes, over threads; a row is rounded once for all results. */
 static void multiply_coded(const paged_experts_call *call, const places *at, int64_t used, const void *x, int64_t depth,
                            const paged_product *coded, float *to) {
     for (int64_t number = 0; number < used; number++) {
@@ -93,7 +92,7 @@ static void multiply_coded(const paged_experts_call *call, const places *at, int
     }
 }
 
-/* The same with its numbers. */
+/* The same for weights that are floats. */
 static void multiply(const paged_experts_call *call, const places *at, int64_t used, const void *x, int64_t depth, const void *packed,
                      const float *bias, int64_t outs, float *to) {
     const int64_t panels = (outs + COLUMNS - 1) / COLUMNS, parts = (panels + PANELS - 1) / PANELS, width = PANELS * COLUMNS;
@@ -110,7 +109,7 @@ static void multiply(const paged_experts_call *call, const places *at, int64_t u
                 .outs = outs - column < width ? outs - column : width,
                 .to_stride = outs,
             };
-            /* Within a region that is parallel already it has this one thread. */
+            /* Within this parallel region it runs on one thread. */
             paged_products((const char *)x + first * depth * bytes, depth, rows, depth, call->element, &product, 1);
         }
 }
@@ -124,7 +123,7 @@ INLINE vec activated(const paged_activation *its, vec gate) {
     }
     const vec x = below(gate, its->most_gate);
     vec bent = x;
-    /* Not for 0: times infinity that would be NaN. */
+    /* Skipped for 0, since 0 times infinity is NaN. */
     if (its->cubic) bent = x + its->cubic * x * x * x;
     return x / (1.0f + exp_of(-its->slope * bent));
 }
@@ -156,7 +155,7 @@ static void activate(const paged_experts_call *call, const places *at, int64_t p
     }
 }
 
-/* A row's results, in the order of its choices. */
+/* Adds up each row's results, in the order of its choices. */
 static void add(const paged_experts_call *call, const places *at) {
     const int64_t hidden = call->hidden, choices = call->choices;
 #pragma omp parallel for schedule(static) if (call->rows >= FEW)

@@ -6,7 +6,7 @@
 
 #include "products.h"
 
-/* What lies between an expert's two products, of a gate g and an up u:
+/* The activation between an expert's two products, of a gate g and an up u:
  *
  *     g' = min(g, most_gate);  g' / (1 + exp(-slope * (g' + cubic * g'^3))) * (min(max(u, -most_up), most_up) + plus)
  *
@@ -18,13 +18,13 @@ typedef struct {
 
 typedef struct {
     const void *x;              /* [rows, hidden], of the weights' element */
-    const int64_t *chosen;      /* [rows, choices]: each row's experts; a number that is none of 0 to experts - 1 adds nothing */
-    const float *shares;        /* [rows, choices]: what their results are multiplied by */
+    const int64_t *chosen;      /* [rows, choices]: each row's experts; a number outside 0 to experts - 1 adds nothing */
+    const float *shares;        /* [rows, choices]: factors of the experts' results */
     float *out;                 /* [rows, hidden] */
-    const void *up, *down;      /* packed as products.h says, expert after expert: to all gates and then all ups, [2 * width], or to
-                                   [width] where there are no gates; and back */
+    const void *up, *down;      /* packed as in products.h, expert after expert: to all gates and then all ups, [2 * width], or without
+                                   gates to [width]; and back to [hidden] */
     const float *up_bias, *down_bias; /* [experts, results] or NULL */
-    const paged_product *coded_up, *coded_down; /* [experts]: in their place, weights in codes and biases; `to` is not read. NULL: numbers */
+    const paged_product *coded_up, *coded_down; /* [experts]: weights in codes with biases, instead; `to` is not read. NULL: floats */
     char *work;                 /* paged_experts_room bytes */
     int64_t rows, choices, experts, hidden, width;
     int32_t element, has_gates; /* enum element */

@@ -1,17 +1,17 @@
-/* The work of products in pieces, a panel of one of them with a chunk of rows each, over threads. */
+/* The work of products over threads, in pieces of one panel of a product and a chunk of rows. */
 #ifndef PAGED_PANELS_H
 #define PAGED_PANELS_H
 
 #include "products.h"
 #include "vector.h"
 
-/* Rows that one piece of work has, where there are many: a multiple of ROWS. */
+/* Most rows of a piece of work: a multiple of ROWS. */
 #define CHUNK 96
 
-/* Rows first to last - 1 with one panel of a product; `x` is what the caller says of its rows. */
+/* Multiplies rows first to last - 1 by one panel of a product; `x` is the caller's description of its rows. */
 typedef void (*panel_work)(const void *x, size_t first, size_t last, const paged_product *product, size_t panel);
 
-/* All rows with all panels; `choose` says what computes those of a product. */
+/* Multiplies all rows by all panels; `choose` returns the function for a product. */
 INLINE void over_panels(const void *x, int64_t rows, const paged_product *products, int64_t count,
                         panel_work (*choose)(const paged_product *product, const void *x)) {
     int64_t total = 0;

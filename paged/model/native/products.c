@@ -1,9 +1,8 @@
-/* Matrix products whose every number is summed in one order, whatever else is computed in the same call.
+/* Matrix products in which each result is summed in one order, whatever else is computed in the same call.
  *
- * A result is the sum over its depth, one fused multiplication and addition after the other (in bfloat16: pair after pair), whether its
- * row comes alone, in a tile of six or in a prompt of thousands, and on however many threads. So a step needs no tiles of a fixed size and no
- * padding for its answers not to depend on who shares it: that is all that batch-invariance asks of a linear layer, and it costs nothing.
- * Packing makes a panel's weights lie in the order in which they are read. The blocking is the usual one (Goto and van de Geijn, 2008).
+ * A result is the sum over its depth, one fused multiply-add after the other (in bfloat16: pair after pair), whether its row is alone, in a tile of
+ * six or in a prompt of thousands, and for any number of threads. So batch-invariance needs no tiles of a fixed size and no padding, and costs
+ * nothing. Packed weights of a panel lie in the order in which they are read. The blocking is the usual one (Goto and van de Geijn, 2008).
  */
 #include "products.h"
 
@@ -11,12 +10,12 @@
 #include "tiles.h"
 #include "vector.h"
 
-/* So many numbers of the depth stay in a cache while all rows of a chunk pass; even, because of pairs. */
+/* Numbers of the depth that stay in a cache while all rows of a chunk are multiplied; even, because of pairs. */
 #define DEPTH 512
-/* Rows whose sums have room beside `to`; divides CHUNK. */
+/* Rows of the buffer for sums of a panel that is wider than `to`; divides CHUNK. */
 #define SOME 32
 
-/* As `tile`, of bfloat16 in pairs: x as it lies, w as [depth / 2, COLUMNS, 2]. */
+/* As `tile`, for bfloat16 in pairs: x [rows, depth], w [depth / 2, COLUMNS, 2]. */
 INLINE void pair_tile(const int rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride,
                       int first) {
     vec sums[ROWS][WIDE];
@@ -54,7 +53,7 @@ INLINE void some_rows(size_t rows, const void *x, size_t x_stride, const void *w
         WITH_CONSTANT(rows, pair_tile, x, x_stride, w, depth, to, to_stride, first)
 }
 
-/* Rows with a panel, any number of them. */
+/* Multiplies any number of rows by a panel. */
 INLINE void all_rows(size_t rows, const void *x, size_t x_stride, const void *w, size_t depth, float *to, size_t to_stride, int first,
                      enum element element) {
 #if HAS_AMX
@@ -68,7 +67,7 @@ INLINE void all_rows(size_t rows, const void *x, size_t x_stride, const void *w,
                   element);
 }
 
-/* Rows first to last - 1 with one panel. */
+/* Multiplies rows first to last - 1 by one panel. */
 INLINE void with_panel(const void *x, size_t x_stride, size_t first, size_t last, size_t depth, const paged_product *product,
                        size_t panel, enum element element) {
     const size_t bytes = bytes_of(element), column = panel * COLUMNS, stride = product->to_stride;
@@ -81,7 +80,7 @@ INLINE void with_panel(const void *x, size_t x_stride, size_t first, size_t last
                      depth - p < DEPTH ? depth - p : DEPTH, to + first * stride, stride, !p && !product->adds, element);
     else
         for (size_t r = first; r < last; r += SOME) {
-            /* The sum of a whole panel has no room in `to`. */
+            /* A whole panel is wider than `to`. */
             float sums[SOME * COLUMNS];
             const size_t count = last - r < SOME ? last - r : SOME;
             if (product->adds)

@@ -1,9 +1,8 @@
 /* Recurrences of state layers, token after token: the short convolution, the gated delta rule, Mamba's two scans.
  *
- * A piece of work is one row and one unit of its state, a head or some channels. It reads the state from the row's pages at its first token,
- * and has it on the pages to write from then on. Every number of a state and of an output is computed by the same operations in the same
- * order, whatever the other rows are, however a row's tokens are cut into passes, and on whichever thread: the state goes from pass to pass
- * in the element that it is computed in.
+ * A piece of work is one row and one unit of its state: a head or some channels. It reads the state from the row's pages at the first token, and
+ * keeps it on the pages to write from then on. Each number of a state or an output is computed by the same operations in the same order, whatever
+ * the other rows are, however the row's tokens are cut into passes, and on any thread: states are stored in the element in which they are computed.
  */
 #include "recurrences.h"
 
@@ -12,20 +11,20 @@
 
 #include "vector.h"
 
-/* Work, in numbers of states and tokens, below which a second thread is not worth waiting for. */
+/* With less work, in numbers of states times tokens, a second thread is not worth its start. */
 #define FEW 32768
-/* Channels of a convolution that are one piece of work at most. */
+/* Most channels of a convolution in a piece of work. */
 #define BAND 512
 
 static inline int64_t num_tokens(const paged_rows *rows) { return rows->starts[rows->n] - rows->starts[0]; }
 
-/* Where a row's unit is read, NULL: it is all zeros; and where it is written, NULL: nowhere. */
+/* A row's unit on its pages; NULL: it is read as zeros, or not written. */
 INLINE char *unit_at(const paged_rows *rows, const int32_t *pages, int64_t row, int64_t unit) {
     const int64_t page = pages[row * rows->stride + rows->parts[unit]];
     return page < 0 ? NULL : rows->pages + page * rows->page_bytes + rows->offsets[unit];
 }
 
-/* Up to LANES numbers; zeros behind them. */
+/* Up to LANES numbers, followed by zeros. */
 INLINE vec some(const float *from, size_t count) {
     if (count >= LANES) return *(const vec *)from;
     float part[LANES] = {0};
@@ -40,7 +39,7 @@ INLINE void put_some(float *to, vec v, size_t count) {
         memcpy(to, &v, count * sizeof(float));
 }
 
-/* The channels of a band, `lines[taps - 1]` first, each line so many numbers: tokens from before the pass, in the order of time. */
+/* The tokens before the pass for the channels of a band: taps - 1 lines, in the order of time. */
 typedef struct {
     float lines[PAGED_MOST_TAPS - 1][BAND];
 } tail;
@@ -55,7 +54,7 @@ INLINE void read_tail(const paged_convolution *call, const paged_rows *rows, int
     }
 }
 
-/* The last tokens of the tail and of what came behind it. */
+/* Stores the last tokens of the tail followed by the row's tokens. */
 INLINE void write_tail(const paged_convolution *call, const paged_rows *rows, int64_t row, size_t first, size_t count, const tail *from,
                        enum element element) {
     const size_t kept = call->taps - 1, of_unit = (call->channels + rows->units - 1) / rows->units;
@@ -72,7 +71,7 @@ INLINE void write_tail(const paged_convolution *call, const paged_rows *rows, in
     }
 }
 
-/* Token t of a row, and `width` channels from `first` on, which are LANES or fewer. */
+/* Convolves token t of a row, for `width` channels from `first` on, at most LANES. */
 INLINE void convolve_lanes(const paged_convolution *call, int64_t start, int64_t t, size_t first, const tail *before, size_t in_band,
                            size_t width, enum element element) {
     const int64_t kept = call->taps - 1;
@@ -129,13 +128,14 @@ void paged_convolve(const paged_convolution *call, const paged_rows *rows) {
     }
 }
 
-/* Where a head's state is read, NULL: it is all zeros; and where it goes. */
+/* A head's state: `before`, NULL for zeros; `state`, where it is written; and `nowhere`, memory to free if it is not kept. */
 typedef struct {
     const float *before;
     float *state, *nowhere;
 } head_state;
 
-/* NULL as `state`: there is nothing to compute, or no memory for a state that goes nowhere. A row without tokens has its state where it goes then. */
+/* Finds a head's state. `state` NULL: there is nothing to compute, or no memory for a state that is not kept. Copies the state of a row without
+ * tokens. */
 static head_state head_of(const paged_rows *rows, int64_t row, int64_t head, size_t size) {
     head_state found = {(const float *)unit_at(rows, rows->read, row, head), (float *)unit_at(rows, rows->write, row, head), NULL};
     if (rows->starts[row] == rows->starts[row + 1]) {
@@ -149,20 +149,20 @@ static head_state head_of(const paged_rows *rows, int64_t row, int64_t head, siz
     return found;
 }
 
-/* A key or a query, of length 1 if that is wanted, times `scale`. */
+/* Scales a key or a query by `scale`, and to length 1 first if `is_normed`. */
 INLINE void prepare(const float *from, size_t size, int is_normed, float scale, float *to) {
     const float factor = is_normed ? scale / sqrtf(squares_of(from, size) + 1e-6f) : scale;
     for (size_t i = 0; i < size; i++) to[i] = from[i] * factor;
 }
 
-/* What is kept of each of `size` rows of a state, of the logarithm of one decay or of as many. */
+/* Computes the factor by which each of `size` rows of a state decays, from one logarithm or from as many. */
 INLINE void keep(const float *decay, size_t given, size_t size, float *to) {
     for (size_t i = 0; i < given; i += LANES) put_some(to + i, exp_of(some(decay + i, given - i)), given - i);
     for (size_t i = given; i < size; i++) to[i] = to[0];
 }
 
-/* One token and `wide` vectors of a head's columns, the last of them with `count` - (wide - 1) * LANES columns: the state loses by decay, what
- * it holds at the key moves towards the value by a share, and the query reads it. */
+/* Advances `wide` vectors of a head's columns by one token; the last vector has `count` - (wide - 1) * LANES columns. The state decays, its value at
+ * the key moves towards the token's value by `share`, and the query reads it. */
 INLINE void delta_columns(const int wide, const float *before, float *state, size_t columns, size_t key_size, size_t count, const float *key,
                           const float *query, const float *kept, const float *value, float share, float *out) {
     const size_t last = count - (wide - 1) * LANES;
@@ -221,7 +221,7 @@ void paged_advance_delta_rule(const paged_delta_rule *call, const paged_rows *ro
     for (int64_t piece = 0; piece < rows->n * call->heads; piece++) delta_head(call, rows, piece / call->heads, piece % call->heads);
 }
 
-/* Up to LANES numbers of a head's row: the state loses by decay and takes the token in; returns `sum` with what is read of it. */
+/* Advances up to LANES numbers of a head's row: the state decays, and the token is added. Returns `sum` plus what is read of the state. */
 INLINE vec scan_lanes(const float *before, float *state, const float *input, const float *reading, vec factor,
                     vec kept, vec sum, size_t width) {
     vec now = {0};
@@ -263,7 +263,7 @@ void paged_advance_scan(const paged_scan *call, const paged_rows *rows) {
     for (int64_t piece = 0; piece < rows->n * call->heads; piece++) scan_head(call, rows, piece / call->heads, piece % call->heads);
 }
 
-/* Channels of one unit, token by token. */
+/* Scans the channels of one unit, token by token. */
 static void scan_channels(const paged_selective_scan *call, const paged_rows *rows, int64_t row, int64_t unit) {
     const size_t columns = call->state_size, of_unit = (call->channels + rows->units - 1) / rows->units, first = unit * of_unit;
     if (first >= (size_t)call->channels) return;

@@ -1,8 +1,8 @@
-/* Products of bfloat16 by AMX: 16 rows with 16 columns over 32 numbers of the depth an instruction.
+/* Products of bfloat16 by AMX: an instruction multiplies 16 rows by 16 columns over 32 numbers of the depth.
  *
- * The instruction sums the even numbers of the 32 in order, the odd ones likewise, and adds both to what is there. So a result has one order of
- * additions for one depth, whatever the rows, but another than the instructions of pairs have: where AMX is there, it computes one row, too.
- * Packed weights lie as AMX reads them.
+ * It sums the even numbers of the 32 in order, the odd ones likewise, and adds both to the sums before. So a result has one order of additions for
+ * one depth, whatever the rows. Instructions of pairs have another order, so with AMX even a single row is computed by it. Weights are packed as
+ * AMX reads them.
  */
 #ifndef PAGED_TILES_H
 #define PAGED_TILES_H
@@ -11,12 +11,12 @@
 
 #if HAS_AMX
 
-/* Lines `begin` to `end` - 1 into the cache. */
+/* Fetches lines `begin` to `end` - 1 into the cache. */
 INLINE void fetch(const char *lines, int begin, int end) {
     UNROLL for (int i = begin; i < end; i++) __builtin_prefetch(lines + i * TILE_BYTES);
 }
 
-/* The sums of four tiles, from memory and back to it. */
+/* Load the sums of four tiles from memory, and store them. */
 #define LOAD_SUMS(a, b, c, d)              \
     do {                                   \
         _tile_loadd(0, a, to_stride * 4);  \
@@ -39,7 +39,7 @@ INLINE void zero_sums(void) {
     _tile_zero(3);
 }
 
-/* Up to 16 rows with a panel of 64 columns; x [rows, depth], w [depth / 2, 64, 2]. */
+/* Multiplies up to 16 rows by a panel of 64 columns; x [rows, depth], w [depth / 2, 64, 2]. */
 INLINE void tiles_aside(const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
     if (first)
         zero_sums();
@@ -60,7 +60,7 @@ INLINE void tiles_aside(const bf16 *x, size_t x_stride, const bf16 *w, size_t de
     STORE_SUMS(to, to + 16, to + 32, to + 48);
 }
 
-/* 17 to 32 rows with half a panel. `is_new` fetches the other half, too: memory is read fast only line after line. */
+/* Multiplies 17 to 32 rows by half a panel. `is_new` fetches the other half, too: memory is fast only if read line after line. */
 INLINE void tiles_square(const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first,
                          int is_new) {
     float *const below = to + TILE_ROWS * to_stride;
@@ -84,7 +84,7 @@ INLINE void tiles_square(const bf16 *x, size_t x_stride, const bf16 *w, size_t d
     STORE_SUMS(to, to + 16, below, below + 16);
 }
 
-/* Rows [rows], any number, with a panel; depth is a multiple of TILE_DEPTH. */
+/* Multiplies any number of rows by a panel; depth is a multiple of TILE_DEPTH. */
 static void whole_tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
     size_t r = 0, high = 0, low = 0;
     settle(x);
@@ -104,7 +104,7 @@ static void whole_tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 
     _tile_release();
 }
 
-/* Rows with a panel, as pair_tile: what no whole tile has of the depth is filled up with 0. */
+/* Multiplies rows by a panel, as pair_tile does; the rest of the depth, less than a tile, is padded with 0. */
 INLINE void tiles(size_t rows, const bf16 *x, size_t x_stride, const bf16 *w, size_t depth, float *to, size_t to_stride, int first) {
     const size_t whole = depth - depth % TILE_DEPTH, left = depth - whole;
     if (whole) whole_tiles(rows, x, x_stride, w, whole, to, to_stride, first);
