@@ -262,12 +262,12 @@ def _deepseek_4(config: Any, layer_type: str) -> Compressed:
 
 
 def _state_size(kind: _Kind, config: Any) -> int:
-    named = getattr(config, "mamba_ssm_dtype", None) or getattr(config, "mamba_ssm_cache_dtype", None)
-    if named is None:
-        return kind.state_size
-    if (name := str(named).removeprefix("torch.")) not in _STATE_SIZES:
-        raise InvalidConfig(f"mamba_ssm_dtype is {name}; known are {', '.join(_STATE_SIZES)}")
-    return _STATE_SIZES[name]
+    for field in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
+        if named := getattr(config, field, None):
+            if (name := str(named).removeprefix("torch.")) not in _STATE_SIZES:
+                raise InvalidConfig(f"{field} is {name}; known are {', '.join(_STATE_SIZES)}")
+            return _STATE_SIZES[name]
+    return kind.state_size
 
 
 def _conv(channels: int, kernel: int, element: int) -> tuple[Part, ...]:
