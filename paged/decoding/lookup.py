@@ -18,14 +18,12 @@ from paged.scheduler import Drafts
 
 # Tokens at the end of a text that are searched.
 _WINDOW = 4096
+# Equal tokens that an earlier occurrence has at least, and that are compared at most.
+_LEAST, _MOST = 2, 3
 
 
 class PromptLookup(Drafter):
-    """Drafts what followed the latest place that has the most last tokens in common, from `least` to `longest` of them."""
-
-    def __init__(self, most: int, *, longest: int = 3, least: int = 2) -> None:
-        super().__init__(most)
-        self._longest, self._least = longest, least
+    """Drafts what followed the latest place that has the most last tokens in common, two or three of them."""
 
     def propose(self, tokens: NDArray[np.int32], num_tokens: NDArray[np.int64], rows: Rows) -> Drafts | None:
         """As Drafter."""
@@ -36,14 +34,14 @@ class PromptLookup(Drafter):
         owners, at = np.arange(len(rows)).repeat(counts), rising_from(starts, counts)
         equal = np.zeros(len(owners), np.int64)
         going = np.arange(len(owners))
-        for back in range(self._longest):
+        for back in range(_MOST):
             here, its = at[going] - back, owners[going]
             its_rows = rows[its]
             there = lengths[its] - 1 - back
             same = (here >= 0) & (tokens[its_rows, np.maximum(here, 0)] == tokens[its_rows, np.maximum(there, 0)])
             going = going[same]
             equal[going] = back + 1
-        found = (equal >= self._least).nonzero()[0]
+        found = (equal >= _LEAST).nonzero()[0]
         if not len(found):
             return None
         best = latest_of(owners[found], equal[found], at[found], len(rows))

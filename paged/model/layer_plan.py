@@ -259,17 +259,12 @@ def _planned(
             reach=key[1],
             layers=tuple(of_kind),
             block_tokens=key[2],
-            pages=num_pages(units[key], page_bytes),
+            pages=sum(times for _, times in packing(units[key], page_bytes)),
             used_bytes=sum(size * number for size, number in units[key]),
         )
         for key, of_kind in kinds.items()
     ]
     return LayerPlan(page_bytes=page_bytes, block_size=block_size, groups=tuple(groups))
-
-
-def num_pages(units: Sequence[tuple[int, int]], page_bytes: int) -> int:
-    """Return how many pages these units take, (bytes, number), the largest first; each unit lies within one page."""
-    return sum(times for _, times in packing(units, page_bytes))
 
 
 def packing(units: Sequence[tuple[int, int]], page_bytes: int) -> list[tuple[tuple[int, ...], int]]:

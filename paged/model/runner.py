@@ -397,7 +397,7 @@ def runner_for(
         fused = fused_decoder(model.module)
         if fused is not None and fused.fits(pool):
             return Runner(model, pool, chosen, None, adapts=True, fused=fused)
-    captures = model.device.type == "cuda" and not enforce_eager and is_plain(model)
+    captures = model.device.type == "cuda" and not enforce_eager and can_be_captured(model)
     if not batch_invariant:
         return Runner(model, pool, chosen, None, adapts=on_cpu, captures=captures)
     tried = chosen.name, torch.get_num_threads()
@@ -407,7 +407,7 @@ def runner_for(
     return Runner(model, pool, chosen, tile, adapts=adapts, captures=captures)
 
 
-def is_plain(model: LoadedModel) -> bool:
+def can_be_captured(model: LoadedModel) -> bool:
     """Whether a pass of one shape launches the same kernels for every step: a backend does the attention of all layers, on K and V alone; no rotary
     embedding depends on lengths; and the host never reads how many rows chose an expert."""
     special = any(each.by_itself or each.expands or each.choosers for each in model.layers)

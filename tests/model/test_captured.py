@@ -325,20 +325,20 @@ def test_an_engine_that_is_forgotten_frees_its_pool_at_once(loaded, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "is_plain"), [("llama", True), ("gpt2", True), ("deepseek_v3", False), ("falcon", False)]
+    ("architecture", "can_be"), [("llama", True), ("gpt2", True), ("deepseek_v3", False), ("falcon", False)]
 )
-def test_captured_are_models_whose_attention_a_backend_does_on_k_and_v(loaded, architecture, is_plain):
-    assert runner.is_plain(loaded(architecture)) == is_plain
+def test_captured_are_models_whose_attention_a_backend_does_on_k_and_v(loaded, architecture, can_be):
+    assert runner.can_be_captured(loaded(architecture)) == can_be
 
 
 def test_experts_that_get_the_rows_that_chose_them_are_not_captured_but_where_the_device_alone_counts_those(
     loaded, monkeypatch
 ):
     model = loaded("mixtral")
-    assert runner.is_plain(model)
+    assert runner.can_be_captured(model)
     # As on a GPU, where they are not in C.
     monkeypatch.setattr(runner, "PackedExperts", ())
-    assert not runner.is_plain(model)
+    assert not runner.can_be_captured(model)
     experts = MixtralExperts(MixtralConfig(hidden_size=8, intermediate_size=8, num_local_experts=2))
     assert runner._groups_rows(experts)
     counts = {}

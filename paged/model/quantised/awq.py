@@ -34,8 +34,8 @@ class AWQ:
         self._group_size = group_size_of(settings.get("group_size", settings.get("q_group_size", 128)))
         self._floats = names_of(settings.get("modules_to_not_convert"))
         self.bits = {BITS}
-        self.title = f"AWQ, {BITS} bits, {groups_in_words(self._group_size)}"
-        self.codes = StoredCodes(title=self.title, bits=BITS, group_size=self._group_size, zero_bits=BITS)
+        title = f"AWQ, {BITS} bits, {groups_in_words(self._group_size)}"
+        self.codes = StoredCodes(title=title, bits=BITS, group_size=self._group_size, zero_bits=BITS)
 
     def names_floats(self, name: str) -> bool:
         return any(each in name for each in self._floats)

@@ -32,12 +32,10 @@ READABLE = (
 class Format(Protocol):
     """A format of stored codes. Its constructor takes the configuration's settings, and raises UnsupportedModel for those that cannot be read."""
 
-    title: str
-    """The format's name, with bits and groups: "GPTQ, 4 bits, groups of 128"."""
     bits: set[int]
     """Bits of its codes."""
     codes: StoredCodes
-    """Sizes of its layers, if they are the same for all."""
+    """Its name, "GPTQ, 4 bits, groups of 128", and the sizes of its layers, if they are the same for all."""
     marks: tuple[str, ...]
     """Names of tensors that only layers stored as codes have."""
 
@@ -68,7 +66,7 @@ class QuantisedCheckpoint:
         marked = {name.rpartition(".")[0] for name in self.files if name.rpartition(".")[2] in found.marks}
         if not marked:
             raise BrokenCheckpoint(
-                f"{folder}: its configuration says {found.title}; no tensor is called {' or '.join(found.marks)}."
+                f"{folder}: its configuration says {found.codes.title}; no tensor is called {' or '.join(found.marks)}."
             )
         self.layers = {name: found.shape_of(self._stored(name)) for name in sorted(marked)}
         for name in self.layers:

@@ -62,9 +62,9 @@ class CompressedTensors:
         self._schemes = [_scheme(each, settings.get("format")) for each in settings["config_groups"].values()]
         self._floats = names_of(settings.get("ignore"))
         self.bits = {each.bits for each in self._schemes}
-        self.title = f"{METHOD}, {'; '.join(dict.fromkeys(each.title for each in self._schemes))}"
-        found = {each.codes(self.title) for each in self._schemes}
-        self.codes = found.pop() if len(found) == 1 else StoredCodes(title=self.title)
+        title = f"{METHOD}, {'; '.join(dict.fromkeys(each.title for each in self._schemes))}"
+        found = {each.codes(title) for each in self._schemes}
+        self.codes = found.pop() if len(found) == 1 else StoredCodes(title=title)
 
     def names_floats(self, name: str) -> bool:
         return any(_names(each, name) for each in self._floats) or self._find(name) is None

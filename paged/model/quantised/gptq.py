@@ -48,9 +48,9 @@ class GPTQ:
         self._adds = 1 if version == "gptq" else 0
         self._only = listed_names(settings.get("modules_in_block_to_quantize"))
         self.bits = {self._bits}
-        self.title = f"GPTQ, {self._bits} bits, {groups_in_words(self._group_size)}"
+        title = f"GPTQ, {self._bits} bits, {groups_in_words(self._group_size)}"
         self.codes = StoredCodes(
-            title=self.title, bits=self._bits, group_size=self._group_size, zero_bits=self._bits, input_bytes=4
+            title=title, bits=self._bits, group_size=self._group_size, zero_bits=self._bits, input_bytes=4
         )
 
     def names_floats(self, name: str) -> bool:

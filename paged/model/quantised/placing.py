@@ -86,8 +86,8 @@ class Placed(CodesSource):
         """Raises InvalidConfig if `quantization` has other bits, or for `with_head`, and UnsupportedModel for a device or machine that does not compute with
         codes."""
         folder, found = checkpoint.folder, checkpoint.format
-        check_stored(folder, found.title, found.bits, quantization, with_head=with_head)
-        check_computed(f"{folder}: stored as {found.title}, which", where)
+        check_stored(folder, found.codes.title, found.bits, quantization, with_head=with_head)
+        check_computed(f"{folder}: stored as {found.codes.title}, which", where)
         # "int8" if some layers have 8 bits, and others 4.
         super().__init__("int8" if BITS["int8"] in found.bits else "int4", with_head=False)
         self.checkpoint = checkpoint
