@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 from starlette.responses import JSONResponse, Response
 
-from paged.engine.results import Completion, EngineOutput
+from paged.engine.results import Completion, EngineOutput, Timings
 from paged.errors import ClientGone, EngineAway, GrammarFailed, NoTokenAllowed, PagedError, RefusedByEngine
+from paged.scheduler import RequestUsage
 from paged.serving.answers import DONE, Form, Usage, event
 from paged.serving.bodies import StreamOptions, field_of
 from paged.serving.engine_client import Inbox
@@ -182,7 +183,7 @@ class Answering(Response):
                 if output.finish_reason is not None:
                     record.finish_reason = record.finish_reason or output.finish_reason
                 if output.usage is not None:
-                    self._take_usage(output)
+                    self._take_usage(output.usage, output.timings)
             self._num_out += num_tokens
             self._lengths[index] = self._lengths.get(index, 0) + num_tokens
             usage = None
@@ -200,22 +201,21 @@ class Answering(Response):
         record.longest_answer = max(self._lengths.values())
         return b"".join(found)
 
-    def _take_usage(self, output: EngineOutput) -> None:
-        used, record = output.usage, self.record
-        assert used is not None, "the last output of a request has its usage"
+    def _take_usage(self, used: RequestUsage, timings: Timings | None) -> None:
+        record = self.record
         self._usage.add(used)
         record.cached_tokens += used.hit_tokens
         record.recomputed_tokens += used.recomputed_tokens
         record.swapped_blocks += used.swapped_blocks
         record.preemptions += used.preemptions
-        if output.timings is not None and output.timings.longest_gap_s is not None:
-            record.longest_pause_s = max(record.longest_pause_s, output.timings.longest_gap_s)
+        if timings is not None and timings.longest_gap_s is not None:
+            record.longest_pause_s = max(record.longest_pause_s, timings.longest_gap_s)
 
     def _account(self, completion: Completion) -> None:
         """Add a whole answer to the usage and the record."""
         record, timings = self.record, completion.timings
         if completion.usage is not None:
-            self._take_usage(EngineOutput(completion.id, [], usage=completion.usage, timings=timings))
+            self._take_usage(completion.usage, timings)
             record.output_tokens += completion.usage.output_tokens
         record.longest_answer = max(record.longest_answer, *(len(each.token_ids) for each in completion.outputs))
         if timings.ttft_s is not None:

@@ -13,6 +13,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from paged import __version__
@@ -35,11 +36,23 @@ _PAGE_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsaf
 _LINGERS = 8
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 _HOST = re.compile(rb"[A-Za-z0-9\-._~%!$&'()*+,;=:\[\]]*\Z")
+
+
+class _Error(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Failure(BaseModel):
+    """The body of an error."""
+
+    error: _Error
+
+
 _ERRORS: dict[int | str, Any] = {
-    status: {
-        "description": what,
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Failure"}}},
-    }
+    status: {"description": what, "model": Failure}
     for status, what in {
         400: "A request that can never be answered",
         401: "No key, or a wrong one",
@@ -210,7 +223,6 @@ def paths_of(front: Front) -> FastAPI:
     _say_errors(app)
     _add_inference(app, front)
     _add_watching(app, front)
-    _add_failure(app)
     return app
 
 
@@ -439,31 +451,3 @@ def _add_watching(app: FastAPI, front: Front) -> None:
         """Every violated invariant, or the hashes of each tier's content. For tests."""
         front.must_serve()
         return Response(await front.engine.ask(what), media_type="application/json")
-
-
-def _add_failure(app: FastAPI) -> None:
-    """Add the form of an error to the OpenAPI document."""
-    usual = app.openapi
-
-    def document() -> dict[str, Any]:
-        found = usual()
-        text = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-        found.setdefault("components", {}).setdefault("schemas", {})["Failure"] = {
-            "type": "object",
-            "required": ["error"],
-            "properties": {
-                "error": {
-                    "type": "object",
-                    "required": ["message", "type", "param", "code"],
-                    "properties": {
-                        "message": {"type": "string"},
-                        "type": {"type": "string"},
-                        "param": text,
-                        "code": text,
-                    },
-                }
-            },
-        }
-        return found
-
-    app.openapi = document  # type: ignore[method-assign]

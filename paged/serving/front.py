@@ -290,7 +290,8 @@ class Front:
             for place in list(waits):
                 leave(place)
             record.begun = inbox.begun
-            self._account(answering, call)
+            self.metrics.ended(record)
+            self._write_down(record, call)
 
         answering = Answering(
             inbox,
@@ -380,11 +381,6 @@ class Front:
                 ):
                     answering.record.error = "client_stalled"
                     answering.task.cancel()
-
-    def _account(self, answering: Answering, call: Call) -> None:
-        """Account a call that was taken, and has ended."""
-        self.metrics.ended(answering.record)
-        self._write_down(answering.record, call)
 
     def _refuse(self, call: Call, error: ApiError) -> None:
         """Account a call that was refused."""

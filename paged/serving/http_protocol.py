@@ -21,13 +21,11 @@ _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. `limited` makes a subclass with a server's `max_connections` and `header_timeout_s`."""
+    """One connection. `max_connections` and `header_timeout_s` are the server's settings; uvicorn gives the other arguments."""
 
-    max_connections = 8192
-    header_timeout_s = 20.0
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, *, max_connections: int, header_timeout_s: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.max_connections, self.header_timeout_s = max_connections, header_timeout_s
         # Bytes of the head that is being read; -1: none is.
         self._head = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -135,12 +133,3 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def limited(max_connections: int, header_timeout_s: float) -> type[LimitedProtocol]:
-    """Return the protocol with these limits."""
-    return type(
-        "LimitedProtocol",
-        (LimitedProtocol,),
-        {"max_connections": max_connections, "header_timeout_s": header_timeout_s},
-    )

@@ -14,6 +14,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -24,7 +25,7 @@ from paged.errors import EngineAway, InvalidConfig, ServerFailed
 from paged.model.checkpoint import check_folder, named_or_shipped
 from paged.serving.app import build_app
 from paged.serving.front import Front
-from paged.serving.http_protocol import limited
+from paged.serving.http_protocol import LimitedProtocol
 from paged.serving.request_log import RequestLog, divert, to_stderr
 from paged.serving.settings import Settings
 from paged.serving.wire import Ready
@@ -116,7 +117,9 @@ def serve(
         app,
         host=settings.host,
         port=settings.port,
-        http=limited(settings.max_connections, settings.header_timeout_s),
+        http=partial(  # type: ignore[arg-type]
+            LimitedProtocol, max_connections=settings.max_connections, header_timeout_s=settings.header_timeout_s
+        ),
         ws="none",
         loop="uvloop" if sys.platform != "win32" else "asyncio",
         lifespan="on",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from paged.errors import EngineAway
-from paged.serving.answering import until_gone
 from paged.serving.engine_client import EngineClient
 from paged.serving.errors import unavailable
 
@@ -28,7 +27,8 @@ class Viewers:
         """Return the response that sends snapshots until the client goes. Raises ApiError for one viewer too many."""
         if len(self._viewers) >= MOST_VIEWERS:
             raise unavailable(f"{MOST_VIEWERS} dashboards are open; no more are fed.", 10.0, "too_many_dashboards")
-        return _Feed(self)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._events(), headers=headers, media_type="text/event-stream")
 
     def close(self) -> None:
         """End the feeds of all viewers."""
@@ -38,17 +38,17 @@ class Viewers:
         for viewer in self._viewers:
             _put(viewer, None)
 
-    def join(self) -> asyncio.Queue[bytes | None]:
-        """Return a queue of events from now on, None at the end; a slow viewer gets the latest."""
+    async def _events(self) -> AsyncIterator[bytes]:
+        """Yield events until the engine has gone for good or `close`; a slow viewer gets the latest."""
         viewer: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self._viewers.add(viewer)
         if self._taker is None:
             self._taker = asyncio.get_running_loop().create_task(self._take())
-        return viewer
-
-    def leave(self, viewer: asyncio.Queue[bytes | None]) -> None:
-        """Remove a viewer."""
-        self._viewers.discard(viewer)
+        try:
+            while (event := await viewer.get()) is not None:
+                yield event
+        finally:
+            self._viewers.discard(viewer)
 
     async def _take(self) -> None:
         while self._viewers:
@@ -71,34 +71,3 @@ def _put(viewer: asyncio.Queue[bytes | None], event: bytes | None) -> None:
     if viewer.full():
         viewer.get_nowait()
     viewer.put_nowait(event)
-
-
-class _Feed(Response):
-    """The response to one viewer."""
-
-    def __init__(self, viewers: Viewers) -> None:
-        self._viewers = viewers
-        self.background = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send events until the engine or the client has gone."""
-        viewer = self._viewers.join()
-        listener = asyncio.get_running_loop().create_task(_until_gone(receive, viewer))
-        try:
-            headers = [
-                (b"content-type", b"text/event-stream"),
-                (b"cache-control", b"no-store"),
-                (b"x-accel-buffering", b"no"),
-            ]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while (event := await viewer.get()) is not None:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            listener.cancel()
-            self._viewers.leave(viewer)
-
-
-async def _until_gone(receive: Any, viewer: asyncio.Queue[bytes | None]) -> None:
-    await until_gone(receive)
-    _put(viewer, None)
