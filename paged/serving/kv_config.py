@@ -12,14 +12,16 @@ from paged.errors import InvalidConfig
 class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The configuration of KV events, by the names of vLLM's `--kv-events-config`.
 
-    publisher       "zmq", or "null" for none; where it is left out, what enable_kv_cache_events says
-    endpoint        of what is new; with `*` or `::`, and by ipc, it is bound; any other is connected to
-    buffer_steps    batches that are kept for readers that ask again
+    publisher       "zmq", or "null" for none; by default as enable_kv_cache_events says
+    endpoint        of new batches; bound if it has `*` or `::` or is ipc, else connected to
+    replay_endpoint where readers request batches again; None: nowhere
+    buffer_steps    batches kept for replays
     hwm             messages that wait for a slow reader before it loses some; 0: no limit
     max_queue_size  steps that may wait for the publisher's thread
-    use_int_block_hashes  hashes are integers of 64 bits; false: all 32 bytes. vLLM reads this from an environment variable
-    restart_points  where prompts can begin in a model whose layers are of several kinds is sent, too: ours, and readers that were made for vLLM
-                    may refuse it
+    use_int_block_hashes
+                    True: hashes are integers of 64 bits; False: all 32 bytes. vLLM reads this from an environment variable
+    restart_points  also send where prompts can begin in a model whose layers are of several kinds: our own events, which readers made for
+                    vLLM may refuse
     """
 
     enable_kv_cache_events: bool = False
@@ -34,19 +36,13 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     restart_points: bool = False
 
     @classmethod
-    def read(cls, text: str) -> KvEventsConfig:
-        """What a JSON object says. Raises InvalidConfig."""
-        try:
-            return cls.of(msgspec.json.decode(text))
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidConfig(f"KV events are described by a JSON object; got {text!r}: {error}.") from None
-
-    @classmethod
     def of(cls, given: Any) -> KvEventsConfig:
-        """What an object says that was JSON. Raises InvalidConfig."""
+        """Return the configuration of a JSON object, as text or as an object. Raises InvalidConfig."""
         try:
+            if isinstance(given, str):
+                given = msgspec.json.decode(given)
             return msgspec.convert(given, cls)
-        except msgspec.ValidationError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             known = ", ".join(cls.__struct_fields__)
             raise InvalidConfig(
                 f"KV events are described by a JSON object with any of {known}; got {given!r}: {error}."

@@ -1,12 +1,12 @@
-"""KV events: published over ZeroMQ in vLLM's wire form, numbered, and sent again to readers that missed some.
+"""KV events: published over ZeroMQ in vLLM's wire form, numbered, and replayed to readers that missed some.
 
     engine's thread    take_events ──> queue ──┐                           PUB     topic, number, payload
     publisher's thread                         └──> number, encode, keep ──┤
     a late reader      "from 7 on" ───────────────> the journal ───────────┴─ ROUTER  the same, and an end
 
-The engine's thread takes and reads the events, hashes included, since the memory layer is live; all else is the
-work of the other thread, which owns the sockets and waits for no reader. When the queue is full nothing is taken from the
-memory layer, which adds up the changes meanwhile: the engine never waits and no event is lost.
+The engine's thread takes and reads the events and their hashes, since the memory layer is live. Another thread does all else: it
+owns the sockets, and waits for no reader. While the queue is full, events stay in the memory layer, which adds up
+the changes: the engine never waits, and no event is lost.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from paged.serving.kv_journal import Journal
 from paged.serving.kv_wire import END_SEQ, SEQ_BYTES
 
 _LINGER_MS = 500
-"""How long a socket that is closed may go on sending."""
+"""How long a closed socket may go on sending."""
 _CLOSING_S = 5.0
-_BATCHES_A_TURN = 64
-"""Of replays; then what is new is published."""
+_MOST_AT_ONCE = 64
+"""Batches sent to each reader before new ones are published again."""
 _MOST_READERS = 64
-"""Readers that are answered at a time; further ones wait."""
+"""Readers of replays at a time; further ones wait."""
 _MOST_OWED = 100_000
-"""Batches that a reader is still to get when it asks again, and is passed over."""
+"""A reader that is still to get so many batches is refused further ones."""
 _FULL_POLL_MS = 5
 _PATIENCE_S = 10.0
-"""For a reader that asked and reads nothing."""
+"""A reader of a replay that takes nothing for so long gets no more of it."""
 _LARGEST_REQUEST = 256
 """Bytes of a frame; a reader that sends more is disconnected."""
-_BREATH_S = 5e-5
-"""Long enough that the engine's thread goes on, where it waits for the interpreter."""
+_YIELD_S = 5e-5
+"""Long enough for the engine's thread to take the interpreter's lock."""
 
 _Message = tuple[bytes, ...]
 
 
 class KvEventPublisher:
-    """Publishes the blocks that a manager stores and removes. A port counts on by `rank`, as vLLM's do: tcp://*:5557 is 5558 for rank 1.
+    """Publishes the blocks that a manager stores and removes. `rank` is added to ports, as in vLLM: tcp://*:5557 is 5558 for rank 1.
 
-    endpoint, replay_endpoint  as they are bound: where a port was left open, with the one that was found
+    endpoint, replay_endpoint  as they are bound, with the port that was found for `*`
 
     Raises UnusableEndpoint.
     """
@@ -79,10 +79,10 @@ class KvEventPublisher:
             rank,
             use_int_block_hashes=use_int_block_hashes,
             restart_points=restart_points and not manager.layout.is_plain,
-            breathe=lambda: time.sleep(_BREATH_S),
+            yield_thread=lambda: time.sleep(_YIELD_S),
         )
         self._has_begun = False
-        # Its own, which ends with it: then its addresses are free.
+        # Its own context: destroying it frees the addresses.
         context = zmq.Context()
         pub = context.socket(zmq.PUB)
         pub.set_hwm(hwm)
@@ -95,7 +95,7 @@ class KvEventPublisher:
                 replay = context.socket(zmq.ROUTER)
                 replay.linger = _LINGER_MS
                 replay.maxmsgsize = _LARGEST_REQUEST
-                # Says when a reader is full or gone, where it would lose a part of its answer without a word.
+                # Raises when a reader is full or gone; by default it drops messages.
                 replay.router_mandatory = True
                 self.replay_endpoint = _opened(replay, of_rank(replay_endpoint, rank), binds=True)
         except UnusableEndpoint:
@@ -113,7 +113,7 @@ class KvEventPublisher:
             raise PublisherFailed("KV events are published no more.") from self._thread.failure
         if len(self._queue) >= self._max_queue_size:
             return
-        # Made here and now: it is read from the memory layer's tables.
+        # Here, since they are read from the memory layer's tables.
         events = self._manager.take_events(restart_points=self._restart_points)
         if events or not self._has_begun:
             self._has_begun = True
@@ -121,14 +121,14 @@ class KvEventPublisher:
             self._thread.wake()
 
     def close(self) -> None:
-        """Send what is in the queue, and stop. Calling it again does nothing."""
+        """Publish the queue, and stop. Calling it again does nothing."""
         self._thread.stop()
 
 
 def configured_publisher(
     config: KvEventsConfig | None, manager: BlockManager, rank: int = 0
 ) -> KvEventPublisher | None:
-    """Return a publisher of this manager's events, None if none is configured. Raises UnusableEndpoint."""
+    """Return a publisher of a manager's events; None if none is configured. Raises UnusableEndpoint."""
     if config is None or not config.enable_kv_cache_events or config.publisher == "null":
         return None
     options = msgspec.structs.asdict(config)
@@ -159,19 +159,19 @@ class _Thread(Thread):
         self._waker.setblocking(False)
         self._woken.setblocking(False)
         self._is_stopping = False
-        # What each reader that asked is still to get, who is next coming first; and when one was last found to be full.
+        # By reader, the rest of its replay; and since when it has taken nothing.
         self._answers: dict[bytes, deque[_Message]] = {}
         self._full_since: dict[bytes, float] = {}
         self.failure: Exception | None = None
 
     def wake(self) -> None:
         """Wake the thread to read the queue."""
-        # It may be full of calls that were not heard yet, and the thread may have ended.
+        # Its buffer may be full, and the thread may have ended.
         with suppress(OSError):
             self._waker.send(b"\0")
 
     def stop(self) -> None:
-        """Send what is in the queue, and end."""
+        """Publish the queue, and end."""
         if self._waker.fileno() >= 0:
             self._is_stopping = True
             self.wake()
@@ -179,18 +179,18 @@ class _Thread(Thread):
             self._waker.close()
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Work until `stop`."""
         try:
-            while self._turn():
+            while self._work():
                 pass
         except Exception as error:
-            self.failure = error  # `publish` tells.
+            self.failure = error  # `publish` raises it.
         finally:
             self._woken.close()
             self._context.destroy()
 
-    def _turn(self) -> bool:
-        """Wait for work, and do it. Return False after the last time."""
+    def _work(self) -> bool:
+        """Wait for work, and do it. Return False after `stop`."""
         poller = zmq.Poller()
         poller.register(self._woken, zmq.POLLIN)
         if self._replay is not None and len(self._answers) < _MOST_READERS:
@@ -205,17 +205,17 @@ class _Thread(Thread):
             self._publish(*self._queue.popleft())
         if self._replay is not None:
             if self._replay in ready:
-                self._hear(self._replay)
+                self._take_request(self._replay)
             self._answer(self._replay)
         return not is_last
 
     def _publish(self, ts: float, events: list[Event]) -> None:
         seq, payload = self._journal.add(ts, events)
-        # A reader that is full loses it, and asks.
+        # A reader that is full loses it, and requests a replay.
         self._pub.send_multipart(_numbered(self._topic, seq, payload), zmq.NOBLOCK)
 
-    def _hear(self, replay: zmq.Socket[bytes]) -> None:
-        """Take one request, if the message is one."""
+    def _take_request(self, replay: zmq.Socket[bytes]) -> None:
+        """Receive a message; if it is a request, add to its reader's replay."""
         reader, *frames = replay.recv_multipart(zmq.NOBLOCK)
         if len(frames) != 2 or frames[0] or len(frames[1]) != SEQ_BYTES:
             return
@@ -226,11 +226,11 @@ class _Thread(Thread):
             answer.append((b"", END_SEQ, b""))
 
     def _answer(self, replay: zmq.Socket[bytes]) -> None:
-        """Send some of the batches that readers still wait for."""
+        """Send up to _MOST_AT_ONCE batches of each reader's replay."""
         now = time.monotonic()
         for reader, answer in list(self._answers.items()):
             try:
-                for _ in range(min(_BATCHES_A_TURN, len(answer))):
+                for _ in range(min(_MOST_AT_ONCE, len(answer))):
                     replay.send_multipart((reader, b"", *answer[0]), zmq.NOBLOCK)
                     answer.popleft()
                     self._full_since.pop(reader, None)
@@ -247,7 +247,7 @@ class _Thread(Thread):
 
 
 def of_rank(endpoint: str, rank: int) -> str:
-    """Return a replica's own address, so that all can share one setting: the port of tcp plus `rank`, another address with `_dp<rank>` behind it."""
+    """Return a replica's address from the one that all replicas share: a tcp port plus `rank`, another address with `_dp<rank>` behind it."""
     if not rank:
         return endpoint
     if not endpoint.startswith("tcp://"):
@@ -261,15 +261,15 @@ def _numbered(topic: bytes, seq: int, payload: bytes) -> _Message:
 
 
 def bound_to(one: zmq.Socket[Any]) -> str:
-    """The address of a socket, with the port that was found for it."""
+    """Return the address of a socket, with the port that was found for it."""
     return bytes(one.last_endpoint).rstrip(b"\0").decode()  # type: ignore[arg-type]
 
 
 def _opened(one: zmq.Socket[Any], endpoint: str, binds: bool = False) -> str:
-    """Bind or connect, and say where. Raises UnusableEndpoint."""
+    """Bind or connect a socket, and return its address. Raises UnusableEndpoint."""
     binds = binds or "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc://")
     if endpoint.startswith("inproc://"):
-        raise UnusableEndpoint(endpoint, "this process alone could read that")
+        raise UnusableEndpoint(endpoint, "only this process could read that")
     try:
         one.ipv6 = "[" in endpoint
         if not binds:

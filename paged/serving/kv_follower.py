@@ -1,13 +1,13 @@
-"""The order of KV events at a reader: which batches to hand on, which to pass over, and from which number on to ask again.
+"""The order of KV events at a reader: which batches to apply, which to skip, and from which number on to request a replay.
 
-    new         7 8 9 _ _ 12            a gap: ask from 9, the last one that is known
-    answer      9 10 11 12              9 is the same as before, so 10 to 12 follow it
-    answer      9* 10* 11*              another 9: the publisher has begun again, ask from 0
-    answer      <everything, 14>        9 is not kept any more: a batch that clears and stores all, with the number of the latest
+    new         7 8 9 _ _ 12            a gap: request from 9, the last known one
+    replay      9 10 11 12              9 is the same as before, so 10 to 12 follow it
+    replay      9* 10* 11*              another 9: the publisher has begun again, request from 0
+    replay      <summary, 14>           9 is not kept any more: a batch that clears and stores everything, with the latest number
 
-Two batches are the same if number and time are. Asking from one that is known shows a new publisher even where its
-numbers are higher than the old one's were. A doubt is raised by a number that comes too early, by a known number at a
-later time, by a connection that was made again, and by silence.
+Two batches are the same if number and time are. A request from a known batch on shows a new publisher even if its
+numbers are higher than the old one's. What raises a doubt: a number that comes too early, a known number with a
+later time, a new connection, and silence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Numbered = tuple[int, EventBatch]
 
 
 class KvFollower:
-    """One reader of one publisher. `wants` is the number to ask from, None while nothing is in doubt; at first everything is."""
+    """One reader of one publisher. `wants` is the number to request a replay from; None: nothing is in doubt. It begins with 0."""
 
     def __init__(self) -> None:
         self.wants: int | None = 0
@@ -33,11 +33,11 @@ class KvFollower:
             self.wants = self._last[0] if self._last else 0
 
     def see(self, seq: int, batch: EventBatch) -> list[Numbered]:
-        """A new batch has come, while nothing is in doubt. Returns what is to be applied: it, or nothing.
+        """Take a published batch while nothing is in doubt. Return what to apply: the batch, or nothing.
 
-        One that raises a doubt is passed over, since it is in the answer.
+        A batch that raises a doubt is skipped, since the replay has it.
         """
-        assert self.wants is None, "the answer comes first"
+        assert self.wants is None, "a replay comes first"
         next_seq, ts = (self._last[0] + 1, self._last[1].ts) if self._last else (0, 0.0)
         if seq > next_seq or (seq < next_seq and batch.ts > ts):
             self.doubt()
@@ -47,17 +47,17 @@ class KvFollower:
         return [(seq, batch)]
 
     def hear(self, answer: Sequence[Numbered]) -> list[Numbered]:
-        """The whole answer to a question from `wants` on has come. Returns what is to be applied; `wants` says whether to ask again.
+        """Take a whole replay from `wants` on. Return what to apply; `wants` says whether to request another.
 
-        Raises EventsLost, from which on everything is wanted again.
+        Raises EventsLost, after which `wants` is 0.
         """
         asked, last = self.wants, self._last
-        assert asked is not None, "there was a question"
+        assert asked is not None, "a replay was requested"
         self.wants, self._last = 0, None
         if last is not None and not (answer and (_are_same(answer[0], last) or answer[0][1].begins_anew)):
             if answer and answer[0][0] > asked:
                 raise EventsLost(answer[0][0], asked)
-            return []  # A new publisher, which has not come so far or has another batch there.
+            return []  # A new publisher: it has no such number yet, or another batch under it.
         follows = answer[0][0] if answer and last is not None else 0
         for seq, batch in answer:
             if seq != follows and not batch.begins_anew:
@@ -70,7 +70,7 @@ class KvFollower:
 
 
 def _cleared(batch: EventBatch) -> EventBatch:
-    """The first batch of a publisher, whose like another one may have had: vLLM's does not clear first."""
+    """Return a publisher's first batch with AllBlocksCleared at its beginning, which vLLM's lacks: there may have been another publisher."""
     if batch.begins_anew:
         return batch
     return EventBatch(batch.ts, [AllBlocksCleared(), *batch.events], batch.data_parallel_rank)

@@ -1,7 +1,4 @@
-"""An index of the blocks in each medium of an engine, from its KV events: a router reads it before it chooses an engine.
-
-Applies batches in the order of their numbers, and says where one is missing.
-"""
+"""An index of the blocks in each medium of an engine, from its KV events. A router reads it before it chooses an engine."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ _LONGEST = 256
 
 
 class IndexHit(NamedTuple):
-    """The part of a prompt that an engine has, in tokens: on the device, and behind that on the host alone."""
+    """The part of a prompt that an engine has, in tokens: on the device, and behind that on the host only."""
 
     num_tokens: int
     host_tokens: int
@@ -48,10 +45,10 @@ class _Block(msgspec.Struct, frozen=True, gc=False):
 
 
 class KvIndex:
-    """The blocks in each medium after all batches that were applied.
+    """The blocks in each medium after all applied batches.
 
-    next_seq  the number of the batch that comes next
-    missing   numbers that have to come before a batch that was refused; empty when none is known to be missing
+    next_seq  the number of the next batch
+    missing   numbers that have to come before a refused batch; else empty
     """
 
     def __init__(self) -> None:
@@ -60,13 +57,13 @@ class KvIndex:
         self._held: dict[str, set[BlockHash]] = {}
         self._blocks: dict[BlockHash, _Block] = {}
         self._block_size = 0
-        # Blocks behind which a prompt can begin; None where any will do.
+        # Blocks behind which a prompt can begin; None: behind any block.
         self._restarts: set[BlockHash] | None = None
 
     def apply(self, seq: int, batch: EventBatch) -> bool:
-        """Take a batch in: the next one, or any that clears everything first. One that was taken before is passed over.
+        """Apply a batch: the next one, or any that clears everything first. Skip one that was applied before.
 
-        False, and nothing changed but `missing`, where batches are missing before it. Raises InconsistentEvent, changing nothing.
+        Return False, and change only `missing`, if batches before it are missing. Raises InconsistentEvent, and changes nothing.
         """
         if not batch.begins_anew:
             if seq > self.next_seq:
@@ -92,13 +89,13 @@ class KvIndex:
         return True
 
     def held(self, medium: str) -> Set[BlockHash]:
-        """The hashes of the blocks that a medium, "GPU" or "CPU", holds. Not to be changed."""
+        """Return the hashes of the blocks that a medium, "GPU" or "CPU", holds. Read-only."""
         return self._held.get(medium, set())
 
     def hits(self, tokens: Any, namespace: Any = None) -> IndexHit:
-        """What the engine has of a prompt in full blocks, at most len(tokens) - 1 tokens: what `BlockManager.lookup` finds there.
+        """Return the full blocks that the engine has of a prompt, at most len(tokens) - 1 tokens, as `BlockManager.lookup` finds them there.
 
-        The namespace of a request with any of these is (salt, adapter, extra_key), else None. Raises InvalidTokens or InvalidNamespace.
+        `namespace` is (salt, adapter, extra_key) of a request with any of these, else None. Raises InvalidTokens or InvalidNamespace.
         """
         array, size = token_array(tokens), self._block_size
         root = root_prefix(namespace)
@@ -113,18 +110,18 @@ class KvIndex:
         return IndexHit(on_device * size, behind * size)
 
     def hit_blocks(self, chain: Sequence[BlockHash]) -> tuple[int, int]:
-        """How many blocks of a chain of hashes the device has from its beginning on, and how many the host has behind those; of a model whose
-        layers are of several kinds, as many as a prompt can begin behind."""
+        """Return how many blocks of a chain of hashes the device has from its beginning on, and how many the host has behind those. For layers
+        of several kinds: as many as a prompt can begin behind, and 0."""
         on_device = _leading(chain, self.held(MEDIA["device"]))
         if self._restarts is not None:
             return next((num for num in range(on_device, 0, -1) if chain[num - 1] in self._restarts), 0), 0
         return on_device, _leading(chain[on_device:], self.held(MEDIA["host"]))
 
     def summary(self) -> Iterator[BlockStored | RestartPointStored]:
-        """Events that make an empty index what this one is: the device first, and parents before children."""
+        """Yield events that make an empty index equal to this one: the device's first, parents before children."""
         for medium in sorted(self._held, key=lambda name: name != MEDIA["device"]):
             held = self._held[medium]
-            yield from self._stretches(medium, (key for key in self._parents_first() if key in held))
+            yield from self._chains(medium, (key for key in self._parents_first() if key in held))
         if self._restarts is not None:
             yield RestartPointStored(list(self._restarts))
 
@@ -158,8 +155,8 @@ class KvIndex:
                 above = self._blocks[above].parent
             yield from reversed(path)
 
-    def _stretches(self, medium: str, keys: Iterable[BlockHash]) -> Iterator[BlockStored]:
-        """One event for each chain of blocks that follow one another."""
+    def _chains(self, medium: str, keys: Iterable[BlockHash]) -> Iterator[BlockStored]:
+        """Yield an event for each chain of blocks, of at most _LONGEST."""
         chain: list[BlockHash] = []
         for key in keys:
             if chain and (self._blocks[key].parent != chain[-1] or len(chain) == _LONGEST):
@@ -185,7 +182,7 @@ class KvIndex:
 
 
 def _tokens_of(seq: int, event: BlockStored) -> bytes:
-    """The tokens as int32. Raises InconsistentEvent."""
+    """Return the tokens of an event, as bytes of int32. Raises InconsistentEvent."""
     blocks, size = len(event.block_hashes), event.block_size
     if size < 1 or len(event.token_ids) != size * blocks:
         raise InconsistentEvent(f"batch {seq}: {blocks} blocks of {size} tokens, and {len(event.token_ids)} tokens.")

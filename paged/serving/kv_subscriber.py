@@ -1,6 +1,6 @@
-"""A reader of KV events: batches of one publisher in order, without gaps, even where messages were lost or late.
+"""A reader of KV events over ZeroMQ: batches of one publisher in order, without gaps, even if messages are lost or late.
 
-What to ask is the follower's.
+`KvFollower` decides what to request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paged.serving.kv_wire import END_SEQ, SEQ_BYTES, decoded
 
 
 class KvSubscriber:
-    """Reads one publisher's events: `endpoint` and `replay_endpoint` are where it publishes and answers, `topic` is its topic.
+    """Reads one publisher's events, which publishes at `endpoint` under `topic`, and replays at `replay_endpoint`.
 
     `patience` is how many seconds an answer may pause before it is requested again. Raises zmq.ZMQError for an address that is none.
     """
@@ -28,7 +28,7 @@ class KvSubscriber:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._sub = self._context.socket(zmq.SUB)
         self._sub.linger = 0
-        # All that the publisher lets wait, while an answer is read.
+        # No limit: messages wait while a replay is read.
         self._sub.set_hwm(0)
         self._sub.subscribe(topic)
         self._connections = self._sub.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -52,10 +52,10 @@ class KvSubscriber:
         return self._follower.wants is None
 
     def take(self, timeout: float) -> list[Numbered]:
-        """The next batches in order, with their numbers, after at most `timeout` seconds without any and one question.
+        """Return the next batches in order, with their numbers. After `timeout` seconds without any it requests a replay once.
 
-        None have come where the list is empty: after that much silence the publisher was asked whether it had said anything. A batch that
-        begins with AllBlocksCleared may have any number; what came before it does not matter. Raises EventsLost.
+        The list is empty if there is nothing new, or no replay came. A batch that begins with AllBlocksCleared may have any number; what
+        came before it does not matter. Raises EventsLost.
         """
         follower = self._follower
         found = self._new(timeout) if self.is_current else []
@@ -67,14 +67,14 @@ class KvSubscriber:
         return found
 
     def close(self) -> None:
-        """Leave the publisher. Calling it again does nothing."""
+        """Close all sockets. Calling it again does nothing."""
         self._sub.disable_monitor()
         self._connections.close()
         self._sub.close()
         self._close_dealer()
 
     def _new(self, timeout: float) -> list[Numbered]:
-        """What comes by itself; at the first doubt, and after silence, nothing."""
+        """Return the next published batch; nothing at the first doubt, and after `timeout` seconds."""
         follower, until = self._follower, time.monotonic() + timeout
         poller = zmq.Poller()
         poller.register(self._sub, zmq.POLLIN)
@@ -84,7 +84,7 @@ class KvSubscriber:
                 follower.doubt()
                 break
             message = self._sub.recv_multipart(zmq.NOBLOCK) if self._sub.poll(0) else None
-            # Looked at last: a message of a new connection comes after the word of it.
+            # After the message: one of a new connection comes after its monitor event.
             if self._connections.poll(0):
                 zmq.utils.monitor.recv_monitor_message(self._connections)
                 follower.doubt()
@@ -93,7 +93,7 @@ class KvSubscriber:
         return []
 
     def _answer(self, start: int) -> list[Numbered] | None:
-        """All of a replay, None where it does not come."""
+        """Request a replay, and return all of it; None if it does not come."""
         dealer = self._dealer or self._connect_dealer()
         dealer.send_multipart((b"", start.to_bytes(SEQ_BYTES, "big")))
         found: list[Numbered] = []
@@ -103,7 +103,7 @@ class KvSubscriber:
                 return found
             if (batch := _numbered(message)) is not None:
                 found.append(batch)
-        # The rest of it would be taken for the next answer.
+        # A late rest would be taken for the next replay.
         self._close_dealer()
         return None
 
@@ -121,7 +121,7 @@ class KvSubscriber:
 
 
 def _numbered(message: list[bytes]) -> Numbered | None:
-    """Number and batch of (topic, number, payload), None where it is no such thing."""
+    """Return number and batch of (topic, number, payload); None for anything else."""
     if len(message) != 3 or len(message[1]) != SEQ_BYTES:
         return None
     try:

@@ -1,10 +1,10 @@
-"""KV events as vLLM writes them down, so that indexers of routers that were made for vLLM read ours.
+"""KV events in vLLM's wire form, so that routers made for vLLM can read ours.
 
     payload = msgpack of [ts, [event, ...], data_parallel_rank], an event being a map whose `type` is the name of its class
 
-Says of a namespace its adapter, and a digest in place of all else: 16 hex digits of the SHA-256 of the encoded
-namespace, which tell namespaces apart and show no salt. (One that is easily guessed can be found by trying, here as
-in the hashes of its blocks.) Knows the events of the memory layer and their form.
+A namespace shows its adapter, and a digest in place of all else: 16 hex digits of the SHA-256 of the encoded
+namespace, which tell namespaces apart and show no salt. (A salt that is easily guessed can be found by trying, here and
+in the hashes of its blocks.)
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from paged.block_manager.content_key import namespace_of, root_prefix
 from paged.errors import UnreadableBatch
 
 MEDIA = {"device": "GPU", "host": "CPU"}
-"""By tier of ours, what vLLM calls it."""
+"""vLLM's name of each of our tiers."""
 SEQ_BYTES = 8
-"""Of a sequence number, big-endian, in a frame of its own."""
+"""Bytes of a sequence number, a big-endian frame."""
 END_SEQ = (-1).to_bytes(SEQ_BYTES, "big", signed=True)
-"""In place of a sequence number: a replay ends here."""
+"""Ends a replay, in place of a sequence number."""
 
 BlockHash = bytes | int
-"""Of a block: the SHA-256 that the memory layer has, or its last 64 bits as an integer, as vLLM has it where nothing else is said."""
+"""A block's hash: the memory layer's SHA-256, or its last 64 bits as an integer, which is vLLM's default."""
 ExtraKeys = tuple[Any, ...] | None
-"""What besides its tokens and its parent makes a block another one."""
+"""What tells blocks apart besides tokens and parent."""
 
 _NO_NAMESPACE = root_prefix(None)
 
@@ -40,8 +40,8 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
     """Blocks that `medium` holds from now on, each the child of the one before it, the first one of `parent_block_hash`.
 
     token_ids   block_size of each block
-    extra_keys  one entry a block, None where there is nothing to say: the adapter's name, if the namespace has one, and behind it on the
-                first block of a prompt the namespace's digest
+    extra_keys  an entry a block, or None: the adapter's name, if the namespace has one; then, on the first block of a prompt, the
+                namespace's digest
     """
 
     block_hashes: list[BlockHash]
@@ -55,7 +55,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
-    """Blocks that `medium` holds no more."""
+    """Blocks that `medium` no longer holds."""
 
     block_hashes: list[BlockHash]
     medium: str | None
@@ -66,13 +66,13 @@ class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
 
 
 class RestartPointStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
-    """A prompt can begin behind these blocks of a model whose layers are of several kinds: ours, sent where it is asked for."""
+    """Blocks behind which a prompt can begin, of a model whose layers are of several kinds: our own event, sent if configured."""
 
     block_hashes: list[BlockHash]
 
 
 class RestartPointRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
-    """No prompt can begin behind these blocks any more."""
+    """Blocks behind which no prompt can begin any more."""
 
     block_hashes: list[BlockHash]
 
@@ -81,7 +81,7 @@ WireEvent = BlockStored | BlockRemoved | AllBlocksCleared | RestartPointStored |
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What happened in a step. `ts` is in seconds since the epoch."""
+    """The events of a step. `ts`: Unix time."""
 
     ts: float
     events: list[WireEvent]
@@ -89,31 +89,22 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
     @property
     def begins_anew(self) -> bool:
-        """Whether what came before this batch does not matter: its first event clears everything."""
+        """Whether its first event clears everything, so that what came before it does not matter."""
         return bool(self.events) and isinstance(self.events[0], AllBlocksCleared)
 
 
 _decoder = msgspec.msgpack.Decoder(EventBatch)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encoded(batch: EventBatch) -> bytes:
-    """The payload of a batch."""
-    return _encoder.encode(batch)
+encoded = msgspec.msgpack.Encoder().encode
+"""Return the payload of a batch, or an event's part of one."""
 
 
 def encoded_in_parts(ts: float, events: list[bytes], rank: int) -> bytes:
-    """The payload of a batch whose events are encoded already, each by `encoded_event`."""
-    return _encoder.encode([ts, [msgspec.Raw(event) for event in events], rank])
-
-
-def encoded_event(event: WireEvent) -> bytes:
-    """One event's part of a payload."""
-    return _encoder.encode(event)
+    """Return the payload of a batch whose events are `encoded` already."""
+    return encoded([ts, [msgspec.Raw(event) for event in events], rank])
 
 
 def decoded(payload: bytes) -> EventBatch:
-    """The batch of a payload. Raises UnreadableBatch."""
+    """Return the batch of a payload. Raises UnreadableBatch."""
     try:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -121,12 +112,12 @@ def decoded(payload: bytes) -> EventBatch:
 
 
 def int_hash(key: BlockHash) -> int:
-    """A hash as vLLM publishes it: its last 64 bits, big-endian. One that is an integer stays as it is."""
+    """Return a hash as vLLM publishes it: its last 64 bits, big-endian; an integer as it is."""
     return key if isinstance(key, int) else int.from_bytes(key[-8:], "big")
 
 
 def on_wire(event: Event, block_size: int, form: Callable[[bytes], BlockHash] = int_hash) -> WireEvent:
-    """An event of the memory layer in the other form. `form` makes a hash what it is on the wire: `int_hash`, or `bytes`."""
+    """Return an event of the memory layer in vLLM's form. `form` converts hashes: `int_hash`, or `bytes`."""
     if isinstance(event, Stored):
         digest, adapter = _labels(event.namespace)
         rest: ExtraKeys = (adapter,) if adapter is not None else None
@@ -152,7 +143,7 @@ def on_wire(event: Event, block_size: int, form: Callable[[bytes], BlockHash] = 
 
 @lru_cache(maxsize=1024)
 def _labels(namespace: bytes) -> tuple[str | None, str | None]:
-    """The digest of an encoded namespace, None for that of everybody, and its adapter's name."""
+    """Return the digest of an encoded namespace, None for the common one, and its adapter's name or None."""
     if namespace == _NO_NAMESPACE:
         return None, None
     digest = sha256(namespace).hexdigest()[:16]

@@ -56,9 +56,7 @@ def _tenants(value: Any) -> tuple[Tenant, ...]:
 
 
 def _kv_events(value: Any) -> KvEventsConfig:
-    if isinstance(value, KvEventsConfig):
-        return value
-    return KvEventsConfig.read(value) if isinstance(value, str) else KvEventsConfig.of(value)
+    return value if isinstance(value, KvEventsConfig) else KvEventsConfig.of(value)
 
 
 # fmt: off

@@ -358,11 +358,11 @@ def test_replicas_have_addresses_of_their_own(endpoint, rank, expected):
 def test_the_configuration_is_vllms(tmp_path):
     given = {"enable_kv_cache_events": True, "publisher": "zmq", "buffer_steps": 5, "hwm": 6, "max_queue_size": 7}
     given |= {"topic": "t", "endpoint": f"ipc://{tmp_path}/a", "replay_endpoint": f"ipc://{tmp_path}/b"}
-    config = KvEventsConfig.read(json.dumps(given))
+    config = KvEventsConfig.of(json.dumps(given))
     publisher = configured_publisher(config, BlockManager(4, 4), rank=1)
     assert publisher is not None
     with closing(publisher):
         assert (publisher.endpoint, publisher.replay_endpoint) == (f"ipc://{tmp_path}/a_dp1", f"ipc://{tmp_path}/b_dp1")
-    assert (KvEventsConfig.of(given), KvEventsConfig.read("{}")) == (config, KvEventsConfig())
+    assert (KvEventsConfig.of(given), KvEventsConfig.of("{}")) == (config, KvEventsConfig())
     for off in ("{}", '{"enable_kv_cache_events": false}', '{"enable_kv_cache_events": true, "publisher": "null"}'):
-        assert configured_publisher(KvEventsConfig.read(off), BlockManager(4, 4)) is None
+        assert configured_publisher(KvEventsConfig.of(off), BlockManager(4, 4)) is None
