@@ -1,4 +1,4 @@
-"""Blocks of KV outside memory: a seam of three calls, and a folder on a disk behind it (`paged.storage.disk_store`)."""
+"""Blocks of KV outside memory: the interface of a store, and one in a folder on a disk (`paged.storage.disk_store`)."""
 
 from paged.storage.store import BlockStore, Copy, StoreStats
 

@@ -1,11 +1,10 @@
-"""A store of blocks in a folder: bounded, checked at each read, and whole after kill -9.
+"""A store of blocks in a folder: bounded, checked at each read, and consistent after kill -9.
 
-    step's thread     look_up ── a set of keys          write ── copies ──> queue of so many bytes
-    another one       read ── file, checksum
+    step's thread     look_up ── a set of keys          write ── copies ──> queue, bounded in bytes
+    another thread    read ── file, checksum
     the writer        queue ──> room, file, fsync, rename ──> a row of the index           uses, misses ──> index
 
-The step's thread touches no file and no index. Content that was not written when a process is killed is lost, and
-nothing else.
+The step's thread touches no file and no index. When a process is killed, only content that was not written yet is lost.
 """
 
 from __future__ import annotations
@@ -41,38 +40,37 @@ from paged.storage.object_file import (
 from paged.storage.store import Blocks, Copy, StoreStats
 
 QUEUE_BYTES = 256 * 2**20
-"""Of blocks that are taken and not written yet."""
+"""Limit on blocks that are taken and not written yet."""
 _MOST_USES = 65_536
-"""Keys whose use is not noted yet; what is used beyond them is not noted."""
+"""Limit on uses that the index does not have yet; the oldest ones beyond it are lost."""
 _BATCH_BYTES, _BATCH_BLOCKS = 64 * 2**20, 256
-"""Of a transaction."""
+"""Limits of a transaction."""
 _IDLE_S = 1.0
-"""Between two looks at what other processes wrote."""
+"""Between two readings of what other processes wrote."""
 _GRACE_NS = 60 * 10**9
-"""An object without a row that is younger may be another process's, whose row is on its way."""
+"""A younger object without a row may be another process's, which has not written the row yet."""
 _SWEEP_S = 0.02
 """Between two folders of a sweep."""
 _CLOSING_S = 10.0
 _READERS, _LARGE_BYTES = 4, 2**17
-"""Of a read of large blocks: while one waits for the disk, others hash."""
+"""Threads that read blocks of at least so many bytes: while one waits for the disk, others hash."""
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR}
-"""Of a read: the process's trouble, not the object's."""
+"""Errors of a read that are the process's, not the object's."""
 
 _Opened = tuple[Index, int, set[bytes]]
-"""An index, the number that this model has in it, and the names of this model's objects."""
+"""An index, this model's number in it, and the names of this model's objects."""
 _Taken = tuple[bytes, NDArray[np.uint8]]
-"""The name of an object, and the block that waits for the writer."""
+"""An object's name, and its block, which waits for the writer."""
 
 
 class DiskStore:
-    """Blocks of `block_bytes` bytes in a folder of at most `limit_bytes`, headers counted; what is being written may
-    come on top.
+    """Blocks of `block_bytes` bytes in a folder of at most `limit_bytes` with headers, and what is being written.
 
-    identity  32 bytes that are equal for engines whose blocks are equal, bit by bit; `words` say to people what it
-              stands for. Others' objects in the folder are never read, and go when they are the ones that were not used
-              for longest.
+    identity  32 bytes, equal for engines whose blocks are equal bit by bit. Objects of other identities in the folder are
+              never read; they are evicted as any other, the least recently used first
+    words     what the identity stands for, for people
 
-    Raises UnusableStore (Folder's reasons; a newer index), and BudgetTooSmall for a limit below one block.
+    Raises UnusableStore (as Folder, or a newer index), and BudgetTooSmall for a limit below one block.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class DiskStore:
             raise
         self._folder = folder
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="paged-disk-store")
-        # A process that ends writes what is queued first.
+        # At its end a process writes what is queued.
         self._end = weakref.finalize(self, _Writer.stop, self._writer)
         self._writer.start()
 
@@ -119,7 +117,7 @@ class DiskStore:
         return len(found)
 
     def read(self, keys: Sequence[bytes], into: Blocks) -> int:
-        """As BlockStore.read; several at once, as far as they are large."""
+        """As BlockStore.read; several at once if they are large."""
         is_open = self._end.alive
         run = self._readers.map if is_open and into.shape[1] >= _LARGE_BYTES else map
         are_whole = list(run(self._read_one, keys, into))
@@ -128,7 +126,7 @@ class DiskStore:
         return count
 
     def _read_one(self, key: bytes, into: NDArray[np.uint8]) -> bool:
-        """Fill `into`, uint8 [block bytes]. Return whether it is right."""
+        """Fill `into`, uint8 [block bytes]. Return whether it is whole."""
         name = self._name(key)
         try:
             read_object(self._folder.object(name), self._identity, name, into)
@@ -147,12 +145,12 @@ class DiskStore:
         return self._writer.stats()
 
     def flush(self) -> None:
-        """Wait until what was taken is written, or has failed, what was noted is in the index, and what a killed
-        process left was found. For tests, and before a hand-over."""
+        """Wait until what was taken is written or has failed, the index has all uses, and the sweep has ended. For tests,
+        and before a hand-over."""
         self._writer.flush()
 
     def path_of(self, key: bytes) -> Path:
-        """Where a block lies, if it is there."""
+        """Return the path of a block's object, which may not exist."""
         return self._folder.object(self._name(key))
 
     def close(self) -> None:
@@ -161,23 +159,23 @@ class DiskStore:
         self._readers.shutdown(wait=False)
 
     def _name(self, key: bytes) -> bytes:
-        """The key of an object: one model's blocks lie where no other model's can."""
+        """Return the name of a block's object, which no block of another model has."""
         return sha256(self._identity + key).digest()
 
 
 def _opened(folder: Folder, identity: bytes, words: str) -> _Opened:
-    """The index of a folder, a new one where it is broken. Raises UnusableStore."""
+    """Open the index of a folder; replace it if it is broken. Raises UnusableStore."""
     try:
         return _read(folder, identity, words)
     except FutureIndex as error:
         raise UnusableStore(
-            folder.path, f"its index is of form {error}, newer than this paged; name another folder"
+            folder.path, f"its index is of form {error}, newer than this version of paged; name another folder"
         ) from None
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and folder.index.exists() and not folder.is_alone:
             raise UnusableStore(folder.path, f"its index cannot be used: {error}") from error
     try:
-        # The sweep finds what lies there.
+        # The sweep will find the objects.
         for name in ("", "-wal", "-shm"):
             Path(f"{folder.index}{name}").unlink(missing_ok=True)
         return _read(folder, identity, words)
@@ -197,10 +195,7 @@ def _read(folder: Folder, identity: bytes, words: str) -> _Opened:
 
 
 class _Writer:
-    """The writer's thread, and what it shares with the others.
-
-    held  names of this model's objects that are there; other threads read it
-    """
+    """The writer's thread, and what it shares with other threads. `held`: names of this model's objects, which others read."""
 
     def __init__(
         self,
@@ -223,7 +218,7 @@ class _Writer:
         self._misses: deque[bytes] = deque()
         self._counts = dict.fromkeys(("written", "read", "dropped", "failed", "missed", "corrupt", "evicted"), 0)
         self._counting = Lock()
-        # The thread waits for it; and those who wait until there is nothing to do.
+        # The writer waits for it, and `flush`.
         self._changed = Condition()
         self._is_stopping = self._is_busy = self._is_flushing = False
         self._unswept = folder.shards()
@@ -246,7 +241,7 @@ class _Writer:
                 places.append(place)
         if places:
             blocks = copy(places)
-            # First: the writer may be done before this thread goes on.
+            # First: the writer may have written them before this thread goes on.
             self._queued.update(names[place] for place in places)
             with self._changed:
                 self._queue.extend(zip([names[place] for place in places], blocks, strict=True))
@@ -256,12 +251,12 @@ class _Writer:
         return stop
 
     def note_use(self, names: list[bytes]) -> None:
-        """Blocks of one prompt, in order, are used now: the last one goes first, as in memory."""
+        """Note that a prompt's blocks, in order, are used now. The last one is evicted first, as in memory."""
         now = time.time_ns()
         self._uses.extend((now - place, name) for place, name in enumerate(names))
 
     def note_miss(self, name: bytes, *, is_corrupt: bool, is_gone: bool) -> None:
-        """An object was not read: it is not there, or not what it has to be, or (not `is_gone`) another try may do."""
+        """Note that an object was not read. `is_gone`: forget and remove it; else another try may succeed."""
         if is_gone:
             self.held.discard(name)
             self._misses.append(name)
@@ -285,7 +280,7 @@ class _Writer:
             self._is_flushing = False
 
     def stop(self) -> None:
-        """Write what is queued, and end."""
+        """Write the queue, and end the thread."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
@@ -313,10 +308,10 @@ class _Writer:
             if is_last:
                 break
             try:
-                self._turn()
+                self._work()
             except Exception:
-                # A folder that is gone, full or locked, most often, or no memory: what is in memory goes on without it,
-                # and the next turn tries again. Were the thread to end, its blocks would wait for ever.
+                # Most often a folder that is gone, full or locked, or too little memory. The engine goes on without the
+                # disk, and this tries again: without the thread, queued blocks would wait for ever.
                 self._changed.acquire()
                 self._changed.wait_for(lambda: self._is_stopping, 0.05)
                 self._changed.release()
@@ -324,9 +319,9 @@ class _Writer:
             self._index.close()
         self._folder.close()
 
-    def _turn(self) -> None:
-        """Do some of what there is to do. Raises OSError, sqlite3.Error and the like, with nothing left undone that
-        would be tried again at once."""
+    def _work(self) -> None:
+        """Write a batch, and note misses and uses; without a batch sweep a folder. Raises OSError, sqlite3.Error and the
+        like; then all of it is dropped, so that nothing fails again at once."""
         misses = [self._misses.popleft() for _ in range(len(self._misses))]
         uses = [self._uses.popleft() for _ in range(len(self._uses))]
         with self._changed:
@@ -338,7 +333,7 @@ class _Writer:
                     self._folder.drop(name)
                 self._index.remove(misses)
             if uses:
-                # Before room is made.
+                # Before `_write` evicts.
                 self._index.use(uses)
             if batch:
                 self._write(batch, written)
@@ -352,8 +347,8 @@ class _Writer:
                 self._sweep()
 
     def _write(self, batch: list[_Taken], written: list[bytes]) -> None:
-        """Write blocks, each whole or not at all; then the index has them. Adds to `written` what is there, whatever is
-        raised."""
+        """Write blocks, each whole or not at all, then their rows. `written` gets the names of those written, also if it
+        raises."""
         try:
             self._make_room(len(batch) * self._object_bytes)
             for name, block in batch:
@@ -371,8 +366,8 @@ class _Writer:
                 self.held.update(written)
 
     def _sweep(self) -> None:
-        """Find objects without a row in one more folder: those of a process that was killed before it wrote the row, or
-        all, if the index was lost. The limit holds from then on: it may be smaller than that of the last process."""
+        """Add rows for one more folder's objects without one: of a process that was killed before it wrote the row, or all,
+        if the index was lost. Then evict down to the limit, which may be smaller than the last process's."""
         shard, names = next(self._unswept, (None, []))
         if shard is None:
             self._has_swept = True
@@ -384,8 +379,8 @@ class _Writer:
                 name = bytes.fromhex(text)
                 if len(name) == KEY_BYTES and (name in self.held or self._index.has(name)):
                     continue
-                header, its = read_header(path)
-                if header.key != name:
+                identity, key, its = read_header(path)
+                if key != name:
                     raise Corrupt("another key")
             except (ValueError, Corrupt):
                 with suppress(OSError):
@@ -396,16 +391,16 @@ class _Writer:
             now = time.time_ns()
             is_young = now - self._grace_ns < its.st_mtime_ns <= now
             if not is_young:
-                # One of the future is of a clock that was wrong.
+                # A time in the future comes from a wrong clock.
                 used = min(its.st_mtime_ns, now)
-                found.append(Row(name, self._index.model(header.identity, ""), its.st_size, used))
+                found.append(Row(name, self._index.model(identity, ""), its.st_size, used))
         if found:
             self._index.add(found)
             self.held.update(row.key for row in found if row.model == self._model)
         self._make_room(0)
 
     def _make_room(self, num_bytes: int) -> None:
-        """Evict what has to go for so many bytes more."""
+        """Evict objects until so many more bytes stay within the limit."""
         gone = self._index.make_room(self._limit_bytes, num_bytes)
         self.held.difference_update(gone)
         for name in gone:

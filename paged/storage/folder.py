@@ -1,10 +1,10 @@
-"""The folder of a disk store: that it is ours and can be used, who else uses it, and where each object lies.
+"""The folder of a disk store: whether it is ours and usable, whether other processes use it, and the path of each object.
 
-DIR/paged-kv-cache      what this folder is, and the version of its form
-DIR/lock                held while a process opens it
+DIR/paged-kv-cache      the marker: what this folder is, and the version of its form
+DIR/lock                held while a process opens the folder
 DIR/index.sqlite        with its write-ahead log
 DIR/objects/3f/3f91…    an object by its key
-DIR/writing/ID/         what a process is writing; ID.lock beside it is held while that one lives
+DIR/writing/ID/         what a process is writing; it holds ID.lock beside it
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ _MARKER, _FORM = "paged-kv-cache", "paged KV cache, form "
 _VERSION = 1
 _NEW_MARKER = f"{_MARKER}.new"
 _OPENING = {"lock", _MARKER, _NEW_MARKER}
-"""What lies in a folder whose first opening was killed. What else is ours comes behind a whole marker."""
+"""Files of a folder whose first process was killed while it opened it. All others are written after the marker."""
 _LOCK_S = 10.0
-"""For other processes that open the folder."""
+"""Most time that another process may take to open the folder."""
 KEY_BYTES = 32
 
 
 class Folder:
-    """A folder that was opened, and a place in it to write.
+    """An open folder, and this process's own place in it to write.
 
-    is_alone  no other process uses it
-    Raises UnusableStore for one that is not ours, of a newer form, another user's, that cannot be written, or on a file
-    system without locks or rename.
+    is_alone  no other process used it when it was opened
+
+    Raises UnusableStore for a folder that is not ours, of another form, of another user, that cannot be written, or on a
+    file system without locks or rename.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +68,7 @@ class Folder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._writing.mkdir(mode=0o700)
-            # That files can be renamed is seen here, not at the first block.
+            # A file system without rename fails here, not at the first block.
             probe = self._writing / "probe"
             probe.touch()
             probe.rename(self._writing / "renamed")
@@ -78,7 +79,7 @@ class Folder:
 
     @property
     def index(self) -> Path:
-        """Of the index."""
+        """The path of the index."""
         return self.path / "index.sqlite"
 
     def object(self, key: bytes) -> Path:
@@ -87,16 +88,16 @@ class Folder:
         return self.path / "objects" / name[:2] / name
 
     def new(self, key: bytes) -> Path:
-        """Return the path where an object is written before it is `put`."""
+        """Return the path where an object is written before `put`."""
         return self._writing / key.hex()
 
     def put(self, key: bytes) -> None:
-        """Move a written object to where it lies, over one that is there. Raises OSError."""
+        """Move a written object to its path, over one that is there. Raises OSError."""
         target = self.object(key)
         try:
             self.new(key).rename(target)
         except FileNotFoundError:
-            # Not with its parents: a folder that was removed stays so.
+            # Without its parents: a folder that somebody removed stays removed.
             target.parent.mkdir(mode=0o700, exist_ok=True)
             self.new(key).rename(target)
 
@@ -106,19 +107,19 @@ class Folder:
             self.object(key).unlink()
 
     def forget_new(self, key: bytes) -> None:
-        """Remove what was written of an object that is not put."""
+        """Remove a written object that was not `put`."""
         with suppress(OSError):
             self.new(key).unlink()
 
     def shards(self) -> Iterator[tuple[Path, list[str]]]:
-        """Folders of objects, and the names in each."""
+        """Yield each folder of objects, and the names in it."""
         for number in range(256):
             shard = self.path / "objects" / f"{number:02x}"
             with suppress(OSError):
                 yield shard, os.listdir(shard)
 
     def close(self) -> None:
-        """Give up the place to write. Calling it again does nothing."""
+        """Remove this process's place to write. Calling it again does nothing."""
         if self._lock >= 0:
             shutil.rmtree(self._writing, ignore_errors=True)
             with suppress(OSError):
@@ -137,7 +138,7 @@ def _check(path: Path) -> None:
     if not os.access(path, os.W_OK | os.X_OK):
         raise UnusableStore(path, "it cannot be written")
     marker = path / _MARKER
-    # In this order: a process that opens it now writes the marker before all else.
+    # List before the marker is read: a process that opens the folder now writes the marker first.
     others = sorted(set(os.listdir(path)) - _OPENING)
     if not _has_text(marker):
         if others:
@@ -152,13 +153,13 @@ def _check(path: Path) -> None:
 
 
 def _has_text(marker: Path) -> bool:
-    """Whether a marker is there. An empty one is not: a process was killed before it wrote it."""
+    """Whether a marker has text. Without, a process was killed while it wrote it."""
     return marker.exists() and marker.read_bytes().strip() != b""
 
 
 @contextmanager
 def _locked(lock: Path, folder: Path) -> Iterator[None]:
-    """Hold a file's lock. Raises UnusableStore where it cannot be had."""
+    """Hold a file's lock. Raises UnusableStore if another process holds it for long, or the file system has no locks."""
     number = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         ends = time.monotonic() + _LOCK_S
@@ -172,7 +173,7 @@ def _locked(lock: Path, folder: Path) -> Iterator[None]:
 
 
 def _has_locked(number: int, folder: Path) -> bool:
-    """Whether the lock is held now. Raises UnusableStore where there are none."""
+    """Try to take a lock, and return whether it is held now. Raises UnusableStore if the file system has no locks."""
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -183,8 +184,8 @@ def _has_locked(number: int, folder: Path) -> bool:
 
 
 def _remove_dead(writing: Path) -> bool:
-    """Remove what dead processes were writing; return whether there are living ones. With the folder's lock held, so
-    that none begins meanwhile."""
+    """Remove what dead processes were writing. Return whether a living one uses the folder. The caller holds the folder's
+    lock, so that no other process opens it meanwhile."""
     are_living = False
     for lock in writing.glob("*.lock"):
         try:

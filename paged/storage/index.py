@@ -1,11 +1,11 @@
-"""An index of a folder in SQLite: the owner of each object, its size, and when it was last used.
+"""An index of a folder in SQLite: the model of each object, its size, and when it was last used.
 
-The objects are the truth and the index is a cache of it: an object without a row is found by a sweep, a row without an
-object is a miss that removes it. So the index may be lost, and nothing waits for a disk to have it.
+The objects are the truth, and the index is a cache of it: a sweep finds an object without a row, and a miss removes a
+row without an object. So the index may be lost, and no write of it is synced.
 
-A write-ahead log, not a rollback journal: a commit appends to one file and syncs none (`synchronous=NORMAL`), a reader
-of another process is not held up by it, and after kill -9 the next one to open replays it. It wants shared memory
-between the processes, so one machine.
+It has a write-ahead log, not a rollback journal: a commit appends to one file and syncs none (`synchronous=NORMAL`),
+delays no reader of another process, and the next process replays the log after kill -9. The log needs memory shared by
+all processes, so one machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 _SCHEMA_VERSION = 1
 _BUSY_S = 5.0
-"""For another process's commit."""
+"""Most time to wait for another process's commit."""
 _CACHE_KIB = 8192
 _SCHEMA = """
 BEGIN IMMEDIATE;
@@ -43,8 +43,7 @@ class FutureIndex(Exception):
 
 
 class Row(NamedTuple):
-    """An object: its key, 32 bytes, the model's number, bytes of the file, and its last use in nanoseconds since the
-    epoch."""
+    """An object: its key, 32 bytes; its model's number; the file's bytes; its last use, in nanoseconds since the epoch."""
 
     key: bytes
     model: int
@@ -53,7 +52,7 @@ class Row(NamedTuple):
 
 
 class Index:
-    """The index of a folder. One thread uses it. Calls raise sqlite3.Error; each is one transaction.
+    """The index of a folder, for one thread. Each call is one transaction, and may raise sqlite3.Error.
 
     Raises FutureIndex, and sqlite3.DatabaseError for a file that is broken anywhere.
     """
@@ -69,7 +68,7 @@ class Index:
             self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             if version < _SCHEMA_VERSION:
                 self._db.executescript(_SCHEMA)
-            # Of all pages: a broken one would make each write fail, from the first that meets it on.
+            # It reads all pages: every write that met a broken one would fail.
             if (problem := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
                 raise sqlite3.DatabaseError(problem)
         except BaseException:
@@ -79,13 +78,13 @@ class Index:
         self._seen = 0
 
     def model(self, identity: bytes, words: str) -> int:
-        """The number of an identity, a new one where it is not known."""
+        """Return the number of an identity; add it if it is new."""
         self._db.execute("INSERT OR IGNORE INTO models (identity, words) VALUES (?, ?)", (identity, words))
         found: int = self._db.execute("SELECT id FROM models WHERE identity = ?", (identity,)).fetchone()[0]
         return found
 
     def new_keys(self, model: int) -> set[bytes]:
-        """Keys of a model's objects that came since the last call, by any process's hand; the first call gives all."""
+        """Return the keys of a model's objects that any process added since the last call; the first call returns all."""
         with closing(self._db.execute("SELECT coalesce(max(number), 0) FROM objects")) as newest:
             last = newest.fetchone()[0]
         if last <= self._seen:
@@ -97,7 +96,7 @@ class Index:
         return found
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Objects that are there now; those that were known count as used."""
+        """Add objects; known ones count as used."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany(
@@ -107,25 +106,24 @@ class Index:
             )
 
     def use(self, uses: Sequence[tuple[int, bytes]]) -> None:
-        """Note when keys were used."""
+        """Note when objects were used."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("UPDATE objects SET used = max(used, ?) WHERE key = ?", uses)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Forget objects."""
+        """Remove objects."""
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.executemany("DELETE FROM objects WHERE key = ?", [(key,) for key in keys])
 
     def make_room(self, limit: int, size: int) -> list[bytes]:
-        """Forget the objects that were not used for longest, until `size` bytes more stay within the limit; their
-        keys."""
+        """Remove the least recently used objects until `size` bytes more stay within the limit. Return their keys."""
         if self.total() + size <= limit:
             return []
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            # Of all processes that share the folder: read again, now that no other one writes.
+            # Again, now that no other process can write.
             over, gone = self.total() + size - limit, list[bytes]()
             with closing(self._db.execute("SELECT key, size FROM objects ORDER BY used")) as oldest:
                 for key, its in oldest:
@@ -137,7 +135,7 @@ class Index:
         return gone
 
     def total(self) -> int:
-        """Bytes of all objects, of every model."""
+        """Return the bytes of all objects, of every model."""
         found: int = self._db.execute("SELECT bytes FROM totals").fetchone()[0]
         return found
 
