@@ -1,7 +1,4 @@
-"""The command line, `paged`. Every figure it shows comes from `paged.study.simulator` or `paged.study.bench`.
-
-It needs the extra `cli`, and says so in one line if that is not installed.
-"""
+"""The command line, `paged`. It needs the extra `cli`, and says so in one line if that is not installed."""
 
 import io
 import os
@@ -14,14 +11,14 @@ from paged.errors import MissingExtra
 __all__ = ["SET_FOR_ITSELF", "main"]
 
 SET_FOR_ITSELF: dict[str, str] = {}
-"""Variables of the environment that the command line has set."""
-# Threads of torch that wait look so many times for work, and sleep then: usually they look for milliseconds, during which others have no core.
-# A hundredth of that costs nothing on an idle machine. Only libraries that are not loaded yet read it.
+"""Environment variables that the command line has set."""
+# A waiting thread of torch looks so many times for work before it sleeps. By default it looks for milliseconds, which it takes from other
+# threads. A hundredth of that costs nothing on an idle machine. A library reads it when it is loaded.
 _SPINS = {"GOMP_SPINCOUNT": "2000"}
 
 
 def main() -> None:
-    """The entry point of the `paged` script. Exits with its status."""
+    """Run the `paged` script, and exit with its status."""
     signals.end_at_once()
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         SET_FOR_ITSELF.update(_SPINS)
@@ -41,7 +38,7 @@ def main() -> None:
 
 
 def _have_streams() -> None:
-    """Open standard streams that are closed: else the next file gets their number, and Python has None for them."""
+    """Open standard streams that are closed: else the next file gets their number, and they are None in Python."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             file = os.open(os.devnull, os.O_RDWR)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.extras import import_with_extra
-from paged.cli.models import AskedModel, ModelArgument, Threads
+from paged.cli.models import ModelArgument, ModelOptions, Threads
 from paged.cli.options import Json, chosen
 from paged.cli.show import print_json, show_all, table
 from paged.errors import InvalidConfig
@@ -52,17 +52,17 @@ def accuracy(
     words = held_out_text() if text is None else text_of(text)
     ways = chosen(weights, "--weights", _WEIGHTS) if weights else _ways_of(model)
     kv_dtypes = chosen(kv_cache_dtype, "--kv-cache-dtype", KV_DTYPES)
-    asked = AskedModel(model, threads=threads)
+    named = ModelOptions(model, threads=threads)
 
     def show(found: list[Accuracy]) -> None:
         if json:
-            print_json({"model": asked.name, "length": length, "ways": msgspec.to_builtins(found)})
+            print_json({"model": named.name, "length": length, "ways": msgspec.to_builtins(found)})
             return
         columns = ["weights", "K and V", "loss", "change", "other choices", "where sure", "log-prob error", "p99"]
-        title = f"{asked.name}: {found[0].positions:,} positions; sure of {found[0].sure:.0%}"
+        title = f"{named.name}: {found[0].positions:,} positions; sure of {found[0].sure:.0%}"
         table(title, columns, [_cells(each) for each in found], right=range(2, len(columns)))
 
-    measured = _measured(asked, words, ways, kv_dtypes, length)
+    measured = _measured(named, words, ways, kv_dtypes, length)
     show_all(measured, len(ways) * len(kv_dtypes), "way of storing", show)
 
 
@@ -76,17 +76,17 @@ def text_of(file: Path) -> list[str]:
 
 def loss_of(model: str | Path, text: list[str]) -> float:
     """The loss of a model as it is on text, in pieces of as many tokens as the models that ship were trained on."""
-    loaded = AskedModel(str(model)).loaded(_WANTED)
+    loaded = ModelOptions(str(model)).loaded(_WANTED)
     return read(loaded, pieces_of(loaded, text), AUTO).loss
 
 
 def _measured(
-    asked: AskedModel, text: list[str], ways: list[str], kv_dtypes: list[str], length: int
+    named: ModelOptions, text: list[str], ways: list[str], kv_dtypes: list[str], length: int
 ) -> Iterator[Accuracy]:
     """Each way, weights first; the base is both as they are, which is read in any case."""
     base = None
     for weights in dict.fromkeys((AS_IS, *ways)):
-        loaded = replace(asked, quantization=None if weights == AS_IS else weights).loaded(_WANTED)
+        loaded = replace(named, quantization=None if weights == AS_IS else weights).loaded(_WANTED)
         pieces = pieces_of(loaded, text, length)
         if base is None:
             base = read(loaded, pieces, AUTO)

@@ -1,7 +1,7 @@
 """The `paged` command: its subcommands, and the handling of errors.
 
-A user's mistake ends in one line on standard error and exit status 2; what works, but is slower than it
-could be, is a line there. Anything else is a bug of ours and keeps its traceback.
+A user's mistake ends in one line on standard error and exit status 2. A warning of ours is a line there. Any other
+exception is a bug of ours, and keeps its traceback.
 """
 
 import os
@@ -41,7 +41,7 @@ WRONG_INPUT = 2
 READER_GONE = 1
 INTERRUPTED = 130
 
-# Typer shows one class of its usage errors to the world; the others (missing argument, no such option) are its siblings.
+# Typer exports one class of its usage errors; the others (missing argument, no such option) are its siblings.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
@@ -81,7 +81,7 @@ def _paged(
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line (default: this process's) and return its exit status."""
+    """Run a command line (None: this process's), and return its exit status."""
     try:
         with _warnings_in_a_line():
             given = None if arguments is None else list(arguments)
@@ -89,19 +89,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BaseException as problem:
         return signals.status() if signals.is_interrupt(problem) else _status_of(problem)
-    # Typer makes a status of a KeyboardInterrupt, one for all.
+    # Typer turns every KeyboardInterrupt into one status.
     return signals.status() if status == INTERRUPTED else status if isinstance(status, int) else 0
 
 
 @cache
 def _commands() -> Callable[..., Any]:
-    """The commands and their options, made once: a process that gives several command lines would make 400 options for each."""
+    """Make the commands and their 400 options, once for all command lines of a process."""
     return typer.main.get_command(app)
 
 
 @contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
-    """Print our own warnings in a line, as errors; leave others to Python."""
+    """Within the block print each warning of ours in a line, and leave others to Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", PagedWarning)
         usual = warnings.showwarning
@@ -117,7 +117,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 
 def _status_of(problem: BaseException) -> int:
-    """Print a user's mistake in one line, and return the exit status. Raises what is a bug of ours."""
+    """Print a user's mistake in one line, and return the exit status. Raises the exception if it is a bug of ours."""
     if isinstance(problem, BrokenPipeError):
         # The reader (head, less) has gone.
         _forget_output()
@@ -130,13 +130,13 @@ def _status_of(problem: BaseException) -> int:
         raise problem
     if problem.filename:
         return _refused(f"{problem.filename}: {problem.strerror}")
-    # Every file that we write is named in what it raises; this one has no name.
+    # An error of any file that we write has its name; this one has none.
     _forget_output()
     return _refused(f"standard output: {problem.strerror or problem}")
 
 
 def _usage_message(problem: Any) -> str:
-    """Return what Typer says of a usage error, without pydantic's additions and with the value that it leaves out."""
+    """Return Typer's message of a usage error, without pydantic's additions, and with the wrong value."""
     message: str = problem.format_message().replace("Value error, ", "").partition(", unable to parse")[0]
     if message.startswith("Got unexpected extra") and problem.ctx.command.name in ("generate", "chat"):
         message += "; --model names a model"
@@ -145,7 +145,7 @@ def _usage_message(problem: Any) -> str:
 
 
 def _forget_output() -> None:
-    """Drop buffered output that has no reader, so that it is not flushed at exit."""
+    """Send buffered output to the null device: flushing it at exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -73,17 +73,17 @@ def attention(
     new = min(_MOST_NEW, context) if prompt is None else prompt
     load = Load(dtype=dtype, kv_dtype=kv_cache_dtype, sequences=sequences, context=context, prompt=new)
     kind = getattr(torch, dtype)
-    asked = [(HeadShape(*numbers), size) for numbers, size in product(pairs, sizes)]
+    cases = [(HeadShape(*numbers), size) for numbers, size in product(pairs, sizes)]
     # What is wrong with any of them is said before one is timed.
     chosen = [
-        chosen_backends(names, shape, size, kind, kv_dtype=kv_cache_dtype, invariant=not fast) for shape, size in asked
+        chosen_backends(names, shape, size, kind, kv_dtype=kv_cache_dtype, invariant=not fast) for shape, size in cases
     ]
     results: list[AttentionTimes] = []
     num_ended = 0
     try:
-        with counting("rounds", rounds * len(asked)) as advance:
+        with counting("rounds", rounds * len(cases)) as advance:
             rate = copy_rate()
-            for (shape, size), ways in zip(asked, chosen, strict=True):
+            for (shape, size), ways in zip(cases, chosen, strict=True):
                 results += attention_times(
                     *(ways, shape, size, load, kind), copy_bytes_per_s=rate, rounds=rounds, after_round=advance
                 )
@@ -91,7 +91,7 @@ def attention(
     except KeyboardInterrupt:
         if results:
             _show(results, load, rounds, not fast, json)
-        say(f"interrupted; {num_ended} of {counted(len(asked), 'measurement')} had ended")
+        say(f"interrupted; {num_ended} of {counted(len(cases), 'measurement')} had ended")
         raise
     _show(results, load, rounds, not fast, json)
 

@@ -11,7 +11,7 @@ from typer import Option
 
 from paged.base.words import counted
 from paged.cli.commands import with_options_of
-from paged.cli.models import AskedModel, asked_model
+from paged.cli.models import ModelOptions, model_options
 from paged.cli.options import Json
 from paged.cli.show import figures, print_json, show_all
 from paged.errors import InvalidConfig
@@ -41,9 +41,9 @@ Runs = Annotated[int, Option(min=1, help="Runs, after a first one that does not 
 # fmt: on
 
 
-@with_options_of(asked_model)
+@with_options_of(model_options)
 def engine(
-    asked: AskedModel,
+    named: ModelOptions,
     workload: Workload = "offline",
     limit: Limit = None,
     scale: Scale = 1.0,
@@ -67,7 +67,7 @@ def engine(
     _check(blocks, memory_share, rate_scale)
     # What is wrong with the requests is said before a model is loaded.
     made_workload(workload, limit=limit, scale=scale)
-    loaded = asked.loaded("bench")
+    loaded = named.loaded("bench")
     from paged.study.bench.engine import EngineBench, Serving, blocks_wanted
 
     trace = made_workload(workload, limit=limit, scale=scale, context=loaded.max_length)
@@ -79,12 +79,12 @@ def engine(
         block_size=block_size,
         max_sequences=max_sequences,
         max_tokens_per_step=max_tokens_per_step,
-        **asked.engine_options,
+        **named.engine_options,
     )
     bench = EngineBench(loaded, trace, serving, rate=rate_scale)
 
     def show(found: list[EngineRun]) -> None:
-        times = bench.times(found, model=asked.name, workload=workload)
+        times = bench.times(found, model=named.name, workload=workload)
         print_json(times) if json else _show(times)
 
     # The first one pays for what is made once.

@@ -32,9 +32,9 @@ def scheduler(
 
     Example: `paged bench scheduler --rows 1024 --holes 16 --caching on`
     """
-    asked = [(num, is_on) for num in listed(rows, "--rows", count) for is_on in _CACHING[caching]]
-    measured = (decode_step(num, caching=is_on, context=context, holes=holes, steps=steps) for num, is_on in asked)
-    show_all(measured, len(asked), "measurement", lambda results: _show(results, context, holes, json))
+    cases = [(num, is_on) for num in listed(rows, "--rows", count) for is_on in _CACHING[caching]]
+    measured = (decode_step(num, caching=is_on, context=context, holes=holes, steps=steps) for num, is_on in cases)
+    show_all(measured, len(cases), "measurement", lambda results: _show(results, context, holes, json))
 
 
 def _show(results: list[DecodeStep], context: int, holes: int, json: bool) -> None:

@@ -8,7 +8,7 @@ from typer import Option
 
 from paged.base.words import counted
 from paged.cli.commands import with_options_of
-from paged.cli.models import AskedModel, asked_model
+from paged.cli.models import ModelOptions, model_options
 from paged.cli.options import Json
 from paged.cli.show import figures, print_json, table
 from paged.study.bench.measured import Measured
@@ -24,9 +24,9 @@ Steps = Annotated[int, Option(min=1, help="Steps to time.")]
 # fmt: on
 
 
-@with_options_of(asked_model)
+@with_options_of(model_options)
 def step(
-    asked: AskedModel,
+    named: ModelOptions,
     rows: Rows = 64,
     context: Context = 256,
     block_size: BlockSize = 16,
@@ -40,17 +40,17 @@ def step(
 
     Example: `paged bench step --rows 64 --context 512`
     """
-    loaded = asked.loaded("bench")
+    loaded = named.loaded("bench")
     from paged.study.bench.step import step_parts
 
     found = step_parts(
         loaded,
-        name=asked.name,
+        name=named.name,
         rows=rows,
         context=context,
         steps=steps,
         block_size=block_size,
-        **asked.engine_options,
+        **named.engine_options,
     )
     if json:
         print_json(found)

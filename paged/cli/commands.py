@@ -1,4 +1,4 @@
-"""Commands as Typer makes them, but for flags: they take no value, and their help names no type of one."""
+"""Typer's commands and groups, with our own help of flags, and commands that share the options of a function."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -13,6 +13,7 @@ from paged.errors import InvalidConfig
 
 
 def _without_types(params: list[Any]) -> list[Any]:
+    """Remove the type from the help of flags, which take no value."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
@@ -20,10 +21,10 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command."""
+    """A command that refuses empty paths."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return its options and arguments. Refuse an empty path: it would be the current folder, and mostly comes from an unset variable of a shell."""
+        """Parse the arguments. Refuse an empty path, which means the current folder and mostly comes from an unset variable of a shell."""
         is_named = "." in args
         has_empty = any(each == "" or (each.startswith("-") and each.endswith("=")) for each in args)
         left = super().parse_args(ctx, args)
@@ -33,7 +34,7 @@ class Command(TyperCommand):
         return left
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options and arguments."""
+        """Return its options and arguments."""
         return _without_types(super().get_params(ctx))
 
 
@@ -41,12 +42,12 @@ class Group(TyperGroup):
     """A command that has commands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its options and arguments."""
+        """Return its options and arguments."""
         return _without_types(super().get_params(ctx))
 
 
 def group_of(help: str, *commands: Callable[..., None]) -> typer.Typer:  # noqa: A002
-    """Return a command that has these commands, and shows its help without one."""
+    """Return a command with these commands; without one it shows its help."""
     group = typer.Typer(help=help, cls=Group, no_args_is_help=False)
     for command in commands:
         group.command(cls=Command)(command)
@@ -69,7 +70,7 @@ def must_be_read(context: typer.Context, read: Collection[str], why: str) -> Non
 
 
 def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator for a command whose first parameter is what `make` returns: on the command line it has the options of `make` instead, and its own."""
+    """Decorate a command: `make` makes its first parameter, and the options of `make` stand in its place on the command line."""
     made = inspect.signature(make, eval_str=True).parameters
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,7 +80,7 @@ def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]],
             command(make(**its), **given)
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        # What has to be given stands before what need not be, in the help, too.
+        # Required parameters first, also in the help.
         ordered = sorted((*made.values(), *own), key=lambda parameter: parameter.default is not parameter.empty)
         by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
         taking.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Command-line options made from settings: name, help, default, range and second names as declared.
+"""Command-line options made from settings: names, help, default and range as declared.
 
 @takes(engine=EngineConfig())
 def command(mine: Mine = None, *, engine: dict[str, Any]) -> None: ...
@@ -16,8 +16,10 @@ from paged.engine.config import Config, EngineConfig, Field, fields_of
 
 
 def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator for a command: it gets an option for each setting of these, except for names that it has itself, and is called with the given values
-    of each, as a dictionary of that name. The defaults shown are those of the configurations."""
+    """Decorate a command with an option for each setting of these configurations, except for names among its own parameters.
+
+    For each keyword the command gets a dictionary with the settings that were given. The help shows the defaults of the configurations.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = {name: each for name, each in inspect.signature(command).parameters.items() if name not in configs}
@@ -52,7 +54,7 @@ def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., No
 
 
 def declared(name: str, panel: str = "") -> Any:
-    """The option of an engine's setting, for a command that has few of them; `panel` of the help, by default the setting's own."""
+    """Return the option of one setting of an engine; `panel` is that of the help, by default the setting's own."""
     config = EngineConfig()
     setting = fields_of(EngineConfig)[name]
     return _info(msgspec.structs.replace(setting, panel=panel or setting.panel), getattr(config, setting.group))

@@ -1,7 +1,4 @@
-"""`paged profile --import`: tables that others timed, as a file for `paged simulate --profile`.
-
-What is in a folder, and how it is fitted, is the hardware's.
-"""
+"""`paged profile --import`: a folder of tables that others timed, as a file for `paged simulate --profile`."""
 
 from pathlib import Path
 
@@ -15,13 +12,14 @@ from paged.study.hardware.kernels.layer_measurements import LayerMeasurements, d
 from paged.study.hardware.kernels.layer_tables import LayerTables
 
 _VERSIONS = {"vLLM": "vllm_version", "CUDA": "cuda_version", "card": "gpu", "taken": "profiled_at"}
-"""What is kept of a folder's own description, and as what it stands there."""
+"""By our name of a version, its field in a folder's own description."""
 
 
 def imported(
     folder: Path, out: Path, *, on: str | None, shape: str | None, source: str, licence: str, json: bool
 ) -> None:
-    """Fit, write, and say how far the fit is off. Raises InvalidConfig for what is not said, and what a folder has wrong."""
+    """Fit a folder's tables, write them to `out`, and show the errors of the fit. Raises InvalidConfig for an option that is missing or
+    has no use, and what is wrong in the folder."""
     if on is None:
         raise InvalidConfig("--import needs --on, the device on which they were timed")
     if not folder.is_dir():
@@ -72,7 +70,7 @@ def imported(
 
 
 def errors_of_layers(tables: LayerTables, measured: LayerMeasurements) -> dict[str, KernelError]:
-    """How far layers' tables are from layers that were timed, by kind."""
+    """Return how far layers' tables are from timed layers, by kind."""
     sizes, seconds = measured.attention
     answered = tables.layer_attention.at(*sizes.T)
     kinds = {

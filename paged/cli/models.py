@@ -36,7 +36,7 @@ Threads = Annotated[int | None, Option(min=1, help="Torch's threads; a small mod
 # fmt: on
 
 
-class AskedModel(msgspec.Struct, frozen=True):
+class ModelOptions(msgspec.Struct, frozen=True):
     """Which model, and how it is loaded and run. Raises InvalidConfig where two are named, and for a quantization that is not known."""
 
     model: str | None = None
@@ -80,7 +80,7 @@ class AskedModel(msgspec.Struct, frozen=True):
             return load_model(self.model or EMBEDDED, **how) if described is None else random_model(described, **how)
 
 
-def asked_model(
+def model_options(
     model: ModelArgument = None,
     shape: Shape = None,
     dtype: Dtype = "auto",
@@ -90,6 +90,6 @@ def asked_model(
     backend: Backend = "auto",
     fast: Fast = False,
     threads: Threads = None,
-) -> AskedModel:
+) -> ModelOptions:
     """The model of a bench's options."""
-    return AskedModel(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads)
+    return ModelOptions(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads)

@@ -19,7 +19,7 @@ from paged.study.traces import EXCERPTS
 T = TypeVar("T")
 
 _TRACE, _DEVICE, _POOL, _STEP, _OUT = "The trace", "Model and device", "The pool", "A step", "Output"
-_SOUGHT = "The search"
+_SEARCH = "The search"
 _REPLICAS = "Replicas"
 _TIME = "Time of a step without a model"
 VIOLATIONS_FOUND = 1
@@ -32,7 +32,7 @@ _TRACE_HELP = (
     "synthetic:poisson,rate=2,requests=1000,lengths=sharegpt."
 )
 DEFAULT_BLOCKS = 26_000
-"""About what an 80 GB device has left beside an 8B model."""
+"""About what an 80 GB device holds beside an 8B model."""
 _POLICY_HELP = f"The policy, one or several with commas: {', '.join(POLICIES)}. `paged policies` says what each does."
 _CHECK_HELP = "Recompute every invariant before and after each update (slow); status 1 if one is violated."
 
@@ -85,15 +85,15 @@ Ingresses = Annotated[int, Option(min=1, help="Number of such routers; requests 
 EventDelay = Annotated[float, Option("--event-delay", min=0.0, metavar="S", help="For exact: seconds until a replica's report arrives.", rich_help_panel=_REPLICAS)]
 ReportEvery = Annotated[float, Option("--report-every", min=0.0, metavar="S", help="For exact: seconds between two reports of a replica's load.", rich_help_panel=_REPLICAS)]
 
-FindWhat = Annotated[Literal["rate", "memory", "devices"], Option("--find", help="The highest rate, the smallest memory (blocks), or the fewest devices (replicas, to which requests are dealt in turn).", show_default=False, rich_help_panel=_SOUGHT)]
-Ttft = Annotated[float | None, Option("--ttft", metavar="S", help="Target: p99 of the time to first token, in seconds.", show_default="no target", rich_help_panel=_SOUGHT)]
-Gap = Annotated[float | None, Option("--gap", metavar="S", help="Target: p99 of each request's longest time between two tokens, in seconds.", show_default="no target", rich_help_panel=_SOUGHT)]
-Itl = Annotated[float | None, Option("--itl", metavar="S", help="Target: p99 of all times between two tokens, in seconds. It hides the cost of preemptions; --gap does not.", show_default="no target", rich_help_panel=_SOUGHT)]
-Explain = Annotated[bool, Option("--explain/--no-explain", help="Also find the limit that binds the answer: raise each one a step, and compare.", rich_help_panel=_SOUGHT)]
+FindWhat = Annotated[Literal["rate", "memory", "devices"], Option("--find", help="The highest rate, the smallest memory (blocks), or the fewest devices (replicas, to which requests are dealt in turn).", show_default=False, rich_help_panel=_SEARCH)]
+Ttft = Annotated[float | None, Option("--ttft", metavar="S", help="Target: p99 of the time to first token, in seconds.", show_default="no target", rich_help_panel=_SEARCH)]
+Gap = Annotated[float | None, Option("--gap", metavar="S", help="Target: p99 of each request's longest time between two tokens, in seconds.", show_default="no target", rich_help_panel=_SEARCH)]
+Itl = Annotated[float | None, Option("--itl", metavar="S", help="Target: p99 of all times between two tokens, in seconds. It hides the cost of preemptions; --gap does not.", show_default="no target", rich_help_panel=_SEARCH)]
+Explain = Annotated[bool, Option("--explain/--no-explain", help="Also find the limit that binds the answer: raise each one a step, and compare.", rich_help_panel=_SEARCH)]
 ReplicaPrice = Annotated[float | None, Option("--price-per-hour", help="Price of a replica with all of its devices; gives the cost of the answer per hour and per million output tokens.", show_default="none", rich_help_panel=_DEVICE)]
 PlanCsvPath = Annotated[Path | None, Option("--csv", help="Also write a table with a row for each tried value.", rich_help_panel=_OUT)]
-Tolerance = Annotated[float | None, Option(help="Largest distance of the answer from the nearest value that misses, as a share.", show_default="0.02 of a rate; 0.01 of a memory, or one block", rich_help_panel=_SOUGHT)]
-MetSeeds = Annotated[int, Option("--seeds", min=1, help="The targets have to be met with each of this many seeds.", rich_help_panel=_SOUGHT)]
+Tolerance = Annotated[float | None, Option(help="Largest distance of the answer from the nearest value that misses, as a share.", show_default="0.02 of a rate; 0.01 of a memory, or one block", rich_help_panel=_SEARCH)]
+MetSeeds = Annotated[int, Option("--seeds", min=1, help="The targets have to be met with each of this many seeds.", rich_help_panel=_SEARCH)]
 
 WeightsMs = Annotated[float, Option(help="Time to read the weights, ms a step.", rich_help_panel=_TIME)]
 ContextUs = Annotated[float, Option(help="Time to read the KV of a token attended to, µs.", rich_help_panel=_TIME)]
@@ -111,7 +111,7 @@ Json = Annotated[bool, Option("--json", help="One JSON document on standard outp
 
 
 def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
-    """Return the values between commas. Raises InvalidConfig with the wrong part, and what would be right."""
+    """Return the values between commas. Raises InvalidConfig, which names the wrong part and the right kind."""
     parts = []
     for part in text.split(","):
         try:
@@ -123,7 +123,7 @@ def listed(text: str, what: str, kind: Callable[[str], T]) -> list[T]:
 
 
 def chosen(text: str, what: str, known: Collection[str]) -> list[str]:
-    """Return the values between commas, each once. Raises InvalidConfig for one that is not known."""
+    """Return the values between commas, each once. Raises InvalidConfig for an unknown one."""
     found = list(dict.fromkeys(part.strip() for part in text.split(",")))
     if unknown := [each for each in found if each not in known]:
         raise InvalidConfig(f'{what} takes {", ".join(known)}, or several with commas between; got "{unknown[0]}"')
@@ -136,7 +136,7 @@ def names_in(text: str | None) -> tuple[str, ...]:
 
 
 def count(text: str) -> int:
-    """A number of at least 1. Raises ValueError."""
+    """Return a whole number of at least 1. Raises ValueError."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -144,7 +144,7 @@ def count(text: str) -> int:
 
 
 def budget(text: str) -> int | Literal["auto", "knee", "own"]:
-    """A token budget. Raises ValueError."""
+    """Return a token budget. Raises ValueError."""
     return text if text in ("auto", "knee", "own") else count(text)  # type: ignore[return-value]
 
 
@@ -156,8 +156,8 @@ _KINDS: dict[Callable[[str], object], str] = {
 
 
 def check_outputs(written: Mapping[str, Path | None], read: Iterable[str | Path | None] = ()) -> None:
-    """Raise InvalidConfig if an option's file is another one's or one that is `read`, UnwritablePath if it cannot be written, and MissingExtra
-    where plots are asked for and cannot be drawn: all of it before a long run."""
+    """Check an option's file before a long run. Raises InvalidConfig for the file of another option, or one that is `read`; UnwritablePath;
+    and MissingExtra for plots that cannot be drawn."""
     names = {os.path.realpath(path): "" for path in read if path and Path(path).exists()}
     for option, path in written.items():
         if path is None:

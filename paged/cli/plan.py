@@ -9,7 +9,6 @@ from rich.progress import TaskID, TimeElapsedColumn
 
 from paged.base.words import counted
 from paged.cli import options
-from paged.cli.asked import files_of, scenarios as asked_scenarios
 from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
 from paged.cli.plan_words import (
@@ -25,6 +24,7 @@ from paged.cli.plan_words import (
     under_way,
     why,
 )
+from paged.cli.scenario_options import files_of, scenarios as scenarios_of
 from paged.cli.show import print_json, progress_bar, say
 from paged.cli.trace_words import described, over_budget, unsettled
 from paged.errors import InvalidConfig
@@ -32,9 +32,9 @@ from paged.study.report import PlanPage, write_plan_csv, write_plan_html
 from paged.study.simulator import Binding, Find, Plan, Progress, Scenario, Targets, plans, what_binds
 
 
-@with_options_of(asked_scenarios)
+@with_options_of(scenarios_of)
 def plan(
-    asked: list[Scenario],
+    given: list[Scenario],
     find: options.FindWhat,
     ttft: options.Ttft = None,
     gap: options.Gap = None,
@@ -65,13 +65,13 @@ def plan(
         raise InvalidConfig("--tolerance is of a rate or a memory; devices are found exactly")
     if find == "rate":
         # Higher rates are tried than the one that it begins with.
-        asked = [scenario.settled() for scenario in asked]
-        _one("--rate-scale or --rate", {scenario.load.rate for scenario in asked})
+        given = [scenario.settled() for scenario in given]
+        _one("--rate-scale or --rate", {scenario.load.rate for scenario in given})
     elif find == "memory":
-        _one("--blocks", {scenario.blocks for scenario in asked})
+        _one("--blocks", {scenario.blocks for scenario in given})
     files = {"--csv": csv, "--html": html}
-    check_outputs(files, files_of(asked[0]))
-    priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in asked]
+    check_outputs(files, files_of(given[0]))
+    priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in given]
     found = _planned(find, priced, targets, seeds=seeds, jobs=jobs, tolerance=tolerance, json=json)
     bindings = _bindings(found, jobs, json) if explain else [None] * len(found)
     explained = list(zip(found, bindings))

@@ -7,7 +7,7 @@ import msgspec
 
 from paged.base.budget import as_bytes
 from paged.base.words import counted
-from paged.cli.asked import device_document
+from paged.cli.scenario_options import device_document
 from paged.cli.show import as_time, printed, table
 from paged.cli.trace_words import described, print_limits, unsettled
 from paged.study.simulator import UNBOUNDED, Binding, Effect, Miss, P99s, Plan, Progress, Scenario

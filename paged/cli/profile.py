@@ -15,11 +15,11 @@ from paged.cli.commands import must_be_read
 from paged.cli.imported import imported
 from paged.cli.models import (
     MODEL,
-    AskedModel,
     Backend,
     Dtype,
     Fast,
     KvCacheDtype,
+    ModelOptions,
     Quantization,
     QuantizeHead,
     Shape,
@@ -98,23 +98,23 @@ def profile(
     for option, value in (("--on", on), ("--source", source), ("--license", license)):
         if value:
             raise InvalidConfig(f"{option} {value} goes with --import; without it steps are timed here")
-    asked = AskedModel(
+    named = ModelOptions(
         *(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads), device=device
     )
     check_outputs({"--out": out}, [shape])
     # What is wrong with these is said before a model is loaded.
     sizes = {"max_sequences": max_sequences, "max_tokens_per_step": max_tokens_per_step, "block_size": block_size}
     design = designed(max_context=max_context or _MOST_CONTEXT, **sizes)
-    loaded = asked.loaded("profiling")
+    loaded = named.loaded("profiling")
     if max_context is None:
         design = designed(max_context=_context_for(loaded, max_tokens_per_step, block_size), **sizes)
-    engine = engine_for(loaded, design, **asked.engine_options)
+    engine = engine_for(loaded, design, **named.engine_options)
     times = StepTimes(engine, design)
     with counting("rounds", 1 + rounds) as advance:
         for run in (times.warm_up, *[times.round] * rounds):
             run()
             advance()
-    found = times.profile(_about(engine, fast), name=asked.name)
+    found = times.profile(_about(engine, fast), name=named.name)
     found.save(out)
     if json:
         print_json(
@@ -123,7 +123,7 @@ def profile(
         return
     columns = ["steps", "fitted", "held out", "median error", "p90 error", "in total", "spread, median", "spread, p90"]
     rows = [_cells(kind, times.steps, found) for kind in (*KINDS, None)]
-    title = f"{asked.name}: profile and timed steps, {rounds} rounds; errors on those that were held out"
+    title = f"{named.name}: profile and timed steps, {rounds} rounds; errors on those that were held out"
     table(title, columns, rows, right=range(1, len(columns)))
     figures("what a step takes", [*_prices(found), ("taken on", found.about), ("written to", str(out))])
 

@@ -9,9 +9,9 @@ import typer
 
 from paged.base.whole_file import whole_file
 from paged.cli import options
-from paged.cli.asked import device_document, files_of, scenarios as asked_scenarios
 from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
+from paged.cli.scenario_options import device_document, files_of, scenarios as scenarios_of
 from paged.cli.show import counting, print_json, say
 from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled
@@ -22,9 +22,9 @@ from paged.study.simulator import Outcome, Routing, Scenario, Step, decision_of,
 _ROUTING = Routing()
 
 
-@with_options_of(asked_scenarios)
+@with_options_of(scenarios_of)
 def simulate(
-    asked: list[Scenario],
+    given: list[Scenario],
     price_per_hour: options.PricePerHour = None,
     replicas: options.Replicas = 1,
     router: options.RouterName = "exact",
@@ -56,7 +56,7 @@ def simulate(
     routings = _routings(replicas, router, ingresses, event_delay, report_every)
     priced = [
         msgspec.structs.replace(scenario, price_per_hour=price_per_hour, routing=routing)
-        for scenario in asked
+        for scenario in given
         for routing in routings
     ]
     scenarios = [seeded for scenario in priced for seeded in grid(scenario, seeds=seeds)]
@@ -68,7 +68,7 @@ def simulate(
     if html is not None and replicas > 1:
         raise InvalidConfig(f"--html shows one replica over time; {replicas} were asked for")
     files = {"--csv": csv, "--html": html, "--trace-events": trace_events, "--log": log}
-    check_outputs(files, files_of(asked[0]))
+    check_outputs(files, files_of(given[0]))
     if len(scenarios) == 1:
         outcomes = [_watched(scenarios[0], check, log, trace_events)]
     else:
@@ -119,7 +119,7 @@ def _over_budget(outcome: Outcome) -> str:
 def as_document(outcome: Outcome) -> dict[str, object]:
     """Return the JSON of a simulation: its figures, and its options."""
     scenario = outcome.scenario
-    asked = {
+    given = {
         "rate_scale": scenario.load.rate,
         "seed": scenario.load.seed,
         **device_document(scenario.device),
@@ -131,7 +131,7 @@ def as_document(outcome: Outcome) -> dict[str, object]:
         "token_budget": scenario.max_tokens_per_step,
         "prompts_over_budget": outcome.prompts_over_budget,
     }
-    return {**msgspec.to_builtins(outcome.result), **asked}
+    return {**msgspec.to_builtins(outcome.result), **given}
 
 
 def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Path | None) -> Outcome:

@@ -1,4 +1,4 @@
-"""The options that all simulating commands share, and the scenarios that they describe."""
+"""The options that `paged simulate` and `paged plan` share, and the scenarios that they describe."""
 
 import inspect
 import math
@@ -56,7 +56,7 @@ def scenarios(
     token_us: options.TokenUs = _TIME.token_us,
     swap_us: options.SwapUs = _TIME.swap_us,
 ) -> list[Scenario]:
-    """Return every combination of the options that take several values. Raises for any wrong one, before one is simulated."""
+    """Return the scenarios: every combination of the options that take several values. Raises for a wrong one."""
     _check_read(model, profile, locals())
     shape = None if model is None else model_named(model)
     if context is None and shape is not None:
@@ -109,19 +109,19 @@ def scenarios(
     )
     for scenario in found:
         scenario.scheduler()
-    # A trace is simulated as it was recorded, and what is too short of it is said; one that is made faster ends sooner, too.
+    # A trace that is made faster also ends sooner, so draw it longer. One as it was recorded stays as it is, with a note if it is short.
     return [scenario.settled() if scenario.load.rate > 1 else scenario for scenario in found]
 
 
 def _block_size(device: Device) -> int:
-    """Tokens a block as the plan of the model's layers has it; 16 without one."""
+    """Return the tokens a block of the plan of a model's layers; 16 without one."""
     roofline = device.roofline()
     plan = None if roofline is None else roofline.plan(None)
     return plan.block_size if plan else _BLOCK_SIZE
 
 
 def _check_read(model: str | None, profile: Any, given: dict[str, Any]) -> None:
-    """Raise InvalidConfig for an option that would change nothing."""
+    """Raise InvalidConfig for a given option that would change nothing."""
     unread: dict[str, str] = {}
     if model is None:
         unread |= dict.fromkeys(
@@ -143,12 +143,12 @@ def _check_read(model: str | None, profile: Any, given: dict[str, Any]) -> None:
         why = f"is for steps without a model; {'--model' if profile is None else '--profile'} times them here"
         unread |= dict.fromkeys(("weights_ms", "context_us", "token_us", "swap_us"), why)
     for name, why in unread.items():
-        if given[name] != _ASKED[name].default:
+        if given[name] != _PARAMETERS[name].default:
             raise InvalidConfig(f"--{name.replace('_', '-')} {why}")
 
 
 def _rate_scales(load: Load, rate_scale: str | None, rate: str | None) -> list[float]:
-    """How many times as fast requests arrive; of `rate`, by what comes a second of the trace as it is otherwise."""
+    """Return how many times as fast requests arrive: `rate_scale`, or `rate` over the rate of the trace itself."""
     if rate is None:
         return options.listed(rate_scale or "1", "--rate-scale", float)
     if rate_scale is not None:
@@ -166,16 +166,16 @@ def _rate_scales(load: Load, rate_scale: str | None, rate: str | None) -> list[f
     return [wanted / per_s for wanted in rates]
 
 
-_ASKED = inspect.signature(scenarios).parameters
+_PARAMETERS = inspect.signature(scenarios).parameters
 
 
 def files_of(scenario: Scenario) -> list[str | None]:
-    """Files that a scenario may read; what is the name of something that ships is none."""
+    """Return the paths that a scenario may read; names of what ships are among them."""
     return [scenario.load.trace, scenario.device.profile, scenario.device.model, scenario.device.device]
 
 
 def device_document(device: Device) -> dict[str, object]:
-    """What the JSON of a simulation and of a plan says of the device."""
+    """Return the device's part in the JSON of a simulation or a plan."""
     return {
         "model": device.model,
         "device": device.device,
