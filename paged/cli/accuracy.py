@@ -75,7 +75,7 @@ def text_of(file: Path) -> list[str]:
 
 
 def loss_of(model: str | Path, text: list[str]) -> float:
-    """The loss of a model as it is on text, in pieces of as many tokens as the models that ship were trained on."""
+    """Return a model's loss on text, in pieces of as many tokens as the models that ship were trained on."""
     loaded = ModelOptions(str(model)).loaded(_WANTED)
     return read(loaded, pieces_of(loaded, text), AUTO).loss
 
@@ -83,7 +83,7 @@ def loss_of(model: str | Path, text: list[str]) -> float:
 def _measured(
     named: ModelOptions, text: list[str], ways: list[str], kv_dtypes: list[str], length: int
 ) -> Iterator[Accuracy]:
-    """Each way, weights first; the base is both as they are, which is read in any case."""
+    """Yield the accuracy of each combination, weight by weight. It compares with both as they are, which it always reads."""
     base = None
     for weights in dict.fromkeys((AS_IS, *ways)):
         loaded = replace(named, quantization=None if weights == AS_IS else weights).loaded(_WANTED)
@@ -99,7 +99,7 @@ def _measured(
 
 
 def _ways_of(model: str | None) -> list[str]:
-    """All for a checkpoint of floats; one in codes has its own."""
+    """Return all ways to store weights for a checkpoint of floats; as-is for one in codes."""
     import_with_extra("torch", _WANTED)
     from paged.model.checkpoint import named_or_shipped
     from paged.model.loading import config_of

@@ -74,7 +74,7 @@ def attention(
     load = Load(dtype=dtype, kv_dtype=kv_cache_dtype, sequences=sequences, context=context, prompt=new)
     kind = getattr(torch, dtype)
     cases = [(HeadShape(*numbers), size) for numbers, size in product(pairs, sizes)]
-    # What is wrong with any of them is said before one is timed.
+    # Refuse any wrong one before one is timed.
     chosen = [
         chosen_backends(names, shape, size, kind, kv_dtype=kv_cache_dtype, invariant=not fast) for shape, size in cases
     ]

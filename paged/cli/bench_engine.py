@@ -65,7 +65,7 @@ def engine(
     Example: `paged bench engine --workload offline --memory-share 0.35 --runs 5`
     """
     _check(blocks, memory_share, rate_scale)
-    # What is wrong with the requests is said before a model is loaded.
+    # Refuse a wrong workload before a model is loaded.
     made_workload(workload, limit=limit, scale=scale)
     loaded = named.loaded("bench")
     from paged.study.bench.engine import EngineBench, Serving, blocks_wanted
@@ -87,9 +87,9 @@ def engine(
         times = bench.times(found, model=named.name, workload=workload)
         print_json(times) if json else _show(times)
 
-    # The first one pays for what is made once.
-    counting_ones = islice((bench.run() for _ in range(1 + runs)), 1, None)
-    show_all(counting_ones, runs, "run", show)
+    # The first run pays for what is made once.
+    counted_runs = islice((bench.run() for _ in range(1 + runs)), 1, None)
+    show_all(counted_runs, runs, "run", show)
 
 
 def _check(blocks: int | None, memory_share: float | None, rate_scale: float | None) -> None:
@@ -142,6 +142,6 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _over(runs: Sequence[EngineRun], figure: Callable[[EngineRun], float | None], form: str) -> str:
-    """A figure of all runs; "none" where one has none."""
+    """Return a figure over all runs; "none" if it is missing in one."""
     values = [value for value in map(figure, runs) if value is not None]
     return format(Measured.of(values), form) if len(values) == len(runs) else "none"

@@ -1,7 +1,4 @@
-"""`paged capacity`: the memory and time that a model's sequences need on a device: memory by published figures, time by measured kernels where they ship.
-
-Every figure comes from `paged.study.hardware`.
-"""
+"""`paged capacity`: the memory and time that a model's sequences need on a device, by `paged.study.hardware`."""
 
 import math
 from typing import Annotated
@@ -46,7 +43,7 @@ _MODEL_HELP = f"{', '.join(model_names())}; for its pages alone {', '.join(sorte
 _DEVICE_HELP = f"{', '.join(device_names())}; or a .json file of your own."
 _LEFT_OUT = "weights, activations and steps of this model: its pages alone are known"
 _OF_PAGES = ("model", "dtype", "kv_dtype", "kv_dtype_skip_layers", "block_size", "json")
-"""Parameters that say something of pages."""
+"""Parameters that change pages."""
 _STEP_HELP = "Token budget of a step: activations are for so many."
 
 # fmt: off
@@ -144,7 +141,7 @@ def _pages_alone(
     *,
     json: bool,
 ) -> None:
-    """Show the pages of a model whose weights and steps are not modelled. Refuses options that say nothing of pages."""
+    """Show the pages of a model whose weights and steps are not modelled. Raises InvalidConfig for an option that changes no page."""
     for option, given, known in (("dtype", dtype, tuple(DTYPES)), ("kv_dtype", kv_dtype or dtype, KV_DTYPES)):
         if given not in known:
             raise InvalidConfig(f'{option} is "{given}"; known are {", ".join(known)}')
@@ -171,7 +168,7 @@ def _plan_document(kept: Kept, plan: LayerPlan) -> dict[str, object]:
 
 
 def _show_pages(kept: Kept, plan: LayerPlan, longest: int = _LENGTHS[-1]) -> None:
-    """Layer groups, and what a sequence holds; in one line where all layers keep all tokens."""
+    """Show layer groups, and what a sequence holds; in one line if all layers keep all tokens."""
     page, doubt = as_bytes(plan.page_bytes), [("not sure", kept.doubt)] if kept.doubt else []
     if [group.name for group in plan.groups] == ["full"]:
         of_block = _of_group(plan.groups[0], plan)
@@ -202,7 +199,7 @@ def _of_sequence(plan: LayerPlan, length: int) -> str:
 
 
 def _steps(batch: int, length: int, spans: Spans) -> dict[str, StepWork]:
-    """A prompt, and sequences that decode: a step of each."""
+    """Return the work of a step with a prompt, and of one with decoding sequences."""
     return {
         f"a prompt of {length:,}": StepWork.of_rows([length], [length], sampled_rows=1, spans=spans),
         f"{batch:,} decoding at {length:,}": StepWork.of_rows(

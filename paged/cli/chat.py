@@ -54,7 +54,7 @@ def chat(
             say("the model that ships continues text from Python's documentation; it does not converse")
         say("an empty line or Ctrl-D ends the conversation")
     messages = [] if system is None else [{"role": "system", "content": system}]
-    while line := _asked(is_terminal):
+    while line := _message(is_terminal):
         messages.append({"role": "user", "content": line})
 
         def write(output: "EngineOutput") -> None:
@@ -74,8 +74,8 @@ def chat(
         messages.append({"role": "assistant", "content": answer.text})
 
 
-def _asked(is_terminal: bool) -> str:
-    """The next message; "" at the end."""
+def _message(is_terminal: bool) -> str:
+    """Return the next message; "" at the end."""
     if is_terminal:
         sys.stdout.write("> ")
         sys.stdout.flush()

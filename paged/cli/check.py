@@ -1,4 +1,4 @@
-"""`paged check`: saved failures of the test kit, run again."""
+"""`paged check`: run saved failures of the test kit again."""
 
 from pathlib import Path
 from typing import Annotated

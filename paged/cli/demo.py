@@ -1,6 +1,6 @@
-"""`paged demo`: a real service's arrivals on a memory far too small, answered live by a model; then the same with ample memory.
+"""`paged demo`: a real service's requests on a memory far too small, answered live by a model; then the same with ample memory.
 
-In its second half the model is a hybrid, whose layers keep states beside K and V, in pages of one pool; then each request alone.
+In its second half the model is a hybrid, with states beside K and V in pages of one pool; then each request runs alone.
 """
 
 import time
@@ -33,7 +33,7 @@ STEPS_PER_SECOND = 28.0
 FRAMES_PER_SECOND = 28.0
 OUTPUTS_DIFFER = 1
 
-# Without a model: lengths as a service has them. With the one that ships: lengths that it was trained on.
+# Without a model lengths are longer; the model that ships was trained on short ones.
 STAND_IN = Scenario(
     load=Load(trace="mooncake", limit=REQUESTS, rate=RATE_SCALE, prompts=1 / 8, outputs=1 / 4),
     blocks=228,
@@ -171,7 +171,7 @@ def _show(result: SimulationResult, more: dict[str, Any], json: bool) -> None:
         print_json({**msgspec.to_builtins(result), **more})
         return
     if more:
-        # What was measured comes before what was simulated.
+        # Measured figures come before simulated ones.
         _figures("the model, here", more, f"{result.finished:,} answers under pressure and with ample memory")
     if hybrid := more.get("hybrid"):
         each = ", ".join(
@@ -199,13 +199,13 @@ def _figures(title: str, of: dict[str, Any], compared: str, *more: tuple[str, st
 
 
 def _play(simulation: Simulation, out: Console, title: str, speed: float, texts: Mapping[str, str]) -> None:
-    """Draw the simulation at a pace that eyes can follow; the last frame stays."""
+    """Draw the simulation step by step at a steady pace. The last frame stays."""
     watch = Watch(simulation, texts)
     due = time.monotonic()
     next_frame = due
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
         for step in simulation.steps():
-            watch.see(step)
+            watch.note_step(step)
             due += 1 / (STEPS_PER_SECOND * speed)
             now = time.monotonic()
             if now >= next_frame:
@@ -221,12 +221,12 @@ def _drawn(frame: Frame, title: str, out: Console):
 
 
 def _report(simulation: Simulation, title: str) -> None:
-    """A line whenever another tenth of the requests has ended."""
+    """Print a line whenever another tenth of the requests has ended."""
     watch = Watch(simulation)
     printed(title)
     tenths = 0
     for step in simulation.steps():
-        watch.see(step)
+        watch.note_step(step)
         counts = simulation.scheduler.counts()
         ended = counts["finished"] + counts["rejected"]
         if ended * 10 // len(simulation.trace) > tenths:
@@ -235,7 +235,7 @@ def _report(simulation: Simulation, title: str) -> None:
 
 
 def progress_line(frame: Frame) -> str:
-    """A frame in one line."""
+    """Return a frame in one line."""
     states = "  ".join(
         f"{state} {frame.counts.get(state, 0):3}" for state in ("waiting", "running", "paused", "swapped", "finished")
     )

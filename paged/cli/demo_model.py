@@ -1,7 +1,4 @@
-"""The models of `paged demo`, if torch is installed: those that ship, in place of a simulation's stand-in, over prompts of real text.
-
-The text is `pydoc`'s topics, which every Python has.
-"""
+"""The models of `paged demo`: those that ship answer the simulation's requests, whose prompts are text of `pydoc`'s topics."""
 
 from __future__ import annotations
 
@@ -28,14 +25,14 @@ from paged.study.simulator import Scenario, Simulation
 from paged.study.traces import Trace
 from paged.study.traces.content import content_ids
 
-# Enough to choose from, and quick to cut into tokens.
+# Enough paragraphs, and quick to tokenize.
 MOST_CHARACTERS = 200_000
 SHORTEST_PARAGRAPH = 80
 
 
 class ModelAnswers:
-    """Runs the batches of one scheduler, and answers greedily. `tokens` and `texts` by request id are what it has written, `found` how many
-    tokens of its prompt were there when it came in."""
+    """Runs the batches of one scheduler, and answers greedily. By request id: `tokens` and `texts` that it has written, and `found`, the
+    tokens of the prompt that were cached when the request was admitted."""
 
     def __init__(self, model: LoadedModel, block_size: int, pool: LayeredPool) -> None:
         self._tokenizer = model.tokenizer
@@ -48,7 +45,7 @@ class ModelAnswers:
         self.seconds = 0.0
 
     def __call__(self, batch: Batch) -> NDArray[np.int32]:
-        """int32 [rows that sample]: the likeliest next token of each."""
+        """Run a batch. Return the likeliest next token of each row that samples, int32 [rows that sample]."""
         began = time.perf_counter()
         step = self._inputs.of(batch)
         self._worker.begin(step)
@@ -69,7 +66,7 @@ class ModelAnswers:
             self.tokens[request_id], self.texts[request_id] = [], ""
         self.tokens[request_id].append(token)
         if token in self._eos:
-            # Lengths are the trace's, so it goes on; what comes after is another text.
+            # The trace says how long it is, so it goes on with another text.
             self.texts[request_id] += self._streams[request_id].finish() + " ¶ "
             self._streams[request_id] = TextStream(self._tokenizer, [])
             return
@@ -77,15 +74,14 @@ class ModelAnswers:
 
 
 class ModelRun(NamedTuple):
-    """A simulation, and what a model answers in it."""
+    """A simulation, and a model's answers in it."""
 
     simulation: Simulation
     answers: ModelAnswers
 
 
 def alike(checkpoint: Path, scenarios: Sequence[Scenario], *, unchecked: Sequence[Scenario] = ()) -> list[ModelRun]:
-    """The same requests in several scenarios, answered by one model; invariants are checked in all but `unchecked`. Blocks of a model whose layers
-    are of several kinds are pages."""
+    """Return a run of the same requests by one model for each scenario. Invariants are checked in all but `unchecked`."""
     model = load_model(checkpoint)
     trace = scenarios[0].load.build()
     prompt_of, cost_model = RealText(trace, model.tokenizer).prompt, scenarios[0].device.cost_model()
@@ -111,8 +107,8 @@ def alike(checkpoint: Path, scenarios: Sequence[Scenario], *, unchecked: Sequenc
 
 
 class RealText:
-    """Prompts for the requests of `trace`, each as long as the trace says. A segment's content id chooses a paragraph to begin at, so equal
-    segments are equal text."""
+    """Prompts for the requests of `trace`, as long as the trace says. A segment's content id chooses the paragraph where it begins, so
+    equal segments have equal text."""
 
     def __init__(self, trace: Trace, tokenizer: Any) -> None:
         self._trace = trace
@@ -127,7 +123,7 @@ class RealText:
         self._starts = np.array(starts, np.int64)
 
     def prompt(self, request: int) -> NDArray[np.int32]:
-        """int32 [the trace's length]: the prompt of one request, the same at every call."""
+        """Return the prompt of a request, int32 [the trace's length], the same in every call."""
         trace = self._trace
         segments = slice(trace.segment_starts[request], trace.segment_starts[request + 1])
         contents = content_ids(trace.segment_ids[segments], request)

@@ -1,7 +1,4 @@
-"""`paged doctor`: what works on this machine and installation, and how to repair what does not.
-
-Every finding comes from `paged.model.doctor`.
-"""
+"""`paged doctor`: what works on this machine and installation, and how to repair the rest, by `paged.model.doctor`."""
 
 from itertools import groupby
 from typing import Annotated
@@ -67,7 +64,7 @@ def _show(found: Findings) -> None:
 
 
 def _gap() -> None:
-    """Between tables, which have one of their own in a terminal."""
+    """Print an empty line between tables; in a terminal they have one already."""
     if not console().is_terminal:
         printed("")
 
@@ -152,5 +149,5 @@ def _answered(engine: Engine) -> str:
 
 
 def _agree(answers: list[Answer]) -> bool | None:
-    """Whether they are the same; None where there is nothing to compare."""
+    """Return whether all answers are the same; None if there is only one."""
     return None if len(answers) < 2 else all(each.agrees for each in answers)

@@ -168,7 +168,7 @@ def generate(
         bad_words=tuple(bad_word or ()),
         stop=tuple(stop or ()),
         include_stop_str_in_output=include_stop,
-        # A search has its own.
+        # A search has its own field for them.
         stop_token_ids=() if search is not None else tuple(stop_token_id or ()),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -176,7 +176,7 @@ def generate(
         ignore_eos=ignore_eos,
         structured_outputs=_form(json_schema, json_object, regex, choice, grammar),
     )
-    # What is wrong with these is said before a model is loaded.
+    # Refuse wrong options before a model is loaded.
     if search is not None:
         _must_be_plain(params, "beam_width" if beam_width is not None else "contrastive")
     beams = {"--length-penalty": length_penalty, "--beam-groups": beam_groups, "--early-stopping": early_stopping}
@@ -240,18 +240,18 @@ def _biases(given: list[str] | None) -> dict[int, float] | None:
 
 
 def _named(**options: Any) -> dict[str, Any]:
-    """Those that were given."""
+    """Return the options that were given."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _must_go_with(option: str, value: Any, others: dict[str, Any]) -> None:
-    """Raise InvalidSampling for an option that means nothing without `option`, which was not given."""
+    """Raise InvalidSampling if one of `others` was given without `option`, on which it depends."""
     for name in () if value else _named(**others):
         raise InvalidSampling(f"{name} goes with {option}; give both, or neither.")
 
 
 def _must_be_plain(params: SamplingParams, search: str) -> None:
-    """Raise InvalidSampling for what a search does not know."""
+    """Raise InvalidSampling for a sampling parameter that a search does not have."""
     plain = SamplingParams(max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
     for name in SamplingParams.__struct_fields__:
         value = getattr(params, name)
@@ -303,7 +303,7 @@ def _document(engine: "Engine", completions: "dict[int, Completion]") -> dict[st
 
 def _write_as_it_comes(llm: Any, prompt: str, params: SamplingParams) -> "Completion":
     out = console()
-    # Ahead of the first text, and not before: a prompt that is refused is not repeated.
+    # Printed before the first text, and not earlier: the engine may refuse the prompt.
     ahead = [prompt]
 
     def write(output: "EngineOutput") -> None:
@@ -346,7 +346,7 @@ def _answered(
     params: SamplingParams | BeamSearchParams | ContrastiveSearchParams,
     show: "Callable[[dict[int, Completion]], None]",
 ) -> "list[Completion]":
-    """All answers, shown when the last one has ended, or an interrupt has come; behind a bar at a terminal."""
+    """Generate all answers, and show them at the end, or those so far after an interrupt; with a progress bar in a terminal."""
     found: dict[int, Completion] = {}
     try:
         with counting("answers", len(prompts)) as advance:

@@ -37,7 +37,7 @@ Threads = Annotated[int | None, Option(min=1, help="Torch's threads; a small mod
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
-    """Which model, and how it is loaded and run. Raises InvalidConfig where two are named, and for a quantization that is not known."""
+    """A model, and how it is loaded and run. Raises InvalidConfig for two models, and for an unknown quantization."""
 
     model: str | None = None
     shape: str | None = None
@@ -57,18 +57,18 @@ class ModelOptions(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """For results."""
+        """The model's name in results."""
         return self.shape or (EMBEDDED if self.model is None else Path(self.model).name)
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        """What an engine that runs it is given."""
+        """Options of an engine that runs it."""
         return {"backend": self.backend, "batch_invariant": not self.fast, "kv_cache_dtype": self.kv_cache_dtype}
 
     def loaded(self, wanted: str) -> LoadedModel:
-        """The model, with so many threads of torch from now on; `wanted` is what needs it. Raises what is wrong with it, and MissingExtra."""
+        """Load the model, and set torch's threads from now on. `wanted`: what needs it. Raises the model's errors, and MissingExtra."""
         how: Any = {name: getattr(self, name) for name in ("dtype", "device", "quantization", "quantize_head")}
-        # Said before torch is imported, which takes a while.
+        # Refuse a wrong shape before torch is imported, which takes a while.
         described = None if self.shape is None else model_named(self.shape)
         with loading(self.shape or self.model):
             torch = import_with_extra("torch", wanted)
@@ -91,5 +91,5 @@ def model_options(
     fast: Fast = False,
     threads: Threads = None,
 ) -> ModelOptions:
-    """The model of a bench's options."""
+    """Return the model that the options of a bench describe."""
     return ModelOptions(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads)

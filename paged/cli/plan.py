@@ -64,11 +64,11 @@ def plan(
     if find == "devices" and tolerance is not None:
         raise InvalidConfig("--tolerance is of a rate or a memory; devices are found exactly")
     if find == "rate":
-        # Higher rates are tried than the one that it begins with.
+        # The search tries higher rates than the one that it begins with.
         given = [scenario.settled() for scenario in given]
-        _one("--rate-scale or --rate", {scenario.load.rate for scenario in given})
+        _must_be_one("--rate-scale or --rate", {scenario.load.rate for scenario in given})
     elif find == "memory":
-        _one("--blocks", {scenario.blocks for scenario in given})
+        _must_be_one("--blocks", {scenario.blocks for scenario in given})
     files = {"--csv": csv, "--html": html}
     check_outputs(files, files_of(given[0]))
     priced = [msgspec.structs.replace(scenario, price_per_hour=price_per_hour) for scenario in given]
@@ -97,7 +97,7 @@ def plan(
 
 
 def _bindings(found: list[Plan], jobs: int, json: bool) -> list[Binding]:
-    """What binds each. Interrupted, it shows the plans without."""
+    """Return what binds each plan. After an interrupt it shows the plans without."""
     bar = progress_bar(TimeElapsedColumn())
     try:
         with bar or nullcontext():
@@ -115,7 +115,7 @@ def _bindings(found: list[Plan], jobs: int, json: bool) -> list[Binding]:
 
 
 def _as_page(plan: Plan, binding: Binding | None) -> PlanPage:
-    """A plan with all that is said of it."""
+    """Return a plan with its sentences, for the page."""
     said = nothing_meets(plan) if plan.answer is None else answer(plan)
     more = [] if plan.answer is None else remarks(plan)
     device = plan.scenario.device
@@ -127,7 +127,7 @@ def _as_page(plan: Plan, binding: Binding | None) -> PlanPage:
     return PlanPage(plan, said, (*why(plan, binding), *more, described(plan.load), *limits))
 
 
-def _one(option: str, values: Collection[object]) -> None:
+def _must_be_one(option: str, values: Collection[object]) -> None:
     if len(values) > 1:
         raise InvalidConfig(f"{option} says where the search begins, so it takes one value; {len(values)} were given")
 
@@ -142,7 +142,7 @@ def _planned(
     tolerance: float | None,
     json: bool,
 ) -> list[Plan]:
-    """The plans, with a line for each search while it runs. Interrupted, it shows what was tried."""
+    """Return the plans, with a line for each search while it runs. After an interrupt it shows what was tried."""
     bar = progress_bar(TimeElapsedColumn())
     lines: dict[int, TaskID] = {}
     tried: dict[int, Plan] = {}

@@ -25,7 +25,7 @@ _END = {
 
 
 def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]:
-    """Return the JSON of a plan: the answer first, then the question, the tried values, and the binding limit if it was searched."""
+    """Return the JSON of a plan: the answer and what binds first, then the question and the tried values."""
     scenario, found = plan.scenario, msgspec.to_builtins(plan)
     del found["scenario"]
     asked = {
@@ -53,7 +53,7 @@ def as_document(plan: Plan, binding: Binding | None = None) -> dict[str, object]
 
 
 def in_order(plan: Plan) -> Plan:
-    """A plan that is under way, with what it has tried by rising value."""
+    """Return a plan with its tried values in rising order."""
     return msgspec.structs.replace(plan, probes=tuple(sorted(plan.probes, key=lambda probe: probe.value)))
 
 
@@ -85,7 +85,7 @@ def print_probes(plan: Plan, why: Sequence[str] = ()) -> None:
 
 
 def print_answers(plans: Sequence[Plan], binds: Sequence[str] = ()) -> None:
-    """A line for each plan; all seek the same, of one trace. `binds`: a word for each, where that was sought."""
+    """Print a line for each plan; all look for the same, with one trace. `binds`: a word for each plan, or none."""
     varied = [(name, value) for name, value in _VARIED if len({value(plan) for plan in plans}) > 1]
     columns = ["policy", *(name for name, _ in varied), *_value_columns(plans[0]), *_LATENCIES.values(), "misses at"]
     columns += ["binds"] if binds else []
@@ -104,7 +104,7 @@ def print_answers(plans: Sequence[Plan], binds: Sequence[str] = ()) -> None:
 
 
 def answer(plan: Plan) -> str:
-    """The answer in a sentence."""
+    """Return the answer in a sentence."""
     assert plan.answer is not None
     said = f"{_HARDEST[plan.find].capitalize()} with {targets_of(plan)}: {value_of(plan, plan.answer)}"
     if plan.missed is None:
@@ -114,7 +114,7 @@ def answer(plan: Plan) -> str:
 
 
 def nothing_meets(plan: Plan) -> str:
-    """That nothing meets, and by how much the best that was tried misses."""
+    """Return a sentence: no value meets the targets, and by how much the nearest one misses."""
     best = plan.best
     said = f"with policy {policy_of(plan.scenario)} no {_ANY[plan.find]} meets {targets_of(plan)}"
     said += f"; nearest of {len(plan.probes)} tried is {value_of(plan, best.value)}, {'; '.join(map(missed_by, best.misses))}"
@@ -124,8 +124,8 @@ def nothing_meets(plan: Plan) -> str:
 
 
 def under_way(progress: Progress, value: float) -> str:
-    """A search that is trying this value, in a line."""
-    # The latest of either kind are the ends of the bracket.
+    """Return a line for a search that is trying this value."""
+    # The latest probe that met and the latest that missed are the bracket's ends.
     ends = {
         probe.met: f", {_plain(probe.value)} {'meets' if probe.met else 'misses'}" for probe in progress.plan.probes
     }
@@ -133,7 +133,7 @@ def under_way(progress: Progress, value: float) -> str:
 
 
 def missed(miss: Miss) -> str:
-    """Which promise was broken."""
+    """Return which target was missed."""
     if miss.promise == "rejected":
         return "requests rejected" if miss.found is None else f"{counted(int(miss.found), 'request')} rejected"
     if miss.promise == "cut_off":
@@ -142,7 +142,7 @@ def missed(miss: Miss) -> str:
 
 
 def missed_by(miss: Miss) -> str:
-    """Which promise was broken, and by how much as far as that is known."""
+    """Return which target was missed, and by how much if that is known."""
     if miss.found is None or miss.promise not in _LATENCIES:
         return missed(miss)
     over = f"{as_time(miss.found - miss.limit)} over {as_time(miss.limit)}"
@@ -150,13 +150,13 @@ def missed_by(miss: Miss) -> str:
 
 
 def targets_of(plan: Plan) -> str:
-    """What was promised."""
+    """Return the targets of a plan."""
     promised = " and ".join(f"{_LATENCIES[name]} within {as_time(seconds)}" for name, seconds in plan.targets.given())
     return promised + (f", with each of {plan.seeds} seeds" if plan.seeds > 1 else "")
 
 
 def value_of(plan: Plan, value: float) -> str:
-    """A value with its unit, and what it comes to."""
+    """Return a value with its unit, and what it amounts to."""
     if plan.find == "rate":
         return f"{per_second(_per_s(plan, value))} requests/s ({_plain(value)} × the trace's)"
     if plan.find == "memory":
@@ -166,12 +166,12 @@ def value_of(plan: Plan, value: float) -> str:
 
 
 def unit_of(plan: Plan) -> str:
-    """Return the unit of memory."""
+    """Return the unit of a plan's memory."""
     return "page" if plan.groups else "block"
 
 
 def policy_of(scenario: Scenario) -> str:
-    """Its name."""
+    """Return the name of a scenario's policy."""
     return scenario.policy if isinstance(scenario.policy, str) else scenario.policy.name
 
 
@@ -212,7 +212,7 @@ def _p99_cells(p99: P99s | None) -> list[str]:
 
 
 def remarks(plan: Plan) -> list[str]:
-    """Return remarks on the answer."""
+    """Return remarks on the answer, a sentence a line."""
     best = plan.best
     quarters = ", ".join(map(as_time, best.ttft_by_quarter_s))
     lines = []
@@ -236,22 +236,22 @@ _VARIED: tuple[tuple[str, Callable[[Plan], str]], ...] = (
     ("of blocks", lambda plan: "all" if plan.scenario.blocks is None else f"{plan.scenario.blocks:,}"),
     ("budget", lambda plan: "none" if plan.scenario.budget() == UNBOUNDED else f"{plan.scenario.budget():,}"),
 )
-"""What may tell plans apart beside the policy."""
+"""Columns beside the policy that may tell plans apart."""
 
 
 def why(plan: Plan, binding: Binding | None) -> list[str]:
-    """All of it, a sentence a line; None: what binds was not sought."""
+    """Return how the token budget was chosen and what binds, a sentence a line; `binding` None: without what binds."""
     said = [budget_of(plan), *([] if binding is None else binding_lines(plan, binding))]
     return [line for line in said if line]
 
 
 def binds(binding: Binding) -> str:
-    """What binds, in a word."""
+    """Return what binds, in a word."""
     return binding.binds.knob if binding.binds is not None else "–"
 
 
 def budget_of(plan: Plan) -> str:
-    """That a token budget was chosen, and why. Nothing where it was named, or is the policy's own."""
+    """Return how the token budget was chosen; "" if it was given, or is the policy's own."""
     weighed = plan.weighed
     if weighed is None:
         return ""
@@ -271,7 +271,7 @@ def budget_of(plan: Plan) -> str:
 
 
 def binding_lines(plan: Plan, binding: Binding) -> list[str]:
-    """What binds, a sentence a line."""
+    """Return what binds, a sentence a line."""
     if binding.tried_at is None:
         return ["What binds: nothing; the answer is the last value there is."]
     changing = [effect for effect in binding.effects if effect.gain > 1]
@@ -294,13 +294,13 @@ def binding_lines(plan: Plan, binding: Binding) -> list[str]:
 
 
 def effect_words(plan: Plan, effect: Effect) -> str:
-    """What was changed, and what the answer is then."""
+    """Return what a step changed, and the answer with it."""
     assert effect.answer is not None
     return f"with {step_words(plan, effect)}: {value_of(plan, effect.answer)}"
 
 
 def step_words(plan: Plan, effect: Effect) -> str:
-    """What was changed by a step."""
+    """Return what a step changed."""
     if effect.knob == "memory":
         return f"{effect.becomes:,.0f} {unit_of(plan)}s instead of {effect.was:,.0f}"
     if effect.knob == "token budget":

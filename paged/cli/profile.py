@@ -102,7 +102,7 @@ def profile(
         *(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads), device=device
     )
     check_outputs({"--out": out}, [shape])
-    # What is wrong with these is said before a model is loaded.
+    # Refuse wrong sizes before a model is loaded.
     sizes = {"max_sequences": max_sequences, "max_tokens_per_step": max_tokens_per_step, "block_size": block_size}
     design = designed(max_context=max_context or _MOST_CONTEXT, **sizes)
     loaded = named.loaded("profiling")
@@ -129,7 +129,7 @@ def profile(
 
 
 def _context_for(model: LoadedModel, max_tokens_per_step: int, block_size: int) -> int:
-    """What there is room for beside a whole step's chunk, at least what a design takes."""
+    """Return the context that a model has room for beside a whole step's chunk, and at least what a design needs."""
     room = _MOST_CONTEXT if model.max_length is None else model.max_length - max_tokens_per_step - 1
     return max(min(_MOST_CONTEXT, room), 4 * block_size)
 

@@ -1,7 +1,7 @@
 """`paged serve`: a model behind OpenAI's interface, until a signal ends it.
 
-Its options are made from the settings of a server and of an engine; others come from the environment, the file of --config, or
-the defaults.
+Its options are made from the settings of a server and of an engine. A setting without an option comes from the environment, the file of
+--config, or the defaults.
 """
 
 import os
@@ -68,9 +68,9 @@ def serve(
     Example: `paged serve --port 8000`
     """
     if os.environ.get(_KEYS) == "":
-        raise InvalidConfig(f"{_KEYS} is empty, and everybody could ask; unset it, or let it have a key.")
+        raise InvalidConfig(f"{_KEYS} is empty, so that every client would have access; unset it, or set it to a key.")
     settings = read_settings(config, server, engine if model is None else {**engine, "model": model})
-    # A collector of logs reads a line as JSON; at a terminal a person reads it.
+    # JSON for a collector of logs; a line for a person at a terminal.
     says_json = settings.log == "json" and not sys.stderr.isatty()
     with signals.at_once():
         leave_torch_out()
@@ -102,7 +102,7 @@ def serve(
 
 @contextmanager
 def _handled_by_the_server() -> Iterator[None]:
-    """Give signals to the server within the block: it lets requests end. A closed terminal counts as SIGTERM."""
+    """Leave signals to the server within the block, which lets requests end. A closed terminal counts as SIGTERM."""
     before = signal.getsignal(signal.SIGHUP)
     with signals.unhurried():
         if before is not signal.SIG_IGN:
@@ -114,7 +114,7 @@ def _handled_by_the_server() -> Iterator[None]:
 
 
 def _announce(settings: Settings, num_replicas: int, ready: "Ready", port: int) -> None:
-    """Print that requests are taken, the address, and the limits."""
+    """Print the address and the limits of a server that takes requests now."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"{'http' if settings.tls_certificate is None else 'https'}://{host}:{port}"
     names = ", ".join(settings.names)

@@ -1,4 +1,4 @@
-"""`paged sessions`: recorded sessions of agents, replayed on the real scheduler: what is kept between turns, and what that is worth."""
+"""`paged sessions`: recorded sessions of agents, replayed on the real scheduler: what each way to keep content between turns saves."""
 
 from __future__ import annotations
 

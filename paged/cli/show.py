@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def console() -> Console:
-    """Return standard output as a terminal to draw on; made when needed, because tests and pipes replace it."""
+    """Return standard output as a console, made anew, because tests and pipes replace it."""
     return Console(highlight=False)
 
 
@@ -28,15 +28,14 @@ def printed(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line that is no result on standard error. If that fails (a full disk), the work goes on without."""
+    """Print a line on standard error that is no result. Ignore a failure, such as a full disk."""
     with suppress(OSError):
         print(f"paged: {' '.join(text.split())}", file=sys.stderr)
 
 
 @contextmanager
 def loading(what: object) -> Iterator[None]:
-    """Announce at a terminal that the block loads libraries and a model; a signal within it ends the process
-    where it is."""
+    """Announce at a terminal that the block loads libraries and a model. A signal within it ends the process at once."""
     if sys.stderr.isatty():
         say(f"loading {what or 'the model that ships'}")
     with at_once():
@@ -45,32 +44,32 @@ def loading(what: object) -> Iterator[None]:
 
 @contextmanager
 def at_work(words: str, is_silent: bool) -> Iterator[None]:
-    """Show these words at a terminal within the block, unless nothing is to be shown; a signal ends the process there."""
+    """Show these words at a terminal within the block, unless it is silent. A signal within it ends the process at once."""
     out = console()
     with out.status(words) if out.is_terminal and not is_silent else nullcontext():
-        # What ends at once could not show it again.
+        # A process that ends at once could not show it again.
         out.show_cursor()
         with at_once():
             yield
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on standard output."""
+    """Print a JSON document on standard output."""
     printed(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress | None:
-    """A line on standard error at a terminal: a description, then these columns. None elsewhere."""
+    """Return a progress bar for standard error, a description and these columns; None if that is no terminal."""
     out = Console(stderr=True)
     if not out.is_terminal:
-        # A bar that is disabled prints an empty line with some versions of Rich.
+        # With some versions of Rich a disabled bar prints an empty line.
         return None
     return Progress(TextColumn("{task.description}"), *columns, console=out, transient=True)
 
 
 @contextmanager
 def counting(what: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """A bar on standard error at a terminal within the block. What is yielded moves it on by one; `more` is a text at its end."""
+    """Show a progress bar within the block. Yield a function that advances it by one; its `more` is a text at the bar's end."""
     bar = progress_bar(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[more]}"))
     if bar is None:
         yield lambda advance=1, **_: None
@@ -81,7 +80,7 @@ def counting(what: str, total: int | None) -> Iterator[Callable[..., None]]:
 
 
 def show_all(results: Iterable[T], total: int, word: str, show: Callable[[list[T]], None]) -> None:
-    """Show `total` results when the last one has come, behind a bar at a terminal. Interrupted, show those that have come, and say how many."""
+    """Show `total` results after the last one, with a progress bar until then. After an interrupt show those so far, and their number."""
     found: list[T] = []
     try:
         with counting(f"{word}s", total) as advance:
@@ -97,15 +96,15 @@ def show_all(results: Iterable[T], total: int, word: str, show: Callable[[list[T
 
 
 def as_time(seconds: float | None) -> str:
-    """Return seconds in the unit in which they read best."""
+    """Return seconds as text, in s or ms."""
     if seconds is None:
         return "none"
     return f"{seconds:,.1f} s" if seconds >= 10 else f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """A table in a terminal, or where that is too narrow a block a row. Without a terminal plain lines with the cells two blanks apart. `right`
-    columns are aligned right, and never broken within a figure."""
+    """Print a table: in a terminal drawn, or a block a row if it is too narrow; else plain lines, cells two blanks apart. Columns in
+    `right` are aligned right, and their cells never broken."""
     out = console()
     if not out.is_terminal:
         widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
@@ -135,7 +134,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
 
 
 def figures(title: str, pairs: Sequence[tuple[str, str]]) -> None:
-    """Names and values: a table without a header in a terminal, one `name: value` a line without one."""
+    """Print names and values: in a terminal a table without a header, else a line `name: value` each."""
     out = console()
     if not out.is_terminal:
         for name, value in pairs:

@@ -1,10 +1,9 @@
-"""The end of a command by a signal: within a second, with the results that it had finished, and status 128 plus the signal.
+"""The end of a command by a signal: within a second, with the results so far, and with status 128 plus the signal's number.
 
-Before a command runs there is nothing to keep, and the process ends at once. Then the signal is a KeyboardInterrupt,
-wherever Python is: bars and live views restore the terminal, half-written files are removed, and a command prints
-its results. A thread waits beside it, for code that does not listen (a library that swallows the interrupt, a product that
-takes a second), and ends the process. A command that lets others end first, as a server does, asks for it to be
-`unhurried`.
+Before a command runs the process ends at once. After that a signal raises a KeyboardInterrupt: bars and live views
+restore the terminal, half-written files are removed, and the command prints its results. If that takes too long (a
+library swallows the interrupt, a matrix product takes a second), a thread ends the process. A command that lets others
+end first, such as a server, is `unhurried`.
 """
 
 import os
@@ -19,7 +18,7 @@ from typing import Any, NoReturn
 from paged.base.uninterrupted import ENDING, handled_by
 
 GRACE_S = 0.6
-"""Between a signal and the end of the process, whatever it does."""
+"""Most time between a signal and the end of the process."""
 _TIDYING_S = 0.1
 
 
@@ -31,33 +30,33 @@ _latest = signal.SIGINT
 
 
 def end_at_once() -> None:
-    """From now on a signal ends the process where it is. Signals that this process ignores already (nohup, a shell's `&`) stay ignored."""
+    """End the process at once on a signal, from now on. Signals that it ignores already (nohup, a shell's `&`) stay ignored."""
     _on_signals(dict.fromkeys(ENDING, _end))
 
 
 def interrupt() -> None:
-    """From now on a signal interrupts what runs; it has GRACE_S to come to an end, or until a second one comes."""
+    """Interrupt what runs on a signal, from now on. It has GRACE_S to end, or until a second signal."""
     came, comes = os.pipe()
     os.set_blocking(comes, False)
-    # The system writes its number there at once, whatever the main thread is doing.
+    # The system writes a signal's number there at once, whatever the main thread does.
     signal.set_wakeup_fd(comes, warn_on_full_buffer=False)
     Thread(target=_end_late, args=(came,), daemon=True).start()
     sys.unraisablehook = _other_than_interrupts
-    # Ctrl-C keeps Python's own handler: what belongs together holds that one back.
+    # Ctrl-C keeps Python's own handler, which uninterrupted blocks hold back.
     _on_signals({number: signal.default_int_handler if number == signal.SIGINT else _raise for number in ENDING})
 
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Within the block a signal ends the process where it is, in the middle of an instruction: while libraries load, which may keep Python
-    and its handlers waiting for seconds. Nothing is to be kept there, and the cursor has to be shown."""
+    """Let a signal end the process at once within the block: for loading libraries, during which Python's handlers may wait for seconds.
+    The block must have no results to keep, and show the cursor."""
     with handled_by(signal.SIG_DFL, in_place_of=_is_heard):
         yield
 
 
 @contextmanager
 def unhurried() -> Iterator[None]:
-    """Within the block a signal does what its handler does, however long that takes: for a command that lets others end first."""
+    """Let a signal's handler take as long as it takes within the block: for a command that lets others end first."""
     descriptor = signal.set_wakeup_fd(-1)
     try:
         yield
@@ -66,7 +65,7 @@ def unhurried() -> Iterator[None]:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process with this status, at once: the command has ended, and libraries may take a second to say goodbye."""
+    """End the process with this status at once: a library's exit handlers may take a second."""
     for number in ENDING:
         # The status has been decided.
         signal.signal(number, signal.SIG_IGN)
@@ -77,12 +76,12 @@ def leave(status: int) -> NoReturn:
 
 
 def status() -> int:
-    """The exit status after a KeyboardInterrupt: of the signal that it was."""
+    """Return the exit status after a KeyboardInterrupt: 128 plus the signal's number."""
     return 128 + _latest
 
 
 def is_interrupt(problem: BaseException | None) -> bool:
-    """Whether this exception is a KeyboardInterrupt, or was raised while one passed."""
+    """Whether an exception is a KeyboardInterrupt, or was raised while one was handled."""
     while problem is not None and not isinstance(problem, KeyboardInterrupt):
         problem = problem.__cause__ or problem.__context__
     return problem is not None
@@ -116,9 +115,8 @@ def _end_late(came: int) -> None:
 
 
 def _end_here(number: int) -> NoReturn:
-    """End the process, whose live view may not have put the terminal right, and whose pool of processes may have names of semaphores with the system.
-    A terminal that takes nothing is not waited for."""
-    threads = [Thread(target=each, daemon=True) for each in (_show_cursor, _take_names_away)]
+    """Show the cursor, remove the semaphores of a pool of processes, and end the process. Wait for a blocked terminal at most _TIDYING_S."""
+    threads = [Thread(target=each, daemon=True) for each in (_show_cursor, _remove_semaphores)]
     for thread in threads:
         thread.start()
     until = time.monotonic() + _TIDYING_S
@@ -127,10 +125,10 @@ def _end_here(number: int) -> NoReturn:
     os._exit(128 + number)
 
 
-def _take_names_away() -> None:
+def _remove_semaphores() -> None:
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
-        # What multiprocessing itself does at the end of a process, but for waiting.
+        # As multiprocessing itself at the end of a process, but without waiting.
         with suppress(Exception):
             util._run_finalizers(0)  # type: ignore[attr-defined]
 
@@ -143,7 +141,7 @@ def _show_cursor() -> None:
 
 
 def _next(came: int) -> int:
-    """The next signal that ends a process; others, of a resized terminal for one, have a byte there, too."""
+    """Return the next signal that ends a process. Others, such as of a resized terminal, write a byte there, too."""
     while (number := os.read(came, 1)[0]) not in ENDING:
         pass
     return number

@@ -81,7 +81,7 @@ def simulate(
 
 
 def _routings(replicas: int, router: str, ingresses: int, event_delay: float, report_every: float) -> list[Routing]:
-    """One for each router. Raises InvalidConfig, also for what one replica does not read."""
+    """Return a routing for each router. Raises InvalidConfig, also for an option that one replica does not use."""
     names = [name.strip() for name in router.split(",")]
     found = [
         Routing(replicas=replicas, router=name, ingresses=ingresses, delay_s=event_delay, report_s=report_every)
@@ -135,7 +135,7 @@ def as_document(outcome: Outcome) -> dict[str, object]:
 
 
 def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Path | None) -> Outcome:
-    """One simulation in this process, with a bar of its requests."""
+    """Run one simulation in this process, with a progress bar of its requests."""
     simulation, events = scenario.started(check=check), TraceEvents()
     with ExitStack() as stack:
         watchers: list[Callable[[Step], object]] = [events.see] if trace_events is not None else []
@@ -154,7 +154,7 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
 
 
 def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool, json: bool) -> list[Outcome]:
-    """All of them. Interrupted, it shows those that have ended."""
+    """Run all simulations. After an interrupt it shows those that have ended."""
     found: dict[int, Outcome] = {}
     try:
         with (

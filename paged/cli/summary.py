@@ -8,12 +8,12 @@ from paged.study.simulator import Outcome, Percentiles, SimulationResult, Spread
 
 
 def print_summary(result: SimulationResult) -> None:
-    """The figures of one simulation on standard output."""
+    """Print the figures of one simulation."""
     figures(_title(result), summary(result))
 
 
 def print_outcome(outcome: Outcome) -> None:
-    """The same, with what the trace is, and whether its token budget was chosen."""
+    """Print the figures of one simulation, its trace, its notes, and whether its token budget was chosen."""
     result, scenario = outcome.result, outcome.scenario
     is_chosen = scenario.max_tokens_per_step == "auto" and scenario.policy_rules().chunked
     lines = [(name, f"{text}, chosen" if is_chosen and name == "steps" else text) for name, text in summary(result)]
@@ -28,7 +28,7 @@ def print_outcome(outcome: Outcome) -> None:
 
 
 def print_comparison(outcomes: Sequence[Outcome]) -> None:
-    """A line for each simulation, those that differ in their seed alone together: the mean, and half of its 95 % interval."""
+    """Print a line for each simulation. Those that differ only in their seed share a line: the mean, and half of its 95 % interval."""
     groups = by_seed(outcomes)
     columns = [
         "policy",
@@ -60,7 +60,7 @@ def _replicas(result: SimulationResult) -> list[tuple[str, str]]:
 
 
 def summary(result: SimulationResult) -> list[tuple[str, str]]:
-    """Return the figures of a simulation: name and value, a line each."""
+    """Return the figures of a simulation, as (name, value)."""
     computed = max(result.computed_tokens, 1)
     pool = f"{result.num_blocks:,} blocks of {result.block_size} tokens, {result.host_blocks:,} on the host"
     if result.groups:
@@ -130,14 +130,14 @@ def _shares(spread: Spread) -> str:
 
 
 def _mean(value: Callable[[SimulationResult], float | None], shown: Callable[[float], str]) -> Callable[..., str]:
-    """The mean over seeds of what is known."""
+    """Return a function that shows the mean of a figure over seeds, as far as it is known."""
 
     def cell(results: Sequence[SimulationResult]) -> str:
         known = [each for each in map(value, results) if each is not None]
         if not known:
             return "none"
         found = interval(known)
-        # Seeds that all say the same are no sample of anything.
+        # Without a half-width if all seeds give the same.
         return f"{shown(found.mean)} ± {shown(found.half_width)}" if found.half_width else shown(found.mean)
 
     return cell
@@ -165,7 +165,7 @@ _VARIED: tuple[tuple[str, Callable[[Sequence[Outcome]], bool], Callable[[Outcome
         lambda outcome: _budget(outcome.result),
     ),
 )
-"""Columns that are shown only where the simulations differ in them."""
+"""Columns that are shown only if the simulations differ in them."""
 _COMPARED: tuple[tuple[str, Callable[..., str]], ...] = (
     ("tokens/s", _mean(lambda result: result.throughput, "{:,.1f}".format)),
     ("p99 first", _mean(lambda result: result.ttft_s.p99, as_time)),

@@ -1,4 +1,4 @@
-"""The picture of `paged top`, a server at one moment: lines of coloured text in a terminal, plain ones without."""
+"""The view of `paged top`, a server at one moment: lines of coloured text in a terminal, plain ones without."""
 
 import re
 from datetime import datetime
@@ -18,7 +18,7 @@ MAX_WIDTH = 160
 LINES_BESIDE = 9
 """Headline, borders and legend of the map, three bars, states, totals, the table's head."""
 MIN_LINES = 6
-"""Of requests and events."""
+"""Lines of requests and events."""
 LONGEST_NAME = 18
 SIGNS = {"running": "●", "waiting": "○", "paused": "◐", "swapped": "◇", "loading": "◌"}
 KINDS = {
@@ -37,7 +37,7 @@ _HARD = ("preempted_recompute", "preempted_swap", "rejected", "error")
 
 
 def draw(seen: Snapshot, width: int, height: int) -> RenderableType:
-    """At most `width` columns and `height` lines."""
+    """Return the view in at most `width` columns and `height` lines."""
     width = min(width, MAX_WIDTH)
     num_lines = max((height - LINES_BESIDE - 2 * bool(seen.groups) - MIN_LINES) // 2, 2)
     map_lines = block_map(_cells(seen), width - 4, num_lines)
@@ -54,7 +54,7 @@ def draw(seen: Snapshot, width: int, height: int) -> RenderableType:
 
 
 def print_plain(seen: Snapshot) -> None:
-    """The same for a pipe: every figure and every request."""
+    """Print the view for a pipe: every figure and every request."""
     q, t = seen.queues, seen.totals
     last = seen.steps[-1] if seen.steps else None
     pairs = [
@@ -124,7 +124,7 @@ def _by_state(seen: Snapshot) -> str:
 
 
 def _short(name: str) -> str:
-    """Servers give long names; the middle of one tells little."""
+    """Return a name without its middle if it is long."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 6]}…{name[-5:]}"
 
 
@@ -150,7 +150,7 @@ def _bars(seen: Snapshot, width: int) -> list[Text]:
 
 
 def _groups(seen: Snapshot, width: int) -> list[Text]:
-    """What sequences hold of each kind of layer, where there are several; what windows gave back, and what hits lost."""
+    """Return what sequences hold of each layer group, if there are several, what windows gave back, and what hits lost."""
     if not seen.groups:
         return []
     signs = ["━╍═┅"[i % 4] for i in range(len(seen.groups))]
@@ -193,12 +193,12 @@ def _totals(seen: Snapshot) -> Text:
 
 
 def _requests(seen: Snapshot, width: int, count: int) -> list[Text]:
-    """Those that do not run first: their reasons are what one looks for."""
+    """Return lines of requests. Those that do not run come first, with their reasons."""
     if count < 2:
         return []
     away = [each for each in seen.requests if each.status != "running"]
     running = [each for each in seen.requests if each.status == "running"]
-    # Half of the lines at most, where the others are wanted.
+    # At most half of the lines, unless running requests leave more.
     num_away = min(len(away), max((count - 1) // 2, count - 1 - len(running)))
     shown = [*away[:num_away], *running[: count - 1 - num_away]]
     widest = min(max((len(each.id) for each in shown), default=7), LONGEST_NAME)
@@ -212,7 +212,7 @@ def _request(each: RequestSight, widest: int) -> Text:
     line = Text(f" {SIGNS[each.status]} {name:<{widest}} ", style=colour, no_wrap=True)
     line.append(f"{each.status:<8} {as_time(each.waited_s):>8}  ", "default")
     if each.reason:
-        # What it has is little; what it lacks is what one looks for.
+        # Its reason, in place of the little output and memory that it has.
         line.append(re.sub('"([^"]+)"', lambda found: f'"{_short(found[1])}"', each.reason), DIM)
     else:
         output = f"{each.output_tokens:,}/{each.max_tokens:,}"

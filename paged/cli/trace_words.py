@@ -1,4 +1,4 @@
-"""A trace in sentences: its rate, its lengths, and what is not in it."""
+"""A trace in sentences: its rate, its lengths, and what was left out."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from paged.study.simulator.trace_facts import per_second
 
 
 def described(load: TraceFacts, *, with_pace: bool = True) -> str:
-    """Requests, rate, lengths, what was left out, what it is an excerpt of."""
+    """Return a trace's requests, rate, lengths, what was left out, and what it is an excerpt of."""
     pace = ""
     if load.per_s and with_pace:
         pace = f" over {load.span_s:,.0f} s, {per_second(load.per_s)} requests/s"
@@ -19,14 +19,14 @@ def described(load: TraceFacts, *, with_pace: bool = True) -> str:
 
 
 def drawn(load: TraceFacts) -> str:
-    """That requests were drawn again because the trace is too short; nothing where none were."""
+    """Return that requests were drawn again because the trace is too short; "" if none were."""
     if load.drawn_from is None:
         return ""
     return f"drawn from its {load.drawn_from:,} requests, which end before this load has settled (--least-span 0: as it is)"
 
 
 def unsettled(load: TraceFacts) -> str:
-    """That a trace is too short for its load, and what would do; nothing where it is not."""
+    """Return that a trace is too short for its load, and what to do; "" if it is long enough."""
     if not load.is_too_short:
         return ""
     return (
@@ -36,8 +36,7 @@ def unsettled(load: TraceFacts) -> str:
 
 
 def print_limits(scenarios: Sequence[Scenario], loads: Sequence[TraceFacts]) -> None:
-    """What a reader of several scenarios' figures should know of their traces and devices, each sentence once; of traces that are too
-    short the shortest."""
+    """Print the limits of scenarios' traces and devices, each sentence once; of the traces that are too short, only the shortest."""
     shortest = min(loads, key=lambda load: load.span_s / load.settles_in_s if load.settles_in_s else math.inf)
     if note := unsettled(shortest):
         printed(f"Note: {note}.")
@@ -48,7 +47,7 @@ def print_limits(scenarios: Sequence[Scenario], loads: Sequence[TraceFacts]) -> 
 
 
 def left_out(load: TraceFacts) -> str:
-    """How many requests the context did not hold; nothing where it holds all."""
+    """Return how many requests did not fit into the context; "" if all did."""
     if load.context is None or not (load.left_out or load.clipped):
         return ""
     became = f"{load.left_out:,} left out" if load.left_out else f"{load.clipped:,} clipped"
@@ -56,7 +55,7 @@ def left_out(load: TraceFacts) -> str:
 
 
 def over_budget(count: int, requests: int, policy: str, budget: int) -> str:
-    """That a policy which splits no prompt meets some that are longer than its token budget."""
+    """Return that `count` prompts are longer than the token budget of a policy that splits no prompt."""
     return (
         f"{policy} splits no prompt, and {count:,} of {requests:,} prompts are over its token budget of {budget:,}: each is computed "
         f"alone, over several steps, where the system itself would refuse it"

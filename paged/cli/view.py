@@ -28,12 +28,12 @@ MIN_EVENTS = 3
 
 
 def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
-    """The frame as text at most `width` columns wide and `height` lines high."""
+    """Return the frame as text in at most `width` columns and `height` lines."""
     width = min(width, MAX_WIDTH)
     beside = LINES_BESIDE_THE_MAP + bool(frame.groups)
     map_lines = block_map(frame.cells, width - 4, max(height - beside - MIN_EVENTS, 3))
     num_left = max(height - beside - len(map_lines), 0)
-    # Where a model writes, two thirds of what is left show what.
+    # Two thirds of the lines left show what a model writes.
     num_events = min(num_left, max(MIN_EVENTS, num_left // 3)) if frame.texts else num_left
     lines: list[RenderableType] = [
         _headline(frame, title, width),
@@ -52,7 +52,7 @@ def _device(frame: Frame) -> str:
 
 
 def colour_of(request: int) -> str:
-    """Neighbours in arrival get different colours; the palette comes round after 16 requests."""
+    """Return the colour of a request: another one for each of 16 requests in order of arrival."""
     return PALETTE[request % len(PALETTE)]
 
 
@@ -64,7 +64,7 @@ def _headline(frame: Frame, title: str, width: int) -> Text:
 
 
 def block_map(cells: NDArray[np.int64], width: int, max_lines: int) -> list[Text]:
-    """One cell a block, two columns wide where they fit; where even single ones do not, one cell for every few blocks."""
+    """Return the map: a cell a block, of two columns if they fit, else of one; a cell for every few blocks if even these do not fit."""
     cell_width = 2 if len(cells) * 2 <= (width // 2) * 2 * max_lines else 1
     per_line = width // cell_width
     every = max(-(-len(cells) // (per_line * max_lines)), 1)
@@ -75,7 +75,7 @@ def block_map(cells: NDArray[np.int64], width: int, max_lines: int) -> list[Text
         line = Text(no_wrap=True)
         for cell in shown[start : start + per_line].tolist():
             sign = SIGNS.get(cell, OWNED)
-            # A free block is a dot with room around it; all others are solid.
+            # A free block is a dot with room around it; others fill their columns.
             line.append(
                 sign * cell_width if sign != SIGNS[FREE] else sign.ljust(cell_width),
                 COLOURS.get(cell) or colour_of(cell),
@@ -85,7 +85,7 @@ def block_map(cells: NDArray[np.int64], width: int, max_lines: int) -> list[Text
 
 
 def framed(map_lines: list[Text], title: str, width: int) -> Panel:
-    """A map of blocks with its title and legend."""
+    """Return a map of blocks with its title and legend."""
     return Panel(
         Group(*map_lines),
         title=Text(title, style="bold"),
@@ -98,7 +98,7 @@ def framed(map_lines: list[Text], title: str, width: int) -> Panel:
 
 
 def _even_split(count: int, most: int, max_lines: int) -> int:
-    """Cells a line, at most `most`: as many as leave no ragged last line, if that costs less than a fifth of the width."""
+    """Return the cells a line, at most `most`: as many as fill the last line, if that takes less than a fifth of the width."""
     most = min(most, count)
     for per_line in range(most, most * 4 // 5, -1):
         if count % per_line == 0 and count // per_line <= max_lines:
@@ -120,7 +120,7 @@ def _legend() -> Text:
 
 
 def bar(name: str, parts: list[tuple[float, str, str]], words: str, width: int) -> Text:
-    """A named bar: parts are (share of the whole, sign, colour), words stand to its right."""
+    """Return a named bar of parts (share of the whole, sign, colour), with words to its right."""
     length = max(width - 11 - 36, 10)
     line = Text(f" {name:<9} ", style=DIM, no_wrap=True)
     drawn = 0
@@ -137,7 +137,7 @@ def bar(name: str, parts: list[tuple[float, str, str]], words: str, width: int) 
 
 
 def pool_bars(device: tuple[int, int, int], host: tuple[int, int], host_blocks: int, width: int) -> list[Text]:
-    """Bars of the device's blocks: used, cached, free; and of the host's: used, cached, if it has any."""
+    """Return bars of the device's blocks (used, cached, free), and of the host's (used, cached) if it has any."""
     used, cached = device[0] / sum(device), device[1] / sum(device)
     parts = [(used, "━", TIGHT if used > 0.95 else GOOD), (cached, "━", COLOURS[CACHED])]
     bars = [bar("device", parts, f"{used:4.0%} used, {device[1]:,} cached, {device[2]:,} free", width)]
@@ -161,7 +161,7 @@ def _bars(frame: Frame, width: int) -> list[Text]:
 
 
 def _groups(frame: Frame, width: int) -> list[Text]:
-    """What each kind of layer holds, where there are several."""
+    """Return what each layer group holds, if there are several."""
     if not frame.groups:
         return []
     line = Text(" pages     ", style=DIM, no_wrap=True)
@@ -195,7 +195,7 @@ def _pressure(frame: Frame) -> Text:
 
 
 def _writing(frame: Frame, width: int, count: int) -> list[Text]:
-    """The ends of what the first `count` running requests have written, a line each; always so many lines, for a steady picture."""
+    """Return the ends of what the first `count` running requests have written: always `count` lines, so that the view does not move."""
     if not frame.texts:
         return []
     lines = []

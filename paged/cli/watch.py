@@ -1,4 +1,4 @@
-"""From steps to frames: the pictures of a running simulation for the live view and the progress lines."""
+"""Frames of a running simulation, for the live view and the progress lines."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ MAX_EVENTS = 40
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """The picture of one step. Counts of blocks unless the name says tokens, requests or seconds."""
+    """What the live view shows of a step. Counts are of blocks unless the name says tokens, requests or seconds."""
 
     step: int
     now_s: float
     cells: NDArray[np.int64]
-    """Whose each device block is, int64 [blocks]: a request's number where it alone holds it, else SHARED, CACHED or FREE."""
+    """The owner of each device block, int64 [blocks], as `block_cells` has it."""
     block_size: int
     used: int
     cached: int
@@ -39,18 +39,18 @@ class Frame(msgspec.Struct, frozen=True):
     hit_tokens: int
     prompt_tokens: int
     events: tuple[tuple[float, int, str], ...] = ()
-    """The latest last: when (s), whose (request's number), what."""
+    """Events, the latest last: seconds, request's number, text."""
     texts: tuple[tuple[int, str], ...] = ()
-    """What a model is writing: whose (request's number), and all of it so far. Empty where no request writes."""
+    """What a model writes: request's number, and its whole text so far. Empty without a model."""
     groups: tuple[GroupStats, ...] = ()
-    """Where layers are of several kinds: cells and counts are of pages then. Else empty."""
+    """Layer groups if layers are of several kinds: cells and counts are of pages then. Else empty."""
 
 
 class Watch:
-    """Follows a simulation step by step. `frame` is the picture after the latest one."""
+    """Follows a simulation step by step."""
 
     def __init__(self, simulation: Simulation, texts: Mapping[str, str] | None = None) -> None:
-        """`texts` by request id are what a model has written so far, if one writes."""
+        """Follow a simulation. `texts`: by request id, what a model has written so far; None: there is no model."""
         self._simulation = simulation
         self._texts = texts if texts is not None else {}
         self._events: deque[tuple[float, int, str]] = deque(maxlen=MAX_EVENTS)
@@ -59,7 +59,7 @@ class Watch:
         self._groups = () if layout.is_plain else layout.groups
         self._last: Step | None = None
 
-    def see(self, step: Step) -> None:
+    def note_step(self, step: Step) -> None:
         """Note what happened in this step."""
         self._last = step
         batch = step.batch
@@ -84,7 +84,7 @@ class Watch:
         self._events.append((step.now_s, request, what))
 
     def frame(self) -> Frame:
-        """The moment after the latest step."""
+        """Return the frame after the latest step."""
         simulation, scheduler, manager = (
             self._simulation,
             self._simulation.scheduler,

@@ -72,7 +72,7 @@ def test_keys_come_from_the_environment_too_and_an_empty_one_does_not_open_the_s
     monkeypatch.setenv("VLLM_API_KEY", "three")
     assert settings_of().api_keys == ("one", "two")
     monkeypatch.setenv("PAGED_API_KEY", "")
-    assert "PAGED_API_KEY is empty, and everybody could ask" in refused()
+    assert "PAGED_API_KEY is empty, so that every client would have access" in refused()
 
 
 def test_options_win_over_the_file_and_the_file_over_what_is_usual(settings_of, tmp_path):
