@@ -14,7 +14,7 @@ from paged.attention.kv_dtypes import AUTO, KV_DTYPES
 from paged.base.extras import import_with_extra
 from paged.cli.models import ModelArgument, ModelOptions, Threads
 from paged.cli.options import Json, chosen
-from paged.cli.show import print_json, show_all, table
+from paged.cli.show import all_of, print_json, table
 from paged.errors import InvalidConfig
 from paged.model.checkpoint.text import SEQUENCE
 from paged.study.accuracy import Accuracy, compared, held_out_text, pieces_of, read
@@ -63,7 +63,7 @@ def accuracy(
         table(title, columns, [_cells(each) for each in found], right=range(2, len(columns)))
 
     measured = _measured(named, words, ways, kv_dtypes, length)
-    show_all(measured, len(ways) * len(kv_dtypes), "way of storing", show)
+    show(all_of(measured, len(ways) * len(kv_dtypes), "way of storing", show))
 
 
 def text_of(file: Path) -> list[str]:

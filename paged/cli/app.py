@@ -17,11 +17,14 @@ import typer
 from paged import PagedError, __version__
 from paged.cli import signals
 from paged.cli.accuracy import accuracy
-from paged.cli.bench import bench
+from paged.cli.bench_attention import attention
+from paged.cli.bench_engine import engine
+from paged.cli.bench_scheduler import scheduler
+from paged.cli.bench_step import step
 from paged.cli.capacity import capacity
 from paged.cli.chat import chat
 from paged.cli.check import check
-from paged.cli.commands import Command, Group, show_help
+from paged.cli.commands import Command, Group, group_of, show_help
 from paged.cli.demo import demo
 from paged.cli.doctor import doctor
 from paged.cli.generate import generate
@@ -58,7 +61,10 @@ for _command in (demo, doctor, generate, chat):
 app.command(cls=ServeCommand)(serve)
 for _command in (simulate, sessions, plan, validate):
     app.command(cls=Command)(_command)
-app.add_typer(bench, name="bench")
+app.add_typer(
+    group_of("Measure the scheduler, attention and the engine on this machine.", scheduler, attention, engine, step),
+    name="bench",
+)
 app.add_typer(check, name="check")
 for _command in (capacity, profile, quantise, accuracy, policies, top):
     app.command(cls=Command)(_command)

@@ -13,7 +13,7 @@ from paged.base.words import counted
 from paged.cli.commands import with_options_of
 from paged.cli.models import ModelOptions, model_options
 from paged.cli.options import Json
-from paged.cli.show import figures, print_json, show_all
+from paged.cli.show import all_of, figures, print_json
 from paged.errors import InvalidConfig
 from paged.study.bench.measured import Measured
 from paged.study.bench.workloads import WORKLOADS, workload as made_workload
@@ -89,7 +89,7 @@ def engine(
 
     # The first run pays for what is made once.
     counted_runs = islice((bench.run() for _ in range(1 + runs)), 1, None)
-    show_all(counted_runs, runs, "run", show)
+    show(all_of(counted_runs, runs, "run", show))
 
 
 def _check(blocks: int | None, memory_share: float | None, rate_scale: float | None) -> None:

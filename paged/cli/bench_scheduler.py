@@ -1,11 +1,12 @@
 """`paged bench scheduler`: the time of the scheduler on this machine, without a model."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
 
 from paged.cli.options import Json, count, listed
-from paged.cli.show import print_json, show_all, table
+from paged.cli.show import all_of, print_json, table
 from paged.study.bench import DecodeStep, decode_step
 
 _CACHING = {"off": [False], "on": [True], "both": [False, True]}
@@ -34,7 +35,8 @@ def scheduler(
     """
     cases = [(num, is_on) for num in listed(rows, "--rows", count) for is_on in _CACHING[caching]]
     measured = (decode_step(num, caching=is_on, context=context, holes=holes, steps=steps) for num, is_on in cases)
-    show_all(measured, len(cases), "measurement", lambda results: _show(results, context, holes, json))
+    show = partial(_show, context=context, holes=holes, json=json)
+    show(all_of(measured, len(cases), "measurement", show))
 
 
 def _show(results: list[DecodeStep], context: int, holes: int, json: bool) -> None:

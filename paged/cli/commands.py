@@ -12,15 +12,19 @@ from typer.core import TyperCommand, TyperGroup
 from paged.errors import InvalidConfig
 
 
-def _without_types(params: list[Any]) -> list[Any]:
-    """Remove the type from the help of flags, which take no value."""
-    for param in params:
-        if getattr(param, "is_flag", False) and param.metavar is None:
-            param.metavar = ""
-    return params
+class _PlainFlags:
+    """A command whose help names no type of its flags, which take no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return its options and arguments."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False) and param.metavar is None:
+                param.metavar = ""
+        return params
 
 
-class Command(TyperCommand):
+class Command(_PlainFlags, TyperCommand):
     """A command that refuses empty paths."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -33,17 +37,9 @@ class Command(TyperCommand):
                 raise typer.BadParameter("it is empty; a path is needed", param_hint=f"'{param.opts[0]}'")
         return left
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return its options and arguments."""
-        return _without_types(super().get_params(ctx))
 
-
-class Group(TyperGroup):
+class Group(_PlainFlags, TyperGroup):
     """A command that has commands."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return its options and arguments."""
-        return _without_types(super().get_params(ctx))
 
 
 def group_of(help: str, *commands: Callable[..., None]) -> typer.Typer:  # noqa: A002

@@ -77,7 +77,9 @@ def demo(
     if not has_extra("engine"):
         if not json:
             printed(f"What runs a model is not installed, so a stand-in answers; {installed_by('engine')} brings it.")
-        result = _stand_in_demo(speed, json)
+        simulation = STAND_IN.simulation(check=True)
+        _run(simulation, TITLE, speed, json, {})
+        result = simulation.result()
         _show(result, {}, json)
         raise typer.Exit(VIOLATIONS_FOUND if result.violations else 0)
     result, more = _model_demo(speed, json)
@@ -91,12 +93,6 @@ def demo(
         raise typer.Exit(VIOLATIONS_FOUND)
     if more["different_outputs"] or hybrid["different_outputs"]:
         raise typer.Exit(OUTPUTS_DIFFER)
-
-
-def _stand_in_demo(speed: float, is_silent: bool) -> SimulationResult:
-    simulation = STAND_IN.simulation(check=True)
-    _run(simulation, TITLE, speed, is_silent, {})
-    return simulation.result()
 
 
 def _model_demo(speed: float, is_silent: bool) -> tuple[SimulationResult, dict[str, Any]]:

@@ -120,12 +120,13 @@ def sessions(
         write_sessions_html(html, found)
     if json:
         print_json([{**msgspec.to_builtins(each), "hit": each.hit} for each in found])
-        _fail_if_violated(found)
-        return
-    _show(found, tiers, size, "blocks" if [*groups] == [LayerGroup("full")] else "pages", has_times=not bounds)
-    if html is not None:
-        printed(f"Plots: {html}")
-    _fail_if_violated(found)
+    else:
+        _show(found, tiers, size, "blocks" if [*groups] == [LayerGroup("full")] else "pages", has_times=not bounds)
+        if html is not None:
+            printed(f"Plots: {html}")
+    if violated := [each for each in found if each.violations]:
+        say(f"{sum(each.violations for each in violated)} violations; the first: {violated[0].violation}")
+        raise Exit(VIOLATIONS_FOUND)
 
 
 def _show(found: list[SessionResult], tiers: Tiers, size: int, unit: str, *, has_times: bool) -> None:
@@ -152,12 +153,6 @@ def _show(found: list[SessionResult], tiers: Tiers, size: int, unit: str, *, has
             f"Note: {first.shortened:,} of the prompts did not fit into {tiers.device_blocks:,} {unit}; their ends were left out, and count as missed: "
             f"{first.reachable:.3f} can hit at most."
         )
-
-
-def _fail_if_violated(found: list[SessionResult]) -> None:
-    if violated := [each for each in found if each.violations]:
-        say(f"{sum(each.violations for each in violated)} violations; the first: {violated[0].violation}")
-        raise Exit(VIOLATIONS_FOUND)
 
 
 def _turns(first: float, last: float) -> str:

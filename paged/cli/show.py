@@ -79,8 +79,8 @@ def counting(what: str, total: int | None) -> Iterator[Callable[..., None]]:
         yield lambda advance=1, **changes: bar.update(task, advance=advance, **changes)
 
 
-def show_all(results: Iterable[T], total: int, word: str, show: Callable[[list[T]], None]) -> None:
-    """Show `total` results after the last one, with a progress bar until then. After an interrupt show those so far, and their number."""
+def all_of(results: Iterable[T], total: int, word: str, show: Callable[[list[T]], None]) -> list[T]:
+    """Return `total` results, with a progress bar until the last one. After an interrupt `show` those so far, and their number."""
     found: list[T] = []
     try:
         with counting(f"{word}s", total) as advance:
@@ -92,7 +92,7 @@ def show_all(results: Iterable[T], total: int, word: str, show: Callable[[list[T
             show(found)
         say(f"interrupted; {len(found)} of {counted(total, word)} had ended")
         raise
-    show(found)
+    return found
 
 
 def as_time(seconds: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from paged.cli import options
 from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
 from paged.cli.scenario_options import device_document, files_of, scenarios as scenarios_of
-from paged.cli.show import counting, print_json, say
+from paged.cli.show import all_of, counting, print_json, say
 from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled
 from paged.errors import InvalidConfig
@@ -155,18 +156,10 @@ def _watched(scenario: Scenario, check: bool, log: Path | None, trace_events: Pa
 
 def _side_by_side(scenarios: list[Scenario], jobs: int, check: bool, json: bool) -> list[Outcome]:
     """Run all simulations. After an interrupt it shows those that have ended."""
-    found: dict[int, Outcome] = {}
-    try:
-        with (
-            counting("simulations", len(scenarios)) as advance,
-            closing(run_all(scenarios, jobs=jobs, check=check)) as ended,
-        ):
-            for place, outcome in ended:
-                found[place] = outcome
-                advance()
-    except KeyboardInterrupt:
-        if found:
-            _show([found[place] for place in sorted(found)], json)
-            say(f"interrupted; {len(found)} of {len(scenarios)} simulations had ended")
-        raise
-    return [found[place] for place in sorted(found)]
+    with closing(run_all(scenarios, jobs=jobs, check=check)) as ended:
+        found = all_of(ended, len(scenarios), "simulation", lambda found: _show(_in_order(found), json))
+    return _in_order(found)
+
+
+def _in_order(found: list[tuple[int, Outcome]]) -> list[Outcome]:
+    return [outcome for _, outcome in sorted(found, key=itemgetter(0))]

@@ -21,18 +21,13 @@ MIN_LINES = 6
 """Lines of requests and events."""
 LONGEST_NAME = 18
 SIGNS = {"running": "●", "waiting": "○", "paused": "◐", "swapped": "◇", "loading": "◌"}
-KINDS = {
-    "came": "came",
-    "admitted": "admitted",
+_KINDS = {
     "first_token": "first token",
     "preempted_recompute": "preempted, to recompute",
     "preempted_swap": "preempted, by swap",
     "returned": "is back",
-    "finished": "finished",
-    "aborted": "aborted",
-    "rejected": "rejected",
-    "error": "error",
 }
+"""Words for kinds of events; other kinds are words."""
 _HARD = ("preempted_recompute", "preempted_swap", "rejected", "error")
 
 
@@ -100,7 +95,10 @@ def print_plain(seen: Snapshot) -> None:
         ]
         table("prefixes", ["prefix", "requests", "found"], found, right=(1, 2))
     if seen.happened:
-        happened = [[_clock(each.at), each.id, KINDS[each.kind], each.detail] for each in reversed(seen.happened)]
+        happened = [
+            [_clock(each.at), each.id, _KINDS.get(each.kind, each.kind), each.detail]
+            for each in reversed(seen.happened)
+        ]
         table("events", ["at", "request", "event", "detail"], happened)
 
 
@@ -225,7 +223,7 @@ def _events(seen: Snapshot, count: int) -> list[Text]:
     for each in reversed(seen.happened[-count:] if count else []):
         line = Text(f" {_clock(each.at)} ", style=DIM, no_wrap=True)
         line.append(f"{_short(each.id)} ", "default")
-        line.append(f"{KINDS[each.kind]} ", f"bold {TIGHT}" if each.kind in _HARD else "bold default")
+        line.append(f"{_KINDS.get(each.kind, each.kind)} ", f"bold {TIGHT}" if each.kind in _HARD else "bold default")
         line.append(each.detail)
         lines.append(line)
     return lines
