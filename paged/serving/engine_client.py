@@ -166,10 +166,10 @@ class EngineClient:
         self.figures: Figures | None = None
         # Requests that have begun since `figures`.
         self.num_begun = 0
-        self.on_ready: Callable[[Ready], None] | None = None
-        self.on_stepped: Callable[[Stepped], None] | None = None
-        self.on_death: Callable[[], None] | None = None
-        self.on_gap: Callable[[float], None] | None = None
+        self.on_ready: Callable[[Ready], None] = lambda _: None
+        self.on_stepped: Callable[[Stepped], None] = lambda _: None
+        self.on_death: Callable[[], None] = lambda: None
+        self.on_gap: Callable[[float], None] = lambda _: None
         self.on_said: Callable[[bytes], None] | None = None
 
     def start(self) -> None:
@@ -271,8 +271,7 @@ class EngineClient:
             logging.error(
                 "the engine process died (status %s).", None if self._process is None else self._process.returncode
             )
-            if self.on_death is not None:
-                self.on_death()
+            self.on_death()
             self._deaths.append(now)
             while self._deaths and self._deaths[0] < now - self._settings.restart_window_s:
                 self._deaths.popleft()
@@ -373,8 +372,7 @@ class EngineClient:
     def _begun_with(self, ready: Ready) -> None:
         self._takes_s = max(1.0, self._clock() - self._began_at)
         self.ready, self.state = ready, "ready"
-        if self.on_ready is not None:
-            self.on_ready(ready)
+        self.on_ready(ready)
         self._has_begun.set()
         for held in list(self._held.values()):
             self._send_request(held)
@@ -393,7 +391,7 @@ class EngineClient:
                     del held_ones[output.id]
                 if output.token_ids:
                     before = held.latest.get(output.sequence)
-                    if before is not None and on_gap is not None:
+                    if before is not None:
                         on_gap(step.sent - before)
                     held.latest[output.sequence] = step.sent
                 held.inbox.push(held.place, output)
@@ -405,8 +403,7 @@ class EngineClient:
             self.figures, self.num_begun = step.figures, 0
         else:
             self.num_begun += len(step.begun)
-        if self.on_stepped is not None:
-            self.on_stepped(step)
+        self.on_stepped(step)
 
     def _fail_begun(self) -> None:
         """Fail the requests that a dead engine had begun, or that have had all of their tries; the others wait for the next engine."""

@@ -19,11 +19,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Condition, Thread
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from paged.serving.records import RequestRecord, durations
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 MOST_LINES = 8192
 MOST_BYTES = 16 * 2**20
@@ -38,13 +41,6 @@ _FIELDS = (
 """Fields of a request's line, in order. Seconds count from its arrival; null: it did not get there."""
 _NO_FAILURES = {"engine_starting", "shutdown"}
 """Error codes of requests before the engine has begun, or after the signal to end: the server has not failed."""
-
-
-class HasFileno(Protocol):
-    """A file, a pipe, a terminal."""
-
-    def fileno(self) -> int:
-        """Return its file descriptor."""
 
 
 class RequestLog:

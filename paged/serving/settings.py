@@ -51,7 +51,23 @@ def _tenants(value: Any) -> tuple[Tenant, ...]:
         tenants = msgspec.convert(value, tuple[Tenant, ...])
     except msgspec.ValidationError as error:
         raise InvalidConfig(f"tenants: {error}") from None
-    _check_tenants(tenants)
+    seen: set[str] = set()
+    keys: set[bytes] = set()
+    for tenant in tenants:
+        if not tenant.name or tenant.name in seen:
+            raise InvalidConfig(f'each tenant needs its own name; got "{tenant.name}".')
+        seen.add(tenant.name)
+        if not (math.isfinite(tenant.weight) and tenant.weight > 0):
+            raise InvalidConfig(
+                f'tenant "{tenant.name}": weight has to be a finite number above 0; got {tenant.weight}.'
+            )
+        for name in ("max_waiting", "max_waiting_tokens"):
+            if (limit := getattr(tenant, name)) is not None and limit < 1:
+                raise InvalidConfig(f'tenant "{tenant.name}": {name} has to be an integer of at least 1; got {limit}.')
+        for key in tenant.keys:
+            if (digest := digest_of(key)) in keys:
+                raise InvalidConfig(f'tenant "{tenant.name}": one of its keys is another tenant\'s, too.')
+            keys.add(digest)
     return tenants
 
 
@@ -131,26 +147,6 @@ class Settings(Config, frozen=True, kw_only=True):
     def needs_key(self) -> bool:
         """Whether a client has to show a key."""
         return bool(self.api_keys or any(tenant.keys for tenant in self.tenants))
-
-
-def _check_tenants(tenants: tuple[Tenant, ...]) -> None:
-    seen: set[str] = set()
-    keys: set[bytes] = set()
-    for tenant in tenants:
-        if not tenant.name or tenant.name in seen:
-            raise InvalidConfig(f'each tenant needs its own name; got "{tenant.name}".')
-        seen.add(tenant.name)
-        if not (math.isfinite(tenant.weight) and tenant.weight > 0):
-            raise InvalidConfig(
-                f'tenant "{tenant.name}": weight has to be a finite number above 0; got {tenant.weight}.'
-            )
-        for name in ("max_waiting", "max_waiting_tokens"):
-            if (limit := getattr(tenant, name)) is not None and limit < 1:
-                raise InvalidConfig(f'tenant "{tenant.name}": {name} has to be an integer of at least 1; got {limit}.')
-        for key in tenant.keys:
-            if (digest := digest_of(key)) in keys:
-                raise InvalidConfig(f'tenant "{tenant.name}": one of its keys is another tenant\'s, too.')
-            keys.add(digest)
 
 
 def digest_of(key: str) -> bytes:

@@ -238,6 +238,7 @@ class Watcher:
         engine, scheduler = self._engine, self._scheduler
         manager, limits, now, unix_time = engine.manager, scheduler.limits, self._clock(), self._wall()
         counts, offset = scheduler.counts(), unix_time - now
+        prefixes = sorted(self._prefixes.items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
         return Snapshot(
             unix_time=round(unix_time, 3),
             uptime_s=round(now - self._began, 3),
@@ -260,7 +261,7 @@ class Watcher:
                 if point.at > now - HISTORY_S or point is self._points[-1]
             ],
             happened=[EventSight(number, round(at + offset, 3), *rest) for at, number, *rest in self._events],
-            prefixes=self._most_used(),
+            prefixes=[PrefixSight(prefix, *counts) for prefix, counts in prefixes[:MAX_PREFIXES]],
             groups=groups_of(manager),
             sessions=[_sight_of_session(view, now) for view in scheduler.sessions(MAX_SESSIONS)],
             num_sessions=scheduler.num_sessions,
@@ -341,7 +342,8 @@ class Watcher:
         life.run(now)
         self._fresh.pop(request_id, None)
         self._awaited[request_id] = None
-        self._note(request_id, life, now, "admitted", _found(hit_tokens, life.prompt_tokens))
+        found = f"{hit_tokens:,} of its {life.prompt_tokens:,} prompt tokens were in the cache"
+        self._note(request_id, life, now, "admitted", found)
         self._count_prefix(life, hit_tokens)
 
     def _first_token(self, request_id: str, life: _Life, now: float) -> None:
@@ -414,10 +416,6 @@ class Watcher:
         self._prefixes.move_to_end(life.prefix)
         if len(self._prefixes) > _KEPT_PREFIXES:
             self._prefixes.popitem(last=False)
-
-    def _most_used(self) -> list[PrefixSight]:
-        ranked = sorted(self._prefixes.items(), key=lambda item: (-item[1][0], -item[1][1], item[0]))
-        return [PrefixSight(prefix, *counts) for prefix, counts in ranked[:MAX_PREFIXES]]
 
     def _blocks(self) -> BlockSight:
         manager, scheduler = self._engine.manager, self._scheduler
@@ -496,7 +494,3 @@ def _sight_of_session(view: SessionView, now: float) -> SessionSight:
         expected_in_s=None if view.expected_at is None else round(max(0.0, view.expected_at - now), 3),
         retained_s=None if until is None else round(max(0.0, until - now), 3),
     )
-
-
-def _found(hit_tokens: int, prompt_tokens: int) -> str:
-    return f"{hit_tokens:,} of its {prompt_tokens:,} prompt tokens were in the cache"
