@@ -44,8 +44,8 @@ def accuracy(
 ) -> None:
     """Measure how much quantised weights, K and V change a model's answers.
 
-    It reads text; at each position the true tokens before it are given. Loss: the mean of −log of the true token's probability. Choices: positions whose
-    most likely token is another one. Log-probabilities: of true tokens, absolute differences.
+    The model reads text, and predicts each token from the true ones before it. Loss: the mean of −log of the true token's probability. Choices:
+    positions with another most likely token. Log-probabilities: absolute differences of the true tokens'.
 
     Example: `paged accuracy embedded --weights as-is,int4 --kv-cache-dtype auto,int8`
     """

@@ -58,9 +58,9 @@ def engine(
 ) -> None:
     """Serve requests on the engine: output tokens a second, latencies, preemptions, and how many times the floor it takes.
 
-    The floor is the least time that the steps could take here: in each, weights, K and V at the rate at which memory is read, or its operations at
-    the rate of a large product, whichever takes longer; both rates are measured at the start. Each run begins with a new engine and an empty cache.
-    Lengths are clipped to what the model takes.
+    The floor is the least time that the steps could take here. A step takes at least the time to read weights, K and V at the rate of memory,
+    and the time of its operations at the rate of a large product; both rates are measured at the start. Each run begins with a new engine and an
+    empty cache. Lengths are clipped to what the model takes.
 
     Example: `paged bench engine --workload offline --memory-share 0.35 --runs 5`
     """

@@ -35,8 +35,8 @@ def step(
 ) -> None:
     """Time the parts of a step in which every sequence decodes a token: the host's, and the forward pass.
 
-    The parts are those of the engine's own steps, and medians over them. A model that runs as one call into C is made to run the last step
-    again, with and without attention, and its products alone; the forward pass is divided by what these take of it.
+    Figures are medians over the engine's own steps. A model that runs as one call into C runs the last step again, with and without attention,
+    and its products alone; their shares divide the forward pass.
 
     Example: `paged bench step --rows 64 --context 512`
     """

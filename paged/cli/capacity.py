@@ -80,8 +80,8 @@ def capacity(
 ) -> None:
     """Show what a model needs on a device: weights, activations, KV, how many sequences fit, and what binds its steps.
 
-    Memory and operations follow from the model's shape and the device's published figures; what a step takes from measured kernels, where
-    they ship, and it says so. 1 GB is 10^9 bytes.
+    Memory and operations follow from the model's shape and the device's published figures. A step's time follows from measured kernels if
+    they ship, and "timed by" says so. 1 GB is 10^9 bytes.
 
     Example: `paged capacity llama-2-70b --device h100 --tensor-parallel 4`
     """

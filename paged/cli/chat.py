@@ -37,8 +37,8 @@ def chat(
 ) -> None:
     """Talk to a model. Earlier turns are not computed again: their blocks are in the cache.
 
-    A line is a message; an empty one, or the end of the input, ends the conversation. The model that ships is small and has read Python's
-    documentation: it continues text, and does not converse. Status 1 if there is no answer, because a request failed, or the conversation has become too long.
+    A line is a message; an empty one, or the end of the input, ends the conversation. The model that ships is small, and has only read Python's
+    documentation: it continues text, and does not converse. Status 1 if a request failed, or the conversation has become too long.
 
     Example: `echo "What is a list?" | paged chat`
     """

@@ -24,10 +24,10 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run a saved failure from the start, with every oracle watching, and show what it violates now.
+    """Run a saved failure from the start, with every oracle, and show what it violates now.
 
-    The exit status is 0 if it violates nothing any more, and 1 if it does. The state machines and the soak save what they find in the folder
-    that PAGED_FAILURES in the environment names.
+    Status 1 if it violates something, else 0. The state machines and the soak save failures in the folder that PAGED_FAILURES in the
+    environment names.
 
     Example: `PAGED_FAILURES=failures make campaign; paged check replay failures/manager-1f0c3a77.json`
     """

@@ -65,12 +65,14 @@ def demo(
 ) -> None:
     """Watch a real service's requests press on a memory that is far too small for them, while a model answers them.
 
-    160 requests of Mooncake's published conversation trace arrive 64 times as fast as they did, with lengths scaled to the small model that
-    ships: prompts of real text, 96 blocks of 8 tokens and 12 more on the host. Every block is a cell: one request's (its colour), shared by several, cached, or free; below it is what is being written. Every
-    invariant is recomputed before and after each update. Then the same requests run with ample memory, and every answer has to be the same,
-    token by token. In the second half the first 48 of them, with longer prompts, press on a hybrid model: two of its four layers are short
-    convolutions, which keep a state, and 200 pages are there for both kinds. A prompt that begins as an earlier one did goes on from a kept state.
-    Every answer has to be that of the request alone. Takes about a minute and a half. Without torch (the extra `engine`) a stand-in answers, and nothing is compared.
+    160 requests of Mooncake's published conversation trace arrive 64 times as fast, with lengths scaled to the small model that ships: prompts of
+    real text, 96 blocks of 8 tokens and 12 more on the host. Every block is a cell: one request's (in its colour), shared, cached or free; the
+    texts below are being written. Every invariant is recomputed before and after each update. Then the same requests run with ample memory, and
+    every answer has to be the same, token by token.
+
+    In the second half the first 48 of them, with longer prompts, press on a hybrid model: two of its four layers are short convolutions, which
+    keep a state, and 200 pages serve both kinds. A prompt that begins as an earlier one continues from a kept state. Every answer has to be that
+    of the request alone. It takes about a minute and a half. Without torch (the extra `engine`) a stand-in answers, and nothing is compared.
 
     Example: `paged demo --speed 2`
     """

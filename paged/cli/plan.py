@@ -50,11 +50,11 @@ def plan(
 ) -> None:
     """Find the highest rate, the smallest memory or the fewest devices at which a trace meets its targets.
 
-    By simulation, as `paged simulate` does it: the value is doubled or halved until it meets on one side and misses on the other, then
-    the bracket is cut. A simulation ends as soon as it cannot meet any more. Then memory, token budget, rows and the device's rates are
-    made a step more, one at a time, to say what binds. A search begins at --rate-scale or --blocks, or at what the device has.
-    --policy and --max-tokens-per-step take several values with commas, and so does whichever of --rate-scale and --blocks is not sought;
-    every combination is planned. Status 1 where nothing meets.
+    It simulates as `paged simulate` does. The value is doubled or halved until it meets the targets on one side and misses on the other, then
+    the bracket is cut. A simulation ends as soon as it cannot meet the targets any more. Then memory, token budget, rows and the device's
+    rates are raised a step, one at a time, to find what binds. A search begins at --rate-scale or --blocks, or at what the device has.
+    --policy and --max-tokens-per-step take several values with commas, and so does the one of --rate-scale and --blocks that is not the
+    answer; every combination is planned. Status 1 if no value meets the targets.
 
     Example, the highest rate at which 99 of 100 requests begin to answer within 10 s and never pause for over 1 s:
 

@@ -82,9 +82,9 @@ def profile(
 ) -> None:
     """Time steps of the engine, fit a price to each amount of their work, and write a profile for `paged simulate --profile`.
 
-    The steps are designed: numbers of decoding rows, lengths of their contexts, sizes of prompts' chunks, and these together. Each is timed once
-    a round, after a round that is not counted; its median is fitted. Some are held out: the table says how far the profile is off there. Let nothing
-    else run meanwhile.
+    The steps vary the number of decoding rows, the lengths of their contexts, the sizes of prompts' chunks, and these together. Each is timed
+    once a round, after a round that does not count; the fit is to its median. Some are held out: the table shows the profile's errors on them.
+    Nothing else should run meanwhile.
 
     With --import nothing is timed: a folder of tables becomes such a file, with the errors of the fit. --shape names the layers' model, if the folder does not.
 

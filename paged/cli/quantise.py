@@ -39,7 +39,7 @@ def quantise(
 ) -> None:
     """Write a checkpoint again with the linear layers of its decoder layers in 8 or 4 bits, in the format of compressed-tensors, which other engines read, too.
 
-    Embeddings, head, norms and states stay as they are. One layer is read at a time. With --text its loss is shown before and after.
+    Embeddings, head, norms and states stay as they are. It reads one layer at a time. With --text it shows the loss before and after.
 
     Example: `paged quantise embedded --weights int4 --out embedded-int4`
     """

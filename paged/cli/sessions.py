@@ -25,21 +25,21 @@ _ALL = ",".join(KEEPS)
 
 # fmt: off
 File = Annotated[str, Argument(metavar="FILE", help=f"A recording of sessions, JSON Lines (docs/sessions.md); or {SESSIONS_EXCERPT.name}: {SESSIONS_EXCERPT.summary}.")]
-Keep = Annotated[str, Option(metavar="KEEPS[,…]", help="What says what is kept: lru (use alone), sessions (each request's session_id), hints (retain at a turn's end, end at a session's).")]
-Count = Annotated[int | None, Option(min=1, help="Draw so many sessions.", show_default="all")]
-Seed = Annotated[int, Option(min=0, help="Draws sessions, and when they begin.")]
+Keep = Annotated[str, Option(metavar="KEEPS[,…]", help="Ways to keep content: lru (by use alone), sessions (by each request's session_id), hints (retain at a turn's end, end at a session's).")]
+Count = Annotated[int | None, Option(min=1, help="Number of sessions to draw.", show_default="all")]
+Seed = Annotated[int, Option(min=0, help="Seed of the sessions that are drawn, and of when they begin.")]
 Spread = Annotated[float, Option(min=0, metavar="S", help="Sessions begin at random within so many seconds.")]
-LongestPause = Annotated[float, Option(min=0, metavar="S", help="Longer pauses are cut.")]
-Until = Annotated[float | None, Option(metavar="S", help="Leave out what comes after so many virtual seconds.", show_default="to the end")]
-Bounds = Annotated[bool, Option("--bounds", help="Nothing takes time, and turns begin when they did in the recording: what an order of eviction gives.")]
+LongestPause = Annotated[float, Option(min=0, metavar="S", help="Longest pause; longer ones are cut to it.")]
+Until = Annotated[float | None, Option(metavar="S", help="End after so many virtual seconds.", show_default="to the end")]
+Bounds = Annotated[bool, Option("--bounds", help="Turns begin as in the recording, and nothing takes time: the effect of the order of eviction alone.")]
 Model = Annotated[str, Option(help=f"{', '.join(model_names())}; or a JSON file.")]
 DeviceName = Annotated[str, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.")]
 Blocks = Annotated[int | None, Option(min=2, help="Device blocks, of as many tokens as the recording's; pages where the model's layers are of several kinds.", show_default="what the device has left")]
 HostBlocks = Annotated[int, Option(min=0, help="Host blocks, for content that leaves the device.")]
-HostUs = Annotated[float, Option(min=0, metavar="µS", help="Of a step's copies between device and host, before the first byte; the rate is the device's.")]
-DiskBlocks = Annotated[int, Option(min=0, help="Blocks on a disk, which holds what was computed; 0: no disk.")]
+HostUs = Annotated[float, Option(min=0, metavar="µS", help="Latency of a step's copies between device and host; their rate is the device's.")]
+DiskBlocks = Annotated[int, Option(min=0, help="Blocks on a disk, which keeps computed content; 0: no disk.")]
 DiskGbps = Annotated[float, Option(metavar="GB/S", help="Gigabytes a second that the disk reads.")]
-DiskUs = Annotated[float, Option(min=0, metavar="µS", help="Of a read, before the first byte.")]
+DiskUs = Annotated[float, Option(min=0, metavar="µS", help="Latency of a read.")]
 PolicyName = Annotated[str, Option("--policy", metavar="POLICY", help="`paged policies` lists them.")]
 MaxTokens = Annotated[int, Option("--max-tokens-per-step", min=1, help="Token budget of a step.")]
 MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.")]
@@ -71,11 +71,11 @@ def sessions(
     html: Html = None,
     json: Json = False,
 ) -> None:
-    """Replay recorded sessions through the real memory manager and scheduler, and say what each way of keeping content is worth.
+    """Replay recorded sessions through the real memory manager and scheduler, and show the hits of each way to keep content between turns.
 
-    A closed loop on a virtual clock: a turn begins when the recorded pause has passed since the last one ended, sub-agents run beside their parent. Shares
-    are of the prompts' full blocks; "kept": if nothing were forgotten; "offline": by an order that knows when each turn comes, and keeps
-    one prompt a session, so it is no bound where sub-agents are (docs/sessions.md).
+    A closed loop on a virtual clock: a turn begins a recorded pause after the last one ended; sub-agents run beside their parent. Shares
+    are of the prompts' full blocks. "kept" is the share if nothing were evicted. "offline" is that of an order that knows when each turn comes,
+    and keeps one prompt a session: with sub-agents it is no bound (docs/sessions.md).
 
     Example: `paged sessions agents --blocks 2000 --host-blocks 8000`
     """

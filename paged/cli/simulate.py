@@ -43,10 +43,10 @@ def simulate(
 ) -> None:
     """Simulate a trace through the real memory manager and scheduler, on a virtual clock, and report the results.
 
-    Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model. A step takes the time that the roofline
-    of --model on --device gives (measured kernels where they ship, else published figures, docs/hardware.md), or what the steps in --profile took, or without either a formula:
-    max(weights + context · tokens attended to, token · tokens computed) + swap · tokens moved. --policy, --rate-scale, --blocks and
-    --max-tokens-per-step take several values with commas; every combination is simulated, in processes of their own.
+    Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model. A step takes the time of the roofline
+    of --model on --device (by measured kernels where they ship, else by published figures, docs/hardware.md), or the time by --profile, or without
+    either max(weights + context · tokens attended to, token · tokens computed) + swap · tokens moved. --policy, --rate-scale, --blocks and
+    --max-tokens-per-step take several values with commas; every combination is simulated, each in its own process.
 
     Example, three policies on a 13B model with 40 GB:
 

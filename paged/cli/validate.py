@@ -52,8 +52,8 @@ def validate(
 ) -> None:
     """Simulate a recorded run from its arrivals and lengths alone, and show the errors of the simulation.
 
-    TTFT and end to end count from when the engine took a request in, TPOT is first to last token ÷ tokens after the first. Nothing is fitted
-    to the run. Errors are signed: above 0 the simulation is too long.
+    TTFT and end to end count from when the engine got a request; TPOT is first to last token ÷ tokens after the first. Nothing is fitted
+    to the run. Errors are signed: above 0 the simulation takes too long.
 
     Example: `paged validate RUN --html run.html`
     """
