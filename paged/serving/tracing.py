@@ -172,8 +172,12 @@ def attributes(record: RequestRecord, model_name: str) -> dict[str, Any]:
 
 def checked_url(endpoint: str) -> str:
     """Return the URL that spans are sent to. Raises InvalidConfig."""
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(endpoint)
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
         raise InvalidConfig(f'traces_endpoint has to be an http or https URL; got "{endpoint}".')
     return parts._replace(path="/v1/traces").geturl() if parts.path in ("", "/") else endpoint
 

@@ -165,7 +165,7 @@ def test_an_endpoint_without_a_path_gets_the_usual_one_and_one_that_is_no_url_is
     assert checked_url("https://collector/") == "https://collector/v1/traces"
     for whole in ("http://collector:4318/v1/traces", "http://collector/of/ours?key=1"):
         assert checked_url(whole) == whole
-    for none in ("", "collector:4317", "grpc://collector:4317", "http://"):
+    for none in ("", "collector:4317", "grpc://collector:4317", "http://", "http://[::1", "http://a:99999"):
         with pytest.raises(InvalidConfig, match="traces_endpoint has to be an http or https URL"):
             Traces(none)
 
