@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -275,7 +276,8 @@ def _prompts(given: list[str] | None, file: str | None) -> list[str]:
 
 
 def _lines(name: str, data: bytes) -> list[str]:
-    return [line for line in _decoded(name, data).splitlines() if line.strip()]
+    # Not `splitlines`: a prompt may have a form feed, or a line separator of Unicode.
+    return [line.rstrip("\n") for line in StringIO(_decoded(name, data), newline=None) if line.strip()]
 
 
 def _decoded(name: str, data: bytes) -> str:

@@ -54,9 +54,9 @@ def test_the_next_call_finds_on_the_disk_what_this_one_computed(document, tmp_pa
 
 def test_prompts_come_from_a_file_a_line_each(printed, tmp_path):
     file = tmp_path / "prompts.txt"
-    file.write_text("Return a list\n\nÄ with ☃\n", encoding="utf-8")
+    file.write_bytes("Return a list\r\n\nÄ with\u2028\f☃\n".encode())
     out = printed("generate", "--file", file, "--max-tokens", 3)
-    assert "[1] Return a list" in out and "[2] Ä with ☃" in out
+    assert "[1] Return a list of" in out and "[2] Ä with\u2028\f☃" in out and "[3]" not in out
 
 
 def test_a_prompt_that_is_refused_is_not_written(refused, tmp_path):
