@@ -10,7 +10,7 @@ from typer import Argument, Option
 from paged.base.budget import as_bytes, short
 from paged.base.words import counted
 from paged.cli.commands import must_be_read
-from paged.cli.options import Json, KvDtype, KvDtypeSkipLayers, Quantization, QuantizeHead, names_in
+from paged.cli.options import Json, KvDtype, KvDtypeSkipLayers, MemoryShare, Quantization, QuantizeHead, names_in
 from paged.cli.show import figures, print_json
 from paged.errors import InvalidConfig, NotModelled, UnknownModel
 from paged.model.layer_plan import Group, LayerPlan, plan_layers
@@ -55,7 +55,6 @@ Length = Annotated[int, Option(min=1, help="Tokens of each sequence.")]
 TensorParallel = Annotated[int, Option(min=1, help="Devices that each layer is split over.")]
 SplitContext = Annotated[bool, Option("--split-context", help="Devices that split the tokens of a shared KV head or latent.")]
 BlockSize = Annotated[int | None, Option(min=1, help="Tokens a block.", show_default="16, or 32 where layers of several kinds want it")]
-MemoryShare = Annotated[float, Option(help="Share of the device's memory that may be used.")]
 MaxTokensPerStep = Annotated[int | None, Option(min=1, help=_STEP_HELP, show_default="one that suits model and device")]
 # fmt: on
 

@@ -312,9 +312,8 @@ class _Writer:
             except Exception:
                 # Most often a folder that is gone, full or locked, or too little memory. The engine goes on without the
                 # disk, and this tries again: without the thread, queued blocks would wait for ever.
-                self._changed.acquire()
-                self._changed.wait_for(lambda: self._is_stopping, 0.05)
-                self._changed.release()
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_stopping, 0.05)
         with suppress(sqlite3.Error):
             self._index.close()
         self._folder.close()
