@@ -1,7 +1,4 @@
-"""Results of simulations for people and for programs: one HTML file with plots, CSV, Chrome traces.
-
-Nothing is simulated here. Plots need the extra `study`.
-"""
+"""Results of simulations for people and for programs: one HTML file with plots, CSV, Chrome traces. Plots need the extra `study`."""
 
 from paged.base.whole_file import writable
 from paged.study.report.columns import flat, write_csv

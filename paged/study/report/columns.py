@@ -26,13 +26,13 @@ _WITH_UNITS = {
     "prefix_hit_rate": "prefix_hit_rate_share",
     "waste": "waste_share",
 }
-"""Columns whose field's name does not tell the unit. Shares are from 0 to 1."""
+"""Columns of fields without a unit in their name. Shares are from 0 to 1."""
 
 
 def flat(outcome: Outcome) -> dict[str, Cell]:
-    """The options and results of simulations, a value a column. Units end the names: `_s` virtual seconds, `_tokens`, `_share` from 0 to 1.
+    """Return options and results of a simulation, a value a column. Units end the names: `_s` virtual seconds, `_tokens`, `_share` from 0 to 1.
 
-    What the scenario says stands first; where the result says it, too (a budget that was worked out), the result's value is taken.
+    The scenario's fields come first; if the result has one, too (such as a budget that was chosen), its value counts.
     """
     scenario = outcome.scenario
     row: dict[str, Cell] = {"paged_version": __version__}
@@ -40,13 +40,13 @@ def flat(outcome: Outcome) -> dict[str, Cell]:
     row |= _flattened(scenario.device)
     row |= {"price_per_hour": scenario.price_per_hour, "applied": "; ".join(outcome.applied)}
     row |= _flattened(outcome.result)
-    # The load's name is a path or a description; the result's is what people call it.
+    # The load's name is a path or a description; the result's is the trace's name.
     row["trace"] = outcome.result.trace
     return {_WITH_UNITS.get(name, name): value for name, value in row.items()}
 
 
 def write_csv(path: str | Path, outcomes: Sequence[Outcome]) -> None:
-    """A header, and a row for each outcome. What does not exist is an empty cell. Raises UnwritablePath."""
+    """Write a header, and a row for each outcome; a missing value is an empty cell. Raises UnwritablePath."""
     rows = [flat(outcome) for outcome in outcomes]
     names = list(dict.fromkeys(name for row in rows for name in row))
     with whole_file(path, newline="") as file:

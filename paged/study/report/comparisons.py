@@ -1,4 +1,4 @@
-"""Plots in which policies stand side by side: preemptions and waste, distributions, latency under load, cost."""
+"""Plots that compare policies: preemptions and waste, distributions, latency under load, cost."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +33,7 @@ Kinds = dict[str, Figures]
 
 
 def preemptions(outcomes: Sequence[Named]) -> Figure:
-    """How often a running request gave blocks back, and how many tokens that cost, by kind; the share of waste beside it."""
+    """Plot preemptions and the tokens that they cost, by kind, with the share of waste."""
     counted: Kinds = {
         "recompute": lambda result: result.preemptions.recompute,
         "swap": lambda result: result.preemptions.swap,
@@ -63,7 +63,7 @@ def preemptions(outcomes: Sequence[Named]) -> Figure:
 
 
 def cost(outcomes: Sequence[Named]) -> Figure | None:
-    """Price of a million output tokens, where a price per hour was given."""
+    """Plot the price of a million output tokens; None without a price per hour."""
     priced = [named for named in outcomes if named.outcome.result.cost_per_million_tokens is not None]
     if not priced:
         return None
@@ -79,7 +79,7 @@ def cost(outcomes: Sequence[Named]) -> Figure | None:
 
 
 def distributions(outcomes: Sequence[Named]) -> Figure:
-    """What share of the requests had at most so many seconds; requests without the figure (rejected, one token) are left out."""
+    """Plot the share of requests with at most so many seconds, without requests that lack the figure (rejected, one token)."""
     panels = {
         "Time to first token": "ttft_s",
         "Longest gap between two tokens of a request": "longest_gap_s",
@@ -107,9 +107,9 @@ def distributions(outcomes: Sequence[Named]) -> Figure:
 
 
 def cumulative(seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rising values and the shares at or below each, at `_QUANTILES` even ranks and at every one of the last hundred.
+    """Return rising values and the shares at or below each, float64 [n] each, at `_QUANTILES` even ranks and at each of the last hundred.
 
-    float64 [n] each. Of NaN and of what a logarithmic axis cannot show (0) nothing is returned; 0 counts in the shares.
+    NaN is left out. A logarithmic axis cannot show 0, which counts in the shares alone.
     """
     known = np.sort(seconds[~np.isnan(seconds)])
     total = len(known)
@@ -123,7 +123,7 @@ def cumulative(seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArr
 
 
 def under_load(outcomes: Sequence[Named]) -> Figure | None:
-    """Throughput and latency of each load: a line a policy where the load rises, a point where it does not. Seeds are averaged.
+    """Plot throughput and latency of each load, averaged over seeds: a line for each policy over rising loads, or a point for one load.
 
     A latency that no outcome has gets no panel.
     """
@@ -150,7 +150,7 @@ def under_load(outcomes: Sequence[Named]) -> Figure | None:
 
 
 def _load_line(group: Sequence[Named], latency: Figures, panel: int) -> Figure | None:
-    """One policy's loads, lightest first; mean, smallest and largest of what differs by seed alone."""
+    """Draw one policy's loads, lightest first: mean, smallest and largest over seeds."""
     loads, rates, seconds = [], [], []
     for same in sorted(_groups(group, lambda named: named.load), key=_heaviness):
         results = [named.outcome.result for named in same]
@@ -185,7 +185,7 @@ def _heaviness(same: Sequence[Named]) -> tuple[float, float]:
 
 
 def _whiskers(samples: Sequence[Sequence[float]]) -> Figure:
-    """From the mean of each list to its largest and its smallest."""
+    """Return bars from the mean of each list to its largest and its smallest."""
     mean, low, high = (np.array([of(values) for values in samples]) for of in (np.mean, np.min, np.max))
     return {"type": "data", "array": high - mean, "arrayminus": mean - low, "thickness": 1, "width": 3}
 
@@ -198,7 +198,7 @@ def _groups(outcomes: Sequence[Named], key: Callable[[Named], str]) -> list[list
 
 
 def _bars(outcomes: Sequence[Named], kinds: Kinds, panel: int) -> list[Figure]:
-    """A horizontal bar an outcome, stacked of kinds: the first solid, the others hatched."""
+    """Draw a horizontal bar for each outcome, stacked of kinds: the first solid, the others hatched."""
     return [
         {
             "type": "bar",
@@ -223,7 +223,7 @@ def _bars(outcomes: Sequence[Named], kinds: Kinds, panel: int) -> list[Figure]:
 def _beside_bar(
     outcomes: Sequence[Named], kinds: Kinds, panel: int, text_of: Callable[[SimulationResult, float], str]
 ) -> Figure:
-    """The text at the end of each bar."""
+    """Draw the text at the end of each bar."""
     totals = [_total(named, kinds) for named in outcomes]
     return line(
         panel,
@@ -243,12 +243,12 @@ def _total(named: Named, kinds: Kinds) -> float:
 
 
 def _room(outcomes: Sequence[Named], kinds: Kinds) -> float:
-    """How far an axis reaches that leaves room for text beside the longest bar."""
+    """Return the end of an axis with room for text beside the longest bar."""
     return 1.35 * max(1e-9, *(_total(named, kinds) for named in outcomes))
 
 
 def _counts(title: str, outcomes: Sequence[Named], kinds: Kinds, **more: Any) -> Figure:
-    # Where nothing was counted there is still an axis to read.
+    # Without counts there is still an axis to read.
     high = max(1.0, _room(outcomes, kinds))
     return count_axis(title, high, range=[0, high], **more)
 

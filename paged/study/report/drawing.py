@@ -1,7 +1,6 @@
 """The common parts of all plots: paper, axes, panels beside and above one another.
 
-A plot is a plain dict in plotly's schema (https://plotly.com/javascript/reference/) with numpy arrays in it, so that
-making one needs no plotly.
+A plot is a dict in plotly's schema (https://plotly.com/javascript/reference/) with numpy arrays, so it is made without plotly.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def axis(title: str, **more: Any) -> Figure:
-    """An axis; `title` ends with the unit."""
+    """Return an axis; `title` ends with the unit."""
     return {
         "title": {"text": title, "font": {"size": 13, "color": QUIET}, "standoff": 8},
         "gridcolor": GRID,
@@ -33,14 +32,14 @@ def axis(title: str, **more: Any) -> Figure:
 
 
 def count_axis(title: str, high: float, **more: Any) -> Figure:
-    """An axis of whole numbers up to `high`, each labelled once."""
+    """Return an axis of whole numbers up to `high`, each labelled once."""
     return axis(title, **({"tickformat": ",d"} | ({"dtick": 1} if high < 6 else {}) | more))
 
 
 def log_axis(title: str, low: float, high: float, **more: Any) -> Figure:
-    """A logarithmic axis from `low` to `high`, both above 0 or both 0 (nothing is drawn); `title` says that it is one.
+    """Return a logarithmic axis from `low` to `high`, both above 0, or both 0 without data; `title` says that it is logarithmic.
 
-    Labelled at powers of ten; up to two and a half of them at 2 and 5, too; below one as plotly likes.
+    Its labels are powers of ten; over less than 2.5 decades 2 and 5, too; over less than 0.8 plotly's choice.
     """
     if high <= 0:
         return axis(title, type="log", **more)
@@ -52,7 +51,7 @@ def log_axis(title: str, low: float, high: float, **more: Any) -> Figure:
 
 
 def extent(data: Sequence[Figure], coordinate: str, axis: str | None = None) -> tuple[float, float]:
-    """The smallest and largest value above 0 of these traces' x or y, of those on one axis where it is named; 0 and 0 without any."""
+    """Return the smallest and largest value above 0 of these traces' x or y, on one axis or on all (None); 0 and 0 without any."""
     values = [trace[coordinate] for trace in data if axis is None or trace[f"{coordinate}axis"] == axis]
     known = np.concatenate([np.asarray(value, np.float64) for value in values] or [np.empty(0)])
     known = known[known > 0]
@@ -60,7 +59,7 @@ def extent(data: Sequence[Figure], coordinate: str, axis: str | None = None) -> 
 
 
 def figure(data: Sequence[Figure], height: int, **layout: Any) -> Figure:
-    """Traces on paper, `height` in pixels, as wide as the page."""
+    """Return a figure of these traces, `height` in pixels, as wide as the page."""
     return {
         "data": list(data),
         "layout": {
@@ -79,17 +78,17 @@ def figure(data: Sequence[Figure], height: int, **layout: Any) -> Figure:
 
 
 def line(panel: int, x: Any, y: Any, mode: str = "lines", **more: Any) -> Figure:
-    """Points that are joined, or marked, in a panel."""
+    """Return joined or marked points in a panel."""
     return {"type": "scatter", "mode": mode, "x": x, "y": y} | on(panel) | more
 
 
 def on(panel: int) -> Figure:
-    """The axes that a trace in a panel lies on."""
+    """Return the axes of a trace in a panel."""
     return {"xaxis": numbered("x", panel), "yaxis": numbered("y", panel)}
 
 
 def axes(panel: int, across: Figure, up: Figure) -> Figure:
-    """The two axes of a panel for a layout, each at the other."""
+    """Return the two axes of a panel for a layout, anchored at each other."""
     return {
         numbered("xaxis", panel): across | {"anchor": numbered("y", panel)},
         numbered("yaxis", panel): up | {"anchor": numbered("x", panel)},
@@ -97,18 +96,18 @@ def axes(panel: int, across: Figure, up: Figure) -> Figure:
 
 
 def beside(count: int, gap: float = 0.08) -> list[tuple[float, float]]:
-    """Horizontal domains of so many panels, from the left; reversed they are vertical ones, from the top."""
+    """Return horizontal domains of so many panels, from the left; reversed, they are vertical ones from the top."""
     width = (1 - gap * (count - 1)) / count
     return [(i * (width + gap), min(1.0, i * (width + gap) + width)) for i in range(count)]
 
 
 def numbered(name: str, i: int) -> str:
-    """Plotly's name of the i-th axis, from 0: x, x2, x3; with `xaxis`: xaxis, xaxis2."""
+    """Return plotly's name of the i-th axis, from 0: x, x2, x3; for `xaxis`: xaxis, xaxis2."""
     return name if i == 0 else f"{name}{i + 1}"
 
 
 def panel_title(text: str, i: int) -> Figure:
-    """A heading at the upper left of panel i."""
+    """Return a heading at the upper left of panel i."""
     return {
         "text": text,
         "x": 0,

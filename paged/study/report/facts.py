@@ -12,7 +12,7 @@ from paged.study.simulator import Outcome
 
 
 def sentence(outcomes: Sequence[Outcome]) -> str:
-    """What this is, for a reader who was sent the file."""
+    """Return what the file is, for a reader who got it from someone."""
     policies = list(dict.fromkeys(outcome.result.policy for outcome in outcomes))
     timed = "nothing here was timed on the device"
     cost_models = [outcome.scenario.device.cost_model() for outcome in outcomes]
@@ -28,7 +28,7 @@ def sentence(outcomes: Sequence[Outcome]) -> str:
 
 
 def facts(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
-    """Name and text. Where outcomes differ, every value is there once, in order of appearance."""
+    """Return names and texts. If outcomes differ, a text has each value once, in order of appearance."""
     named: list[tuple[str, Callable[[Outcome], str]]] = [
         ("Trace", _trace),
         ("Applied to it", lambda outcome: "; ".join(outcome.applied) or "nothing"),

@@ -1,4 +1,4 @@
-"""The common parts of all pages: a head that forbids every request, styles, tables, and plotly's script inside the file."""
+"""The common parts of all pages: a head that forbids network requests, styles, tables, and plotly's script inside the file."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -10,12 +10,12 @@ from paged.base.extras import import_with_extra
 from paged.base.whole_file import whole_file
 from paged.study.report.drawing import Figure
 
-# A browser that honours it cannot fetch anything, whatever a script in the file should try.
+# With it, no script in the file can make a browser fetch anything.
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def write_page(path: str | Path, title: str, body: Sequence[str], figures: Iterable[str], script: str) -> None:
-    """A page: its heading, these parts of its body, and `script`, a file beside this one that draws `figures`, JSON documents.
+    """Write a page with a heading, these parts of its body, and `script`, a file beside this one that draws `figures`, JSON documents.
 
     Raises MissingExtra without plotly, and UnwritablePath.
     """
@@ -39,34 +39,34 @@ def write_page(path: str | Path, title: str, body: Sequence[str], figures: Itera
 
 
 def paragraphs(lines: Iterable[str]) -> str:
-    """Each of these texts as one."""
+    """Return a paragraph for each text."""
     return "".join(f"<p>{escape(text)}</p>" for text in lines)
 
 
 def plot_place(label: str) -> str:
-    """Where the page's script draws the next figure."""
+    """Return the place in which the page's script draws the next figure."""
     return f'<div class="plot" role="img" aria-label="{escape(label)}"></div>'
 
 
 def table(head: Iterable[str], rows: Iterable[str], opening: str = "<table>") -> str:
-    """A table with these names of columns."""
+    """Return a table with these names of columns."""
     cells = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     return f"{opening}<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def row(name: str, cells: Iterable[tuple[str, bool]]) -> str:
-    """A line of a table: HTML that names it, and texts, each with whether it is the best."""
+    """Return a line of a table: its name as HTML, and texts, each with whether it is the best."""
     shown = (f'<td class="best">{escape(text)}</td>' if best else f"<td>{escape(text)}</td>" for text, best in cells)
     return f'<tr><th scope="row">{name}</th>{"".join(shown)}</tr>'
 
 
 def scrolled(tables: str) -> str:
-    """Tables that scroll where they are too wide for the page."""
+    """Return tables that scroll if they are too wide for the page."""
     return f'<div class="scroll" tabindex="0">{tables}</div>'
 
 
 def as_json(plot: Figure | None) -> str:
-    """A plot as plotly's script reads it: checked against plotly's schema, arrays as base64."""
+    """Return a plot for plotly's script: checked against plotly's schema, arrays as base64."""
     if plot is None:
         return "null"
     made: Any = import_with_extra("plotly.graph_objects", "study.report.write_html").Figure(plot)
@@ -74,7 +74,7 @@ def as_json(plot: Figure | None) -> str:
 
 
 def inert(text: str) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Escape JSON so that it cannot end the script element around it."""
     return text.replace("<", "\\u003c")
 
 

@@ -1,4 +1,4 @@
-"""Names of outcomes: a policy, and a setting in which policies are compared; and a colour for each policy."""
+"""Names of outcomes: a policy, and the setting in which policies are compared; and a colour for each policy."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _LOADS = ("rate", "clients")
 
 
 class Look(msgspec.Struct, frozen=True):
-    """How a policy is drawn, everywhere: a CSS colour, a line's dash, a marker's symbol."""
+    """A policy's look in all plots: a CSS colour, a line's dash, a marker's symbol."""
 
     colour: str
     dash: str
@@ -28,10 +28,10 @@ class Look(msgspec.Struct, frozen=True):
 class Named(msgspec.Struct, frozen=True, eq=False):
     """An outcome with its names.
 
-    label    unique among the outcomes of one setting: the policy, with a number where it is there twice
-    setting  what tells the outcome from others of its policy; "" where nothing does
-    line     the same without the load and the seed
-    load     rate and clients, where they tell outcomes apart
+    label    unique in a setting: the policy, with a number if it occurs twice
+    setting  the options in which outcomes of one policy differ; "" if there are none
+    line     the same without load and seed
+    load     rate and clients, if outcomes differ in them
     """
 
     outcome: Outcome
@@ -47,13 +47,13 @@ class Named(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """Of a trace: its name, and the policy by which the page hides it."""
+        """Name of a plot's trace, and the policy by which the page hides it."""
         return {"name": self.label, "meta": {"policy": self.policy}}
 
 
 def named(outcomes: Sequence[Outcome]) -> list[Named]:
-    """Each outcome with its names, in order."""
-    # Of several seeds the first one's: requests a second differ a little.
+    """Name each outcome, in order."""
+    # Requests a second differ a little between seeds: the first one's count.
     paces: dict[tuple[str, float], str] = {}
     for outcome in outcomes:
         load = outcome.scenario.load
@@ -82,12 +82,12 @@ def named(outcomes: Sequence[Outcome]) -> list[Named]:
 
 
 def ours_last(outcomes: Sequence[Named]) -> list[Named]:
-    """In the order in which lines are drawn over one another: ours on top."""
+    """Sort outcomes so that our policy is drawn last, on top of the others."""
     return sorted(outcomes, key=lambda one: one.policy == _OURS)
 
 
 def by_setting(outcomes: Sequence[Named]) -> dict[str, list[Named]]:
-    """The outcomes of each setting, in order of appearance."""
+    """Group outcomes by setting, in order of appearance."""
     groups: dict[str, list[Named]] = {}
     for outcome in outcomes:
         groups.setdefault(outcome.setting, []).append(outcome)
@@ -95,7 +95,7 @@ def by_setting(outcomes: Sequence[Named]) -> dict[str, list[Named]]:
 
 
 def _varying(outcome: Outcome, paces: Mapping[tuple[str, float], str]) -> dict[str, str]:
-    """All that a study may vary beside the policy, as text; `paces` by trace and rate."""
+    """Return all options that a study may vary beside the policy, as text; `paces` by trace and rate."""
     scenario, load, device = outcome.scenario, outcome.scenario.load, outcome.scenario.device
     budget = outcome.result.max_tokens_per_step
     return {
@@ -134,7 +134,7 @@ def _varying(outcome: Outcome, paces: Mapping[tuple[str, float], str]) -> dict[s
 
 
 def _tells_apart(key: str, facts: Sequence[Mapping[str, str]], policies: Sequence[str]) -> bool:
-    """Whether a policy is there with two values of it. What differs between policies alone (a budget of their own) makes no setting."""
+    """Whether a policy occurs with two values of the option. An option that differs between policies alone (their own budget) makes no setting."""
     pairs = {(policy, fact[key]) for policy, fact in zip(policies, facts)}
     return len(pairs) > len(set(policies))
 

@@ -1,6 +1,6 @@
-"""Plots over virtual time: how KV memory is split, how full the system is, who queues.
+"""Plots over virtual time: the parts of KV memory, occupancy, and queues.
 
-A long timeline is shown as a few hundred or thousand points whose time-weighted averages are those of the whole.
+A long timeline is shown as a few hundred or thousand time-weighted averages, which keep its integral.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _TIME = "virtual time (s)"
 
 NUM_POINTS = 2000
 NUM_LINE_POINTS = 400
-"""Where several outcomes lie over one another, fewer: their lines would fill the paper."""
+"""Fewer for several outcomes in one plot, whose lines would fill the paper."""
 
 # Dark to light, so that the split can be read without colours.
 PARTS = {
@@ -28,7 +28,7 @@ PARTS = {
     "cached": "#b9cddb",
     "free": "#eaedf0",
 }
-"""What KV memory consists of, from the bottom, with its colour."""
+"""The parts of KV memory, from the bottom, with their colours."""
 
 
 def parts_of(slots: float, held: Floats, filled: Floats, promised: Floats, cached: Floats) -> dict[str, Floats]:
@@ -41,7 +41,7 @@ def parts_of(slots: float, held: Floats, filled: Floats, promised: Floats, cache
 
 
 def memory_parts(outcome: Outcome, edges: Floats) -> dict[str, Floats]:
-    """KV slots by part, averaged between `edges`. Entries have cached blocks at their end, and the rest on average."""
+    """Return KV slots by part, averaged between `edges`. Entries have cached blocks at their end, and the rest on average."""
     columns, result = outcome.timeline, outcome.result
     held, filled, promised, cached = (
         averaged(edges, columns["end_s"], columns["seconds"], columns[name], keeps=name == "cached")
@@ -51,7 +51,7 @@ def memory_parts(outcome: Outcome, edges: Floats) -> dict[str, Floats]:
 
 
 def memory(named: Named) -> Figure:
-    """One outcome's pool over time, split into parts."""
+    """Plot one outcome's pool over time, split into parts."""
     result = named.outcome.result
     edges = edges_of(named.outcome.timeline["end_s"], named.outcome.timeline["seconds"], NUM_POINTS)
     slots = result.num_blocks * result.block_size
@@ -66,7 +66,7 @@ def memory(named: Named) -> Figure:
         }
         for part, values in memory_parts(named.outcome, edges).items()
     ]
-    # The legend is read from the top, as the parts lie.
+    # The legend has the order of the parts, from the top.
     legend = {"traceorder": "reversed", "x": 1.01, "y": 0.92, "xanchor": "left", "itemclick": False}
     return figure(
         data,
@@ -81,7 +81,7 @@ def memory(named: Named) -> Figure:
 
 
 def occupancy(outcomes: Sequence[Named]) -> Figure:
-    """Shares of what a step could have: blocks, rows, tokens."""
+    """Plot blocks, rows and tokens as shares of the most that a step can have."""
 
     def tokens(outcome: Outcome) -> Floats:
         computed = outcome.timeline["tokens"] / outcome.timeline["steps"]
@@ -101,7 +101,7 @@ def occupancy(outcomes: Sequence[Named]) -> Figure:
 
 
 def queues(outcomes: Sequence[Named]) -> Figure:
-    """Requests by what they do."""
+    """Plot requests by state."""
     panels: dict[str, Callable[[Outcome], Floats]] = {
         "Running: rows in flight": lambda outcome: outcome.timeline["rows"],
         "Waiting: not let in yet, or preempted and to be computed again": lambda outcome: outcome.timeline["waiting"],
@@ -111,7 +111,7 @@ def queues(outcomes: Sequence[Named]) -> Figure:
 
 
 def _lines(outcomes: Sequence[Named], panels: dict[str, Callable[[Outcome], Floats]], unit: str, hover: str) -> Figure:
-    """A panel above another, a line an outcome, one time axis."""
+    """Plot panels above one another with one time axis, and a line for each outcome."""
     data: list[Figure] = []
     for named in outcomes:
         columns = named.outcome.timeline
@@ -139,7 +139,7 @@ def _lines(outcomes: Sequence[Named], panels: dict[str, Callable[[Outcome], Floa
 
 
 def _steps(edges: Floats, values: Floats) -> Figure:
-    """A line of steps, which needs the last value at its last edge, too. In half the bytes, and far finer than a screen."""
+    """Return a line of steps, which repeats the last value at its last edge. float32 takes half the bytes, and is finer than a screen."""
     return {
         "type": "scatter",
         "mode": "lines",
@@ -149,10 +149,9 @@ def _steps(edges: Floats, values: Floats) -> Figure:
 
 
 def edges_of(end_s: Floats, seconds: Floats, num_points: int) -> Floats:
-    """The bounds of at most `num_points` intervals that cover all entries, float64 [intervals + 1], rising.
+    """Return the bounds of at most `num_points` intervals that cover all entries, float64 [intervals + 1], rising.
 
-    Where the entries' own bounds are few enough it is these, and nothing is averaged; otherwise all intervals are equally long. Without entries it is
-    the first second, in which nothing ran.
+    They are the entries' own bounds if these are few enough, and else of equal intervals. Without entries they are those of the first second.
     """
     if not len(end_s):
         return np.array([0.0, 1.0])
@@ -165,15 +164,15 @@ def edges_of(end_s: Floats, seconds: Floats, num_points: int) -> Floats:
 
 
 def averaged(edges: Floats, end_s: Floats, seconds: Floats, values: Floats, *, keeps: bool = False) -> Floats:
-    """The average of `values` over each interval between `edges`, weighted by time, float64 [len(edges) - 1].
+    """Return the average of `values` over each interval between `edges`, weighted by time, float64 [len(edges) − 1].
 
-    Entry i has values[i] from end_s[i] − seconds[i] until end_s[i], all float64 [entries]. Between two entries nothing runs: the value is 0 there,
-    or with `keeps` still that of the entry before.
+    Entry i has values[i] from end_s[i] − seconds[i] until end_s[i], all float64 [entries]. Between two entries the value is 0, or with `keeps` that of
+    the entry before.
     """
     if not len(end_s):
         return np.zeros(len(edges) - 1)
     starts = _starts(end_s, seconds)
-    # The integral over time at every bound: between two bounds it is a straight line, so any interval's share can be read off exactly.
+    # The integral over time is a straight line between two bounds, so any interval's part can be read off exactly.
     idle = np.concatenate([[0.0], starts[1:] - end_s[:-1]])
     before = np.concatenate([[0.0], values[:-1]]) if keeps else np.zeros_like(values)
     pieces = np.stack([idle * before, (end_s - starts) * values], axis=1).ravel()
@@ -183,7 +182,7 @@ def averaged(edges: Floats, end_s: Floats, seconds: Floats, values: Floats, *, k
 
 
 def _starts(end_s: Floats, seconds: Floats) -> Floats:
-    """When each entry began. What is less than 1 ns from the end of the entry before is rounding, and began there."""
+    """Return when each entry began. A gap of less than 1 ns to the end of the entry before is rounding, and is closed."""
     starts = end_s - seconds
     starts[1:] = np.where(starts[1:] < end_s[:-1] + 1e-9, end_s[:-1], starts[1:])
     return starts

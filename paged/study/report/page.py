@@ -1,7 +1,4 @@
-"""The report: one HTML file that loads nothing from elsewhere.
-
-Plotly, from the extra `study`, checks the plots and gives its script, which is written into the file.
-"""
+"""The report: one HTML file that loads nothing from elsewhere. It contains the script of plotly, which also checks the plots."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -73,13 +70,13 @@ _SECTIONS = (
         "What a million output tokens cost: the price of the whole makespan, idle time included, for each million output tokens.",
     ),
 )
-"""Of each plot (id, heading, how to read it), in the order of the page."""
+"""Id, heading and explanation of each plot, in the order of the page."""
 
 
 def write_html(path: str | Path, outcomes: Sequence[Outcome]) -> None:
-    """A self-contained page about these outcomes: summary, plots, what was simulated.
+    """Write a self-contained page about these outcomes: summary, plots, and the simulated scenarios.
 
-    Raises MissingExtra without plotly, InvalidConfig without outcomes, and OSError.
+    Raises MissingExtra without plotly, InvalidConfig without outcomes, and UnwritablePath.
     """
     import_with_extra("plotly.offline", "study.report.write_html")
     if not outcomes:
@@ -118,12 +115,12 @@ def _controls(settings: dict[str, list[Named]], first: str, every: Sequence[Name
 
 
 def _most_pressed(settings: dict[str, list[Named]]) -> str:
-    """The setting that is shown first: where memory is fullest, policies differ."""
+    """Return the setting to show first: the one with the fullest memory, in which policies differ."""
     return max(settings, key=lambda setting: fmean(one.outcome.result.memory.of_pool for one in settings[setting]))
 
 
 def _key(look: Look) -> str:
-    """A piece of a policy's line."""
+    """Draw a piece of a policy's line."""
     return (
         f'<svg width="24" height="8" aria-hidden="true"><line x1="0" y1="4" x2="24" y2="4" stroke="{look.colour}" '
         f'stroke-width="3" stroke-dasharray="{_DASHES[look.dash]}"/></svg>'
@@ -142,7 +139,7 @@ def _table(outcomes: Sequence[Named], *, is_hidden: bool) -> str:
         for line in group:
             unit = f" <small>({line.unit})</small>" if line.unit else ""
             rows.append(row(f"{line.name}{unit}", line.cells(outcomes)))
-    # As many equally wide columns as there are, no wider than a figure needs (page.css).
+    # Columns are equally wide, and no wider than a figure needs (page.css).
     opening = f'<table class="policies" style="--columns: {len(outcomes)}"{" hidden" if is_hidden else ""}>'
     return table(["", *(one.label for one in outcomes)], rows, opening)
 
@@ -153,7 +150,7 @@ def _section(id: str, heading: str, text: str) -> str:
 
 
 def _figures(settings: dict[str, list[Named]], every: Sequence[Named]) -> Iterator[str]:
-    """All plots as JSON, a setting after the other."""
+    """Yield all plots as JSON, setting by setting."""
     under: dict[str, str] = {}
     for one in every:
         if one.line not in under:

@@ -1,4 +1,4 @@
-"""A plan for people and for other programs: a page with the answer, what binds it and all that was tried; and the tries as CSV."""
+"""Plans for people and for programs: a page with the answer, what binds it and all tried values; and these as CSV."""
 
 import csv
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _LOOKS = ((True, "met", "#009E73", "circle"), (False, "missed", "#D55E00", "x"))
 
 
 class PlanPage(msgspec.Struct, frozen=True):
-    """A plan and what is said of it: the answer, or that nothing meets; and a sentence a line beside it."""
+    """A plan with its answer in words, or that nothing meets, and further lines."""
 
     plan: Plan
     answer: str
@@ -29,9 +29,9 @@ class PlanPage(msgspec.Struct, frozen=True):
 
 
 def write_plan_html(path: str | Path, pages: Sequence[PlanPage]) -> None:
-    """A self-contained page of these plans, one under the other: answer, plot, table.
+    """Write a self-contained page of these plans, one under the other: answer, plot, table.
 
-    Raises MissingExtra without plotly, InvalidConfig without plans, and OSError.
+    Raises MissingExtra without plotly, InvalidConfig without plans, and UnwritablePath.
     """
     import_with_extra("plotly.offline", "study.report.write_plan_html")
     if not pages:
@@ -42,7 +42,7 @@ def write_plan_html(path: str | Path, pages: Sequence[PlanPage]) -> None:
 
 
 def write_plan_csv(path: str | Path, plans: Sequence[Plan]) -> None:
-    """A header, and a row for each value that was tried, of each plan. What does not exist is an empty cell. Raises UnwritablePath."""
+    """Write a header, and a row for each tried value of each plan, at least one; a missing value is an empty cell. Raises UnwritablePath."""
     rows = [_row(plan, probe) for plan in plans for probe in plan.probes]
     with whole_file(path, newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
@@ -51,7 +51,7 @@ def write_plan_csv(path: str | Path, plans: Sequence[Plan]) -> None:
 
 
 def plotted(plan: Plan) -> Figure:
-    """Each target's 99th percentile against the value, met and missed, with the target as a line; who was given up early has none."""
+    """Plot each target's 99th percentile against the value, met and missed, with the target as a line, without trials that ended early."""
     targets = plan.targets.given()
     whole = [probe for probe in plan.probes if probe.p99 is not None]
     values = [probe.value for probe in plan.probes]

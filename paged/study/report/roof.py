@@ -1,4 +1,4 @@
-"""The roofline of a device with a simulation's steps on it."""
+"""The roofline of a device with the steps of simulations."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from paged.study.report.naming import Named
 from paged.study.simulator import Outcome
 
 NUM_STEPS = 500
-"""Entries of a timeline that are drawn, evenly picked."""
+"""The most entries of a timeline to draw, evenly picked."""
 
 
 def roofline(outcomes: Sequence[Named]) -> Figure | None:
-    """Arithmetic intensity against operations a second, where a model on a device was simulated."""
+    """Plot arithmetic intensity against operations a second; None if no model on a device was simulated."""
     roofs: dict[tuple[str, str], Roofline] = {}
     data: list[Figure] = []
     for named in outcomes:
@@ -57,9 +57,9 @@ def roofline(outcomes: Sequence[Named]) -> Figure | None:
 
 
 def points(outcome: Outcome, roof: Roofline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """FLOP/byte and FLOP/s of at most `NUM_STEPS` entries, float64 [n] each: of their mean step, by the work that its time was made of.
+    """Return FLOP/byte and FLOP/s of the mean steps of at most `NUM_STEPS` entries, float64 [n] each.
 
-    So none lies above the roof that the cost model goes by.
+    They count the work by which the cost model timed the steps, so by a roofline none lies above its roof.
     """
     columns = outcome.timeline
     drawn = np.flatnonzero((columns["tokens"] > 0) & (columns["seconds"] > 0))
@@ -81,7 +81,7 @@ def points(outcome: Outcome, roof: Roofline) -> tuple[NDArray[np.float64], NDArr
 
 
 def _lines(roof: Roofline, low: float, high: float) -> list[Figure]:
-    """The published roof, and the one that the cost model assumes to be reached."""
+    """Draw the published roof, and the one that the cost model assumes to be reached."""
     peak, bandwidth = roof.device.peak(roof.dtype), roof.device.bandwidth
     drawn = (
         ("solid", 1.0, 1.0, "published"),

@@ -1,4 +1,4 @@
-"""Sessions by what says what is kept, as a page: what hit where, and times to first token."""
+"""A page on sessions by the rule that keeps content: hits by tier, and times to first token."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _COLOURS = {"lru": "#57606a", "sessions": "#E69F00", "hints": "#0072B2"}
 
 
 def write_sessions_html(path: str | Path, found: Sequence[SessionResult]) -> None:
-    """A self-contained page. Raises MissingExtra without plotly, UnwritablePath and OSError."""
+    """Write a self-contained page of at least one result. Raises MissingExtra without plotly, and UnwritablePath."""
     import_with_extra("plotly.offline", "study.report.write_sessions_html")
     first = found[0]
     about = (
@@ -25,7 +25,7 @@ def write_sessions_html(path: str | Path, found: Sequence[SessionResult]) -> Non
 
 
 def plot_of(found: Sequence[SessionResult]) -> Figure:
-    """Shares of the prompts' blocks that hit, by tier; beside it the 90th percentile of times to first token, by turn."""
+    """Plot the shares of the prompts' blocks that hit, by tier, and the 90th percentile of times to first token, by turn."""
     names = [each.keeps for each in found]
     data: list[Figure] = [
         {
@@ -45,7 +45,7 @@ def plot_of(found: Sequence[SessionResult]) -> Figure:
     across = axis("what says what is kept", type="category", domain=left)
     layout = axes(0, across, axis("share of the prompts' blocks", range=[0, 1]))
     titles = [panel_title("what hit where", 0)]
-    # Within the bounds nothing takes any time.
+    # Bounds have no times.
     timed = [each for each in found if each.ttft_s.p90]
     turns = [f"{a:g}" if a == b else f"{a:g}–{b:g}" if b < math.inf else f"{a:g}–" for a, b in TURN_GROUPS]
     for each in timed:

@@ -1,4 +1,4 @@
-"""The summary: a figure a line, an outcome a column."""
+"""The summary: a line for each figure, a column for each outcome."""
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -16,9 +16,9 @@ def _seconds(value: float) -> str:
 class Line(msgspec.Struct, frozen=True, eq=False):
     """One figure of each outcome.
 
-    figure  its field of a result, with dots; or what it is of one
-    form    how it is shown: a format, or a function; times 100 where the unit is %
-    best    which end of it is good: max, min, or None where neither is
+    figure  field of a result, with dots, or a function of one
+    form    format or function that shows it; a unit of % multiplies by 100
+    best    the good end: max, min, or None for neither
     """
 
     name: str
@@ -28,18 +28,18 @@ class Line(msgspec.Struct, frozen=True, eq=False):
     best: Callable[[Sequence[float]], float] | None = None
 
     def value(self, result: SimulationResult) -> float | None:
-        """Of one outcome; None where it has none."""
+        """Return the figure of one outcome; None if it has none."""
         value: float | None = (attrgetter(self.figure) if isinstance(self.figure, str) else self.figure)(result)
         return 100 * value if self.unit == "%" and value is not None else value
 
     def text(self, value: float | None) -> str:
-        """A value as it is shown."""
+        """Return a value as text."""
         if value is None:
             return "–"
         return format(value, self.form) if isinstance(self.form, str) else self.form(value)
 
     def cells(self, outcomes: Sequence[Named]) -> list[tuple[str, bool]]:
-        """A text an outcome, and whether it is the best; none is, where all are equal or alone."""
+        """Return a text for each outcome, and whether it is the best; none is if all texts are equal."""
         values = [self.value(named.outcome.result) for named in outcomes]
         texts = list(map(self.text, values))
         known = [value for value in values if value is not None]
@@ -99,7 +99,7 @@ _GROUPS = {
 
 
 def lines(outcomes: Sequence[Named]) -> list[tuple[str, list[Line]]]:
-    """The lines under their headings. What no outcome has (cost without a price) is left out."""
+    """Return the lines under their headings, without figures that no outcome has (such as cost without a price)."""
     results = [named.outcome.result for named in outcomes]
     shown = {
         heading: [line for line in group if any(line.value(result) is not None for result in results)]

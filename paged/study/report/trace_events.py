@@ -18,7 +18,7 @@ _STEPS, _REQUESTS = 1, 2
 
 
 class _Seen(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of a step; `num_steps` counts those that were taken at once with it."""
+    """The part of a step that is kept; `num_steps` counts it and the steps that were taken at once with it."""
 
     number: int
     num_steps: int
@@ -31,14 +31,14 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
 
 
 class TraceEvents:
-    """What a trace needs of a simulation beside its outcome: call `see` with each of its steps, in order."""
+    """The steps of a simulation, which a trace needs beside its outcome: call `see` with each step, in order."""
 
     def __init__(self) -> None:
         self._steps: list[_Seen] = []
         self._ended: list[tuple[int, float]] = []
 
     def see(self, step: Step) -> None:
-        """The latest step. Its batch's arrays are not kept."""
+        """Keep the latest step, without its batch's arrays."""
         batch = step.batch
         before = self._steps[-1].number if self._steps else 0
         self._steps.append(
@@ -56,7 +56,7 @@ class TraceEvents:
         self._ended.extend((request, step.now_s) for request in step.ended)
 
     def events(self, outcome: Outcome) -> list[Event]:
-        """All events in the order of their time, names of processes first. Times are whole µs of virtual time."""
+        """Return all events in order of time, names of processes first. Times are whole µs of virtual time."""
         result = outcome.result
         name = f"{result.policy} on {result.trace}"
         named: list[Event] = [
@@ -64,7 +64,7 @@ class TraceEvents:
             for pid, text in ((_STEPS, f"steps: {name}"), (_REQUESTS, "requests"))
         ]
         events = [*self._slices(), *_counters(outcome), *self._lifetimes(outcome)]
-        # Stable: of one moment's events those stay first that were made first, so a wait ends before what follows it begins.
+        # A stable sort keeps the order of events at one moment, so a wait ends before what follows it begins.
         return named + sorted(events, key=lambda event: event["ts"])
 
     def _slices(self) -> Iterator[Event]:
@@ -112,7 +112,7 @@ class TraceEvents:
 
 
 def write_trace_events(path: str | Path, events: TraceEvents, outcome: Outcome) -> None:
-    """A Chrome trace of a simulation that has run: `events` has seen each of its steps. About 500 bytes each. Raises UnwritablePath."""
+    """Write a Chrome trace of a simulation that has run, whose steps `events` has seen: about 500 bytes a step. Raises UnwritablePath."""
     document = {
         "displayTimeUnit": "ms",
         "otherData": {"times": "virtual", "applied": list(outcome.applied)},
@@ -123,7 +123,7 @@ def write_trace_events(path: str | Path, events: TraceEvents, outcome: Outcome) 
 
 
 def _counters(outcome: Outcome) -> Iterator[Event]:
-    """Memory in KV slots and requests by state, averages or ends of an entry, at the entry's end."""
+    """Yield memory in KV slots and requests by state, averages or ends of an entry, at the entry's end."""
     result, columns = outcome.result, outcome.timeline
     slots = result.num_blocks * result.block_size
     memory = parts_of(slots, *(columns[name] for name in ("held", "filled", "promised", "cached")))
@@ -135,5 +135,5 @@ def _counters(outcome: Outcome) -> Iterator[Event]:
 
 
 def _us(seconds: float) -> int:
-    # Whole, so that no slice reaches a rounding error into the next, under which a viewer would then draw it.
+    # Whole numbers, so that no slice overlaps the next by a rounding error: a viewer would draw it under that.
     return round(seconds * 1e6)

@@ -1,4 +1,4 @@
-"""A recorded run beside its simulation, as a page: figures and errors, and what ran, waited and was held over time."""
+"""A page with a recorded run beside its simulation: figures and errors, and running and waiting requests and KV in use over time."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -16,7 +16,7 @@ _LEGEND = {"orientation": "h", "x": 1, "xanchor": "right", "y": -0.12, "yanchor"
 
 
 def write_validation_html(path: str | Path, found: Validation) -> None:
-    """A self-contained page. Raises MissingExtra without plotly, UnwritablePath and OSError."""
+    """Write a self-contained page. Raises MissingExtra without plotly, and UnwritablePath."""
     import_with_extra("plotly.offline", "study.report.write_validation_html")
     plots = [latencies(found), *([over_time(found)] if found.series else [])]
     rows = (row(escape(name), [(cell, False) for cell in cells]) for name, *cells in validation_rows(found))
@@ -30,7 +30,7 @@ def write_validation_html(path: str | Path, found: Validation) -> None:
 
 
 def latencies(found: Validation) -> Figure:
-    """Each metric's statistics, measured and simulated side by side."""
+    """Plot each metric's statistics, measured and simulated side by side."""
     data: list[Figure] = []
     layout: Figure = {}
     for i, (metric, domain) in enumerate(zip(METRICS, _domains(len(METRICS)))):
@@ -52,7 +52,7 @@ def latencies(found: Validation) -> Figure:
 
 
 def over_time(found: Validation) -> Figure:
-    """What the engine logged, and the simulation at the same moments, one panel above the other."""
+    """Plot the engine's log and the simulation at the same moments, one panel above the other."""
     panels = [name for name in _PANELS if f"{name}_measured" in found.series]
     data: list[Figure] = []
     layout: Figure = {}
@@ -69,7 +69,7 @@ def over_time(found: Validation) -> Figure:
 
 
 def _domains(count: int) -> list[tuple[float, float]]:
-    """Horizontal domains; the first, of one pair of bars, is narrow."""
+    """Return horizontal domains; the first, of one pair of bars, is narrow."""
     narrow, gap = 0.1, 0.07
     width = (1 - narrow - gap * (count - 1)) / (count - 1)
     starts = [narrow + gap + i * (width + gap) for i in range(count - 1)]
@@ -77,7 +77,7 @@ def _domains(count: int) -> list[tuple[float, float]]:
 
 
 def validation_rows(found: Validation) -> Sequence[tuple[str, str, str, str]]:
-    """Name, measured, simulated, error: a line each."""
+    """Return lines of name, measured, simulated and error."""
     return [*_latency_rows(found), *_series_rows(found)]
 
 
@@ -109,10 +109,10 @@ def _series_rows(found: Validation) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _statistics(metric: str) -> tuple[str, ...]:
-    """Of a makespan there is one."""
+    """Return a metric's statistics; a makespan has one."""
     return STATISTICS[:1] if metric == "makespan" else STATISTICS
 
 
 def _unit(metric: str) -> tuple[float, str]:
-    """By what seconds are multiplied to be shown, and the unit."""
+    """Return the factor on seconds and the unit of a metric."""
     return (1e3, "ms") if metric == "tpot" else (1.0, "s")

@@ -1,7 +1,4 @@
-"""The simulator: the real `BlockManager` and `Scheduler` on a virtual clock, with a cost model in place of the model.
-
-Nothing about memory or decisions is written here.
-"""
+"""The simulator: the real `BlockManager` and `Scheduler` on a virtual clock, with a cost model in place of the model."""
 
 from paged.study.simulator.binding import Binding, Effect, what_binds
 from paged.study.simulator.closed_loops import Cell, by_engine, closed_loops

@@ -1,4 +1,4 @@
-"""What the stand-in for the model says: each request's output tokens, made when it comes in and kept until its last."""
+"""Outputs of the stand-in for the model: each request's tokens, made when it is admitted and kept until it ends."""
 
 from collections.abc import Iterable
 
@@ -8,32 +8,32 @@ from numpy.typing import NDArray
 from paged.study.traces import Trace
 
 STOP = 2**31 - 1
-"""The token by which a request ends that declared more than it writes."""
+"""The token that ends a request whose declared maximum is more than its output."""
 
 
 class Answers:
-    """Whole outputs in the rows of one table, so that a step's tokens are one gather, however many requests it has."""
+    """Whole outputs as rows of one table, so that a step's tokens are one gather for any number of requests."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        # Row of the table by request; -1: none. Rows that nobody has any more are used again.
+        # Row of the table by request; -1: none. Rows of ended requests are reused.
         self._place = np.full(len(trace), -1, np.int64)
         self._free: list[int] = []
         self._table = np.empty((0, 1), np.int32)
 
     def begin(self, requests: Iterable[int]) -> None:
-        """These are about to be asked for, those among them that are not already."""
+        """Make the outputs of these requests, unless they exist."""
         for request in requests:
             if self._place[request] < 0:
                 self._make(request)
 
     def tokens(self, requests: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """The tokens of these requests, which were begun, at places, counted from 0: int32 of the places' shape, [n] or [n, steps]."""
+        """Return the tokens of these requests, which were begun, at places counted from 0: int32 of the places' shape, [n] or [n, steps]."""
         rows = self._place[requests]
         return self._table[rows if places.ndim == 1 else rows[:, None], places]
 
     def forget(self, requests: list[int]) -> None:
-        """These were answered, or will not be."""
+        """Forget the outputs of requests that have ended."""
         for request in requests:
             row = int(self._place[request])
             if row >= 0:

@@ -1,4 +1,4 @@
-"""Which request of a trace comes next, and when: at the trace's own times, or when a client of a closed loop has nothing to wait for."""
+"""The next request of a trace and its time: the trace's own, or when a client of a closed loop is idle."""
 
 from collections import deque
 
@@ -8,15 +8,15 @@ from paged.study.traces import Trace
 
 
 class Arrivals:
-    """`num_added` requests have come so far, in the trace's order. Data-parallel ranks share one."""
+    """Hands out a trace's requests in order; `num_added` have come so far. Data-parallel ranks share one."""
 
     def __init__(self, trace: Trace, clients: int | None) -> None:
         self.num_added = 0
         self._clients = clients
         self._num_requests = len(trace)
-        # Since when each client that has nothing to wait for has had nothing, in order.
+        # Since when each idle client is idle, in order.
         self._idle_since: deque[float] = deque([0.0] * (clients or 0))
-        # As Python's own, one more than there are: in every step it is asked when the next one comes.
+        # Python numbers, since every step reads one; the last means never.
         self._times: list[float] = [*trace.arrival_s.tolist(), np.inf]
 
     @property
@@ -25,22 +25,22 @@ class Arrivals:
         return self.num_added < self._num_requests
 
     def next_s(self) -> float:
-        """When the next request comes; never, while every client waits."""
+        """Return when the next request comes; infinity while every client waits."""
         if self._clients is None:
             return self._times[self.num_added]
         return self._idle_since[0] if self._idle_since and self.are_left else np.inf
 
     def take(self) -> int:
-        """The next request's number."""
+        """Take the next request. Return its number."""
         self.num_added += 1
         return self.num_added - 1
 
     def is_waited_for(self) -> None:
-        """The client of the latest request waits for its answer; of one that was rejected it does not."""
+        """Note that the client of the latest request waits for its answer, as it does unless that was rejected."""
         if self._clients is not None:
             self._idle_since.popleft()
 
     def answered(self, count: int, now_s: float) -> None:
-        """So many requests have ended, whose clients have nothing to wait for any more."""
+        """Note that so many requests have ended, so that their clients are idle."""
         if self._clients is not None:
             self._idle_since.extend([now_s] * count)

@@ -1,4 +1,4 @@
-"""What binds an answer: what becomes of it when one thing is a step more, and everything else stays as it is."""
+"""What binds a plan's answer: the answer with one thing relaxed by a step, and everything else as it is."""
 
 import math
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ from paged.study.simulator.trial import trace_of
 
 Knob = Literal["memory", "token budget", "rows", "arithmetic", "bandwidth", "host"]
 _STEP_OF_DEVICE = 1.25
-"""How much faster arithmetic and bandwidth are made: about what lies between two devices of a generation."""
+"""Factor on arithmetic and on bandwidth, about that between two devices of a generation."""
 _STEP_OF_ANSWER: dict[Find, float] = {"rate": 0.1, "memory": 0.1, "devices": 0.0}
-"""By what share an answer has to be harder to count as another one; of devices by one replica."""
+"""The share by which an answer has to be harder to count as another one; for devices it is one replica."""
 
 _with = msgspec.structs.replace
 
@@ -29,11 +29,11 @@ _with = msgspec.structs.replace
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """One thing, relaxed by a step.
 
-    was, becomes  blocks, tokens a step, or sequences; of arithmetic and bandwidth how many times the device's own, of the host what its share
-                  of a step is divided by
-    answer        what is found then; None: still nothing meets
-    gain          how many times as good that is: as high a rate, or as small a memory or number of devices. 1: no change, which less than a
-                  tenth (than a replica, of devices) counts as, too; infinite: nothing met without the step
+    was, becomes  blocks, tokens a step, or sequences; for arithmetic and bandwidth a factor on the device's own, for the host the divisor of its
+                  share of a step
+    answer        of the relaxed plan; None: still nothing meets
+    gain          how many times better it is: as high a rate, or as small a memory or number of devices. 1: no change, or less than a tenth (for
+                  devices, less than a replica); infinite: nothing met without the step
     """
 
     knob: Knob
@@ -46,9 +46,9 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """What binds a plan's answer.
 
-    effects     every step that was taken
-    binds       of them the one with the largest gain; None: none changes the answer by itself
-    tried_at    the value at which each was tried first, harder than the answer; None: the answer is the last value there is, and nothing was
+    effects     of every step that was tried
+    binds       the effect with the largest gain; None: no step changes the answer by itself
+    tried_at    the value at which each step was tried first, harder than the answer; None: there is no harder value, and no step was tried
     not_varied  what could not be relaxed, and why
     """
 
@@ -59,10 +59,10 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def what_binds(plans: Sequence[Plan], *, jobs: int = 1) -> list[Binding]:
-    """For each plan, in `jobs` processes: memory, rows and the token budget doubled, the budget halved, arithmetic and bandwidth 1.25 times as
-    fast, no time for the host; and where a token budget was named, the best of all others.
+    """Find what binds each plan, in `jobs` processes. Steps are memory, rows and the token budget doubled, the budget halved, arithmetic and bandwidth
+    1.25 times as fast, and no time for the host; if a token budget was named, also the best of all others.
 
-    Each step costs a simulation that is mostly given up early, and a search where it helps. Raises what the plans' searches raise.
+    Each step costs a simulation that mostly ends early, and a search if it helps. Raises what the plans' searches raise.
     """
     try:
         searches = [_searches(plan) for plan in plans]
@@ -72,7 +72,7 @@ def what_binds(plans: Sequence[Plan], *, jobs: int = 1) -> list[Binding]:
             for plan, several in zip(plans, searches)
         ]
     finally:
-        # A file may be another one when the next plan is asked for.
+        # Files may change before the next plan.
         trace_of.cache_clear()
 
 
@@ -111,7 +111,7 @@ def _steps(plan: Plan) -> list[_Step]:
             device = _with(scenario.device, faster=_with(faster, **{knob: was * factor}))
             relaxed = _with(scenario, device=device)
             if knob == "arithmetic" and plan.weighed is not None:
-                # A budget that was chosen would have been larger: full steps take as long as before with so much more in them.
+                # The planner would have chosen a larger budget: full steps with so many more tokens take as long as before.
                 size = scenario.block_size
                 relaxed = _with(relaxed, max_tokens_per_step=int(budget * factor) // size * size)
             steps.append(_Step(knob, was, was * factor, relaxed))
@@ -119,14 +119,14 @@ def _steps(plan: Plan) -> list[_Step]:
 
 
 def _step_of_device(plan: Plan) -> float:
-    """How much faster a device's rates are made. Of few devices one fewer leaves each of the others more than such a step to do: so much."""
+    """Return the factor on a device's rates. With few devices, one fewer leaves each of the others more extra work than the usual step; then that."""
     if plan.find != "devices" or plan.answer is None or plan.answer < 2:
         return _STEP_OF_DEVICE
     return max(_STEP_OF_DEVICE, plan.answer / (plan.answer - 1))
 
 
 def _next_budgets(scenario: Scenario) -> list[int]:
-    """Half the budget, in whole blocks, and twice; none of a policy that has no budget."""
+    """Return half the budget, in whole blocks, and twice; nothing for a policy without a budget."""
     budget, size = scenario.budget(), scenario.block_size
     if budget == UNBOUNDED:
         return []
@@ -147,7 +147,7 @@ def _tried_at(plan: Plan) -> Value | None:
 
 
 def _effect(plan: Plan, step: _Step, harder: Value) -> Search[Effect | None]:
-    """None where the step cannot be taken: there is no room for the activations of so many tokens."""
+    """Return the effect of a step; None if the activations of so many tokens leave no room for KV."""
     try:
         sought = _sought(plan, step.scenario)
     except BudgetTooSmall:
@@ -159,7 +159,7 @@ def _effect(plan: Plan, step: _Step, harder: Value) -> Search[Effect | None]:
 
 
 def _best_budget(plan: Plan) -> Search[Effect | None]:
-    """Of all budgets that there are to choose from, beside the next ones; None where none is better than the one that was named."""
+    """Return the effect of the best budget beside the next ones; None if none is better than the named one."""
     scenario = plan.scenario
     others = [budget for budget in budgets(scenario.block_size) if budget not in _next_budgets(scenario)]
     best, _ = yield from improved(_sought(plan, scenario), plan, others)
@@ -184,13 +184,13 @@ def _binding(plan: Plan, effects: list[Effect]) -> Binding:
     changing = [effect for effect in effects if effect.gain > 1]
     not_varied: dict[Knob, str] = {}
     if plan.find == "memory":
-        not_varied["memory"] = "it is what is sought"
+        not_varied["memory"] = "it is the answer itself"
     if plan.scenario.budget() == UNBOUNDED:
         not_varied["token budget"] = "the policy has none"
     if not plan.scenario.device.can_be_faster:
         timed = "a formula" if plan.scenario.device.profile is None else "steps that were timed"
         not_varied |= dict.fromkeys(("arithmetic", "bandwidth", "host"), f"time is by {timed}")
-    # Where nothing met, all gains are infinite, and the answers differ.
+    # If nothing met, all gains are infinite, but the answers differ.
     sign = 1 if plan.find == "rate" else -1
     return Binding(
         effects=tuple(effects),

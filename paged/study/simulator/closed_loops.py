@@ -1,9 +1,9 @@
-"""Measured closed loops held against their simulation: a table with one line for each model, engine, device and concurrency.
+"""Measured closed loops against their simulation: a table with a line for each model, engine, device and concurrency.
 
     backend, version, model, system, precision, input_tokens, output_tokens, concurrency, tensor_parallel, ttft_ms, tpot_ms
 
-ttft_ms and tpot_ms are means over the requests of a run: as many clients as `concurrency`, each of which sends its
-next request when its last one has ended, of about one length.
+ttft_ms and tpot_ms are means over the requests of a run. As many clients as `concurrency` each send their next request, of
+about one length, when their last one has ended.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ COLUMNS = (
     "tpot_ms",
 )
 _ROUNDS, _SHORTEST = 10, 0.8
-"""Requests that each client sends, and the shortest of a length as a share of the one that is named: what serving benchmarks commonly do, since
-the tables do not say. Of one length exactly clients would stay together, and all prompts come at once."""
+"""Requests of each client, and the shortest length as a share of the named one. The tables do not say, so these are what serving benchmarks commonly
+do. With one exact length, clients would stay together, and all prompts would come at once."""
 _ENGINES = {"vllm": "vllm-0.24", "trtllm": "tensorrt-llm-1.0"}
 _PRECISIONS = {"": "bf16", "bfloat16": "bf16", "bf16": "bf16", "fp8": "fp8", "float16": "fp16", "fp16": "fp16"}
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One line, and what the simulation says of it: seconds."""
+    """A line and its simulation, in seconds."""
 
     backend: str
     model: str
@@ -70,7 +70,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def closed_loops(path: str | Path, asked: Asked | None = None) -> Iterator[Cell]:
-    """Each line simulated, in order. Raises BadRun with file and row, OSError, and what names raise."""
+    """Simulate each line, in order. Raises BadRun with file and row, OSError, and what names raise."""
     path, asked = Path(path), asked or Asked()
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
@@ -87,7 +87,7 @@ def closed_loops(path: str | Path, asked: Asked | None = None) -> Iterator[Cell]
 
 
 def by_engine(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], list[Cell]]:
-    """The cells of each engine, model, dtype and devices, in their order."""
+    """Group cells by engine, model, dtype and devices, in order."""
     groups: dict[tuple[str, str, str, str], list[Cell]] = {}
     for cell in cells:
         key = (cell.backend, cell.model, cell.dtype, f"{cell.tensor_parallel} × {cell.device}")
@@ -96,7 +96,7 @@ def by_engine(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], list[Cel
 
 
 class _BadCell(Exception):
-    """What is wrong with a line, without its place."""
+    """The fault of a line, without its place."""
 
 
 def _cell(row: dict[str, str], asked: Asked) -> Cell:
@@ -121,7 +121,7 @@ def _cell(row: dict[str, str], asked: Asked) -> Cell:
     roofline = step.roofline if isinstance(step, MeasuredStep) else step
     assumed += [*roofline.notes, *(f"not modelled: {each}" for each in roofline.model.not_modelled)]
     if setup.engine.reserved_rows:
-        # Who measures a concurrency sets the engine up for it.
+        # An engine is set up for the concurrency that is measured on it.
         rows = max(1, clients - setup.engine.reserved_rows)
         setup = msgspec.structs.replace(setup, max_sequences=rows)
         assumed.append("the engine is set up for as many sequences as there are clients, and keeps one for itself")
@@ -144,7 +144,7 @@ def _cell(row: dict[str, str], asked: Asked) -> Cell:
 
 
 def _simulated(setup: Prepared, prompt: int, output: int, clients: int) -> tuple[float, float]:
-    """Mean seconds to first token and for each token after it."""
+    """Simulate a closed loop. Return the mean seconds to first token, and for each token after it."""
     count = _ROUNDS * clients
     draws = np.random.default_rng(0)
     prompts, outputs = (

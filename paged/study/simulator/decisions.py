@@ -1,4 +1,4 @@
-"""What was decided in each step, as a log that can be written down and compared."""
+"""The decisions of each step, as a log to write and compare."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -11,11 +11,11 @@ from paged.study.simulator.simulation import Step
 class Decision(msgspec.Struct, frozen=True):
     """A step of the log.
 
-    step       its number, from 1
-    end_s      when it ended: seconds since the first arrival
-    skipped    steps like it, with the same rows, that ran since the one before and are not in the log
-    requests   who was in it, by id, and `tokens`, how many of each were computed
-    admitted   ids that came in, returning ones among them
+    step       number, from 1
+    end_s      when it ended, in seconds since the first arrival
+    skipped    steps with the same rows that ran since the entry before and are not in the log
+    requests   ids of its requests, and `tokens`, the computed tokens of each
+    admitted   ids of admitted requests, returning ones included
     preempted  (id, "recompute" or "swap")
     ended      ids of the requests that ended with it
     """
@@ -31,7 +31,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def decision_of(step: Step) -> Decision:
-    """The entry of a step."""
+    """Return the entry of a step."""
     batch = step.batch
     return Decision(
         step=step.number,
@@ -46,7 +46,7 @@ def decision_of(step: Step) -> Decision:
 
 
 def differences(first: Sequence[Decision], second: Sequence[Decision], *, most: int = 10) -> list[str]:
-    """Where two logs differ, a sentence an entry, at most `most`; empty where they are identical, entry by entry."""
+    """Compare two logs entry by entry. Return a sentence for each entry that differs, at most `most`; empty if they are identical."""
     found: list[str] = []
     for number, (one, other) in enumerate(zip_longest(first, second), 1):
         if len(found) == most:

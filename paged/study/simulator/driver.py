@@ -1,4 +1,4 @@
-"""Searches side by side: each asks for a round of trials, and gets their tallies, in this process or in others."""
+"""Searches side by side: each yields rounds of trials, which run in this process or in others, and receives their tallies."""
 
 from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -10,13 +10,13 @@ from paged.study.simulator.workers import processes
 
 T = TypeVar("T")
 Search = Generator[Round, list[Tally], T]
-"""Yields rounds, is sent the tallies that decided each, and returns what it found."""
+"""Yields rounds, receives the tallies that decided each, and returns its result."""
 
 
 def driven(searches: Sequence[Search[T]], *, jobs: int = 1) -> list[T]:
-    """What each search returns. With one job one after another in this process, else all at once in `jobs` processes.
+    """Run searches and return their results: with one job one after another in this process, else all at once in `jobs` processes.
 
-    What is found does not depend on `jobs`. Raises InvalidConfig below one job, and what a trial raises; the others are given up then.
+    Results do not depend on `jobs`. Raises InvalidConfig below one job, and what a trial raises, which ends the other searches.
     """
     if jobs < 1:
         raise InvalidConfig(f"{jobs} jobs were asked for; at least 1 is needed")
@@ -59,7 +59,7 @@ def _side_by_side(searches: Sequence[Search[T]], jobs: int) -> list[T]:
             for place, (asked, futures) in list(under_way.items()):
                 tallies = _deciding(asked, futures)
                 if tallies is not None:
-                    # Seeds after the one that decided: the report would depend on who was faster.
+                    # Cancel the seeds after the deciding one: else the report would depend on which process is faster.
                     for future in futures:
                         future.cancel()
                     go_on(place, tallies)
@@ -71,7 +71,7 @@ def _sent(search: Search[T], tallies: list[Tally] | None) -> Round:
 
 
 def _deciding(asked: Round, futures: list[Future[Tally]]) -> list[Tally] | None:
-    """The first tallies, up to the one that decides; None while one of them is missing."""
+    """Return the first tallies, up to the one that decides; None while one of them is missing."""
     tallies: list[Tally] = []
     for future in futures:
         if not future.done():

@@ -1,4 +1,4 @@
-"""A serving system and version, as far as a simulation of it has to know it: its policy, its limits, and what it adds to a step."""
+"""Serving systems by version, as a simulation needs them: policy, limits, and what they add to a step."""
 
 from __future__ import annotations
 
@@ -16,17 +16,15 @@ _FOLDER = Path(__file__).parent / "engines"
 
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run of this engine has unless it says otherwise.
+    """The defaults of a run of this engine.
 
     policy, watermark    its policy here, and the share of blocks that it keeps free when it admits
-    max_tokens_per_step, max_sequences, block_size, prefix_caching
-                         its defaults
     memory_share         of the device's memory that it takes
-    reserved_blocks      of the blocks that it counts, those that hold no tokens (vLLM's null block)
-    reserved_rows        of the sequences that it is set up for, those that it does not serve
-    runs_ahead           it decides on a step while the one before runs
+    reserved_blocks      blocks of its count that hold no tokens (vLLM's null block)
+    reserved_rows        sequences of its setup that it does not serve
+    runs_ahead           it decides a step while the one before runs
     launching            what it adds to the kernels of a step
-    source               where the figures come from, and which were fitted on what
+    source               of the figures, and what some were fitted to
     """
 
     name: str
@@ -51,20 +49,20 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be at least 1")
 
     def own_policy(self) -> Policy:
-        """The policy with its watermark."""
+        """Return the policy with this engine's watermark."""
         return msgspec.structs.replace(POLICIES[self.policy], watermark=self.watermark)
 
 
 def engine_names() -> list[str]:
-    """The engines that are described, sorted."""
+    """Return the names of the described engines, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
 @cache
 def engine_named(name: str) -> EngineDescription:
-    """The engine of that name, or the one in a file when the name ends in .json.
+    """Return the engine of that name, or the one in a file if the name ends in .json.
 
-    Raises UnknownEngine, BadHardwareFile for a file that does not describe one, and OSError for one that cannot be read.
+    Raises UnknownEngine, BadHardwareFile for a file that does not describe an engine, and OSError for a file that cannot be read.
     """
     if name.endswith(".json"):
         return read_described(Path(name), EngineDescription)

@@ -1,4 +1,4 @@
-"""When each request's tokens came out."""
+"""The times of each request's tokens."""
 
 from typing import Any
 
@@ -11,27 +11,27 @@ Seconds = NDArray[np.float64]
 
 
 class Latencies:
-    """Columns over a trace's requests, float64 [requests]: virtual seconds, NaN for what has not happened.
+    """Columns over a trace's requests, float64 [requests]: seconds, NaN for what has not happened.
 
-    arrival      when it came
-    first, last  when its first and its latest token came out
+    arrival      of the request
+    first, last  of its first and its latest token
     longest_gap  longest time between two of its tokens
     """
 
     def __init__(self, num_requests: int) -> None:
         self.arrival, self.first, self.last, self._end, self.longest_gap = np.full((5, num_requests), np.nan)
-        # Gaps between tokens, an array a note, and how many tokens had each of a note's gaps.
+        # Gaps between tokens, an array for each note, and how many tokens had each of a note's gaps.
         self._gaps: list[Seconds] = []
         self._gap_counts: list[int] = []
-        # Of so many notes: replicas share latencies, and each is asked.
+        # Percentiles of the gaps, and the number of notes that they are of: replicas share latencies, and each reads them.
         self._itl = 0, Percentiles.of(np.empty(0))
 
     def arrived(self, request: int, now: float) -> None:
-        """The request came."""
+        """Note that the request came."""
         self.arrival[request] = now
 
     def tokens(self, requests: NDArray[np.int64], now: float) -> None:
-        """Each of these distinct requests has a new token."""
+        """Note a new token of each of these distinct requests."""
         gaps = now - self.last[requests]
         self.last[requests] = now
         is_first = np.isnan(gaps)
@@ -41,7 +41,7 @@ class Latencies:
         self._note(requests, gaps, gaps, 1)
 
     def steady_tokens(self, requests: NDArray[np.int64], times: Seconds) -> None:
-        """Each of these distinct requests has a new token at each of these rising `times`, and had its last one before them all."""
+        """Note a new token of each of these distinct requests at each of these rising `times`, all after their last ones."""
         self.tokens(requests, float(times[0]))
         gaps = times[1:] - times[:-1]
         if len(gaps) and len(requests):
@@ -49,11 +49,11 @@ class Latencies:
             self._note(requests, gaps.max(), gaps, len(requests))
 
     def finished(self, requests: NDArray[np.int64], now: float) -> None:
-        """These requests had their last token."""
+        """Note that these requests had their last token."""
         self._end[requests] = now
 
     def _note(self, requests: NDArray[np.int64], longest: Any, gaps: Seconds, count: int) -> None:
-        """Gaps of these requests, each of which so many of them had, and the longest of each."""
+        """Note gaps that `count` of these requests had each, and the longest gap of each request."""
         if len(gaps):
             self.longest_gap[requests] = np.fmax(self.longest_gap[requests], longest)
             self._gaps.append(gaps)
@@ -61,7 +61,7 @@ class Latencies:
 
     @property
     def last_token_s(self) -> float:
-        """When the latest token of all came out; 0 before the first."""
+        """The time of the latest token of all requests; 0 before the first."""
         return float(np.nanmax(self.last)) if np.isfinite(self.last).any() else 0.0
 
     @property
@@ -71,16 +71,16 @@ class Latencies:
 
     @property
     def e2e(self) -> Seconds:
-        """Arrival to last token by request, float64 [requests]; NaN for who has not finished."""
+        """Arrival to last token by request, float64 [requests]; NaN for unfinished requests."""
         return self._end - self.arrival
 
     @property
     def num_notes(self) -> int:
-        """How many times gaps were noted so far."""
+        """The number of notes of gaps so far."""
         return len(self._gaps)
 
     def gaps(self, first_note: int = 0) -> tuple[Seconds, NDArray[np.int64]]:
-        """Gaps between tokens as they were noted, float64 [n], and how many tokens had each, int64 [n]; from that note on."""
+        """Return the noted gaps from that note on, float64 [n], and how many tokens had each, int64 [n]."""
         gaps = self._gaps[first_note:]
         if not gaps:
             return np.empty(0), np.empty(0, np.int64)
@@ -88,7 +88,7 @@ class Latencies:
         return np.concatenate(gaps), counts
 
     def percentiles(self) -> dict[str, Any]:
-        """`Percentiles` of ttft_s, itl_s (all gaps), longest_gap_s and e2e_s, as results have them."""
+        """Return `Percentiles` of ttft_s, itl_s (all gaps), longest_gap_s and e2e_s by these names."""
         if self._itl[0] != self.num_notes:
             self._itl = self.num_notes, Percentiles.of(*self.gaps())
         return {

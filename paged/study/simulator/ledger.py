@@ -1,4 +1,4 @@
-"""What a simulation adds up as it goes: latencies, memory and queues over time, counts; and the result that they make."""
+"""The accounts of a simulation: latencies, memory and queues over time, counts; and the result of them."""
 
 import time
 from typing import NamedTuple
@@ -14,14 +14,14 @@ from paged.study.simulator.result import Preemptions, SimulationResult, Spread
 from paged.study.traces import Trace
 
 UNBOUNDED = 2**30
-"""The token budget of a scheduler that is to have none."""
+"""The token budget of a scheduler without a bound."""
 MAX_MESSAGES = 10
 
 Times = NDArray[np.float64]
 
 
 class Memory(NamedTuple):
-    """A moment of the pool: blocks (or pages) that sequences hold, slots of them with computed KV, blocks kept by count."""
+    """The pool at a moment: blocks (or pages) that sequences hold, their slots with computed KV, and blocks reserved by count."""
 
     used: int
     filled: int
@@ -29,17 +29,17 @@ class Memory(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A step, or as many as `steps` with the same rows. Averages are weighted by time.
+    """A step, or `steps` steps with the same rows. Averages are weighted by time.
 
     end_s, seconds  virtual time at its end, and its duration
-    tokens          computed in it
-    rows            in flight, a step
-    sampled         rows whose logits were computed, of all steps together
-    context         tokens whose KV was read, of all steps together, each once for each row that reads it
-    pairs           of a computed token and a position that it attends to, of all steps together
+    tokens          computed in all steps
+    rows            in flight in a step
+    sampled         rows whose logits were computed, over all steps
+    context         tokens whose KV was read, over all steps, once for each row that reads them
+    pairs           of a computed token and a position that it attends to, over all steps
     held            slots of blocks that sequences hold, on average
     filled          of them, slots with computed KV, each counted once, on average
-    promised        slots that policies keep for sequences beyond what those hold
+    promised        slots that policies reserve for sequences beyond what those hold, on average
     cached          slots of cached blocks at the end
     waiting, away   requests at the end: waiting; paused, swapped or loading
     """
@@ -61,25 +61,25 @@ class Entry(NamedTuple):
 
 
 class Timeline:
-    """Entries in order, one a step or a stretch of steps, kept as columns."""
+    """Entries in order, one for each step or stretch of steps."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
 
     def add(self, entry: Entry) -> None:
-        """The latest entry."""
+        """Add the latest entry."""
         self._entries.append(entry)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def columns(self) -> dict[str, Times]:
-        """By name of an entry's fields, float64 [entries]."""
+        """Return the entries as columns by field, float64 [entries]."""
         table = np.array(self._entries, np.float64).reshape(-1, len(Entry._fields))
         return dict(zip(Entry._fields, table.T, strict=True))
 
     def weighted(self, *, while_waiting: bool = False) -> dict[str, float]:
-        """Means weighted by time of rows, held, filled, promised, over all, or over what ran while a request waited."""
+        """Return means of rows, held, filled and promised, weighted by time, over all entries or over those after which a request waited."""
         columns = self.columns()
         weights = columns["seconds"]
         if while_waiting:
@@ -90,7 +90,7 @@ class Timeline:
 
 
 class Ledger:
-    """Every step is entered once, alone or with the steady ones beside it."""
+    """Enters every step once, alone or in a stretch."""
 
     def __init__(
         self, trace: Trace, scheduler: Scheduler, price_per_hour: float | None, latencies: Latencies | None = None
@@ -109,20 +109,20 @@ class Ledger:
         self._started = time.perf_counter()
 
     def memory(self) -> Memory:
-        """Now. Slots that several sequences share are counted once: only last blocks, and reserved ones, have empty ones."""
+        """Return the pool as it is now. Slots that several sequences share count once: only last and reserved blocks have empty slots."""
         manager = self._scheduler.manager
         used, size = manager.device.num_used, manager.block_size
         empty = manager.rows.num_blocks * np.int64(size)
         empty -= manager.rows.num_computed
-        # Of a swapped row more is computed than its table holds.
+        # A swapped row has computed more than its table holds.
         np.maximum(empty, 0, out=empty)
-        # Of several groups the last block of each is as empty.
+        # The last blocks of all groups are equally empty.
         return Memory(used, used * size - int(empty.sum()) * manager.layout.block_pages, self._scheduler.num_reserved)
 
     def step(
         self, memory: Memory, sampled: NDArray[np.int64], *, end_s: float, seconds: float, rows: int, work: StepWork
     ) -> None:
-        """A step that began with this memory ended: this work of so many rows, a token for each request of `sampled`."""
+        """Enter a step that began with this memory: its work, its number of rows, and a token for each request of `sampled`."""
         manager, tokens = self._scheduler.manager, int(work.computed_tokens)
         self.latencies.tokens(sampled, end_s)
         self.output_tokens += len(sampled)
@@ -155,18 +155,18 @@ class Ledger:
         rows: int,
         context: float,
     ) -> None:
-        """Steps of so many rows that ended at `times` after `seconds` each, [steps], a token for each of these requests in each; before the
-        first the memory was this, and each drew so many blocks. Together they read the KV of `context` tokens."""
+        """Enter steps of so many rows that ended at `times` after `seconds` each, [steps], each with a token for each of these requests. The first
+        began with this memory, and each step drew so many blocks. In all they read the KV of `context` tokens."""
         steps = len(times)
         self.latencies.steady_tokens(requests, times)
         self.output_tokens += steps * len(requests)
         self.num_steps += steps
         self.num_skipped += steps
-        # One after the other: the same sum, to the last bit, as step by step.
+        # Added one after the other: the same sum, to the last bit, as step by step.
         self.busy_s = float(np.add.accumulate(np.concatenate([[self.busy_s], seconds]))[-1])
         risen = drawn.cumsum()
         used = memory.used + risen
-        # What they drew was reserved, as far as anything was.
+        # Drawn blocks come out of the reserved ones, if any.
         taken = memory.reserved - self._scheduler.num_reserved if memory.reserved else 0
         self._peak_used = max(self._peak_used, int(used[-1]))
         total, size = float(seconds.sum()), self._scheduler.manager.block_size
@@ -187,7 +187,7 @@ class Ledger:
         self.timeline.add(self._with_ends(entry))
 
     def checked(self, violations: list[str], *, ends_step: bool) -> None:
-        """`check()` found these; with `ends_step` another step was checked."""
+        """Count violations that `check()` found; with `ends_step` also a checked step."""
         self._violations += len(violations)
         self._checked_steps += ends_step
         self._messages.extend(
@@ -195,7 +195,7 @@ class Ledger:
         )
 
     def _with_ends(self, entry: Entry) -> Entry:
-        """What is so at its end, now."""
+        """Return the entry with the fields at its end, which is now."""
         counts, manager = self._scheduler.counts(), self._scheduler.manager
         return entry._replace(
             cached=manager.device.num_cached * manager.block_size,
@@ -204,7 +204,7 @@ class Ledger:
         )
 
     def result(self, num_added: int) -> SimulationResult:
-        """The figures so far, of so many requests that came."""
+        """Return the figures so far, with `num_added` requests that have come."""
         scheduler, manager = self._scheduler, self._scheduler.manager
         stats, counts, limits = scheduler.stats(), scheduler.counts(), scheduler.limits
         budget = None if limits.max_tokens_per_step == UNBOUNDED else limits.max_tokens_per_step
@@ -264,7 +264,7 @@ class Ledger:
 
 
 def groups_of(layout: Layout) -> tuple[str, ...]:
-    """Pages of each kind of layer, in words; none where a block is of all layers."""
+    """Return the pages of each kind of layer, in words; empty if a block is of all layers."""
     return () if layout.is_plain else tuple(map(_pages_of, layout.groups))
 
 

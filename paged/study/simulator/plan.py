@@ -1,4 +1,4 @@
-"""A plan: the highest rate, the smallest memory or the fewest devices at which a trace meets its targets, and all that was tried."""
+"""A plan: the highest rate, the smallest memory or the fewest devices at which a trace meets its targets, and all tried values."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -12,16 +12,16 @@ from paged.study.simulator.trace_facts import TraceFacts
 
 Find = Literal["rate", "memory", "devices"]
 TOLERANCES: dict[Find, float] = {"rate": 0.02, "memory": 0.01, "devices": 0.0}
-"""How far, as a share, the answer may be from the nearest value that misses; counts that are neighbours are near enough in any case."""
+"""The share by which the answer may differ from the nearest value that misses; neighbouring counts are always near enough."""
 
 
 class Weighed(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a token budget was chosen, where none was named.
+    """How a token budget was chosen if none was named.
 
-    first     what the cost model and the targets suggest: where the search began
-    step_s    what a full step of so many tokens takes beside the decodes of a plausible batch, by the cost model
-    limit_s   the most that it may take between two tokens; None: no target says
-    against   budgets that were held against the answer, and whether each met where the one before it missed; rising
+    first     the budget that cost model and targets suggest, with which the search began
+    step_s    seconds of a full step with the decodes of a plausible batch, by the cost model
+    limit_s   the most that a step may take between two tokens; None: no target limits it
+    against   other budgets, rising, and whether each met at the value where the best before it missed
     """
 
     first: int
@@ -31,24 +31,24 @@ class Weighed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What was sought, what was tried, what was found.
+    """A search and its answer.
 
-    find            rate (times the load's own arrivals, as `Load.rate`), memory (blocks), or devices (replicas of the scenario's device)
-    scenario        as it was asked; its rate or blocks is where the search began; a token budget that was weighed is a number
-    weighed         how that number came about; None: the budget was named, or is the policy's own
-    seeds           a value meets where it does with each of so many
+    find            rate (a factor on the load's arrivals, as `Load.rate`), memory (blocks), or devices (replicas of the scenario's device)
+    scenario        the search began at its rate or blocks; a token budget that was weighed is a number in it
+    weighed         how that number was chosen; None: the budget was named, or is the policy's own
+    seeds           a value has to meet with each of so many seeds
     tolerance       a share of the answer
     answer          the hardest value that met; None: none did
-    missed          the nearest harder value that missed; None: none was tried, because the answer is the last value there is
-    probes          all that was tried, by rising value
+    missed          the nearest harder value that missed; None: there is no harder value
+    probes          all tried values, rising
     load            the trace of the first seed, at the scenario's rate
     requests        of the trace, of which `left_out` were longer than the context and are in no simulation
     prompts_over_budget
-                    of a policy that splits none: prompts that are longer than the token budget
-    arrivals_per_s  at rate 1, over the whole trace, of the first seed; None where all arrive at once, or a client waits for an answer
-    num_blocks      of the scenario's pool, whatever is sought; pages of layers of several kinds
-    groups          pages a block or a sequence of each kind of layer, in words; none where a block is of all layers
-    kv_bytes        that a block, or page, takes of a device; None without a model
+                    prompts longer than the token budget of a policy that does not split them
+    arrivals_per_s  at rate 1, over the whole trace of the first seed; None if all arrive at once, or in a closed loop
+    num_blocks      of the scenario's pool; pages if layers are of several kinds
+    groups          pages of a block or a sequence for each kind of layer, in words; empty if a block is of all layers
+    kv_bytes        of a block, or page, on a device; None without a model
     """
 
     find: Find
@@ -71,14 +71,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def best(self) -> Probe:
-        """The answer's probe; without an answer that of the easiest value that was tried."""
+        """The probe of the answer, or of the easiest tried value if there is none."""
         if self.answer is None:
             return self.probes[0 if self.find == "rate" else -1]
         return next(probe for probe in self.probes if probe.value == self.answer)
 
     @property
     def exceptions(self) -> tuple[Probe, ...]:
-        """Probes that missed at an easier value than the answer: more was not better. None where all easier ones met."""
+        """Probes that missed at an easier value than the answer, where more was not better."""
         if self.answer is None:
             return ()
         sign = 1 if self.find == "rate" else -1
@@ -86,7 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_per_hour(self) -> float | None:
-        """Of the answer: the scenario's price per hour is that of a replica. None without an answer or a price."""
+        """The price of the answer; the scenario's is that of a replica. None without an answer or a price."""
         price = self.scenario.price_per_hour
         if price is None or self.answer is None:
             return None
@@ -94,7 +94,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_per_million_tokens(self) -> float | None:
-        """Output tokens, as many an hour as the requests that arrive at the answer ask for. None without a rate of arrivals, too."""
+        """The price of a million output tokens at the answer's rate of arrivals. None without an answer, a price or such a rate."""
         cost, per_s = self.cost_per_hour, self.load.per_s
         if cost is None or per_s is None or self.answer is None:
             return None
@@ -103,15 +103,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return cost / (per_s * 3600 * self.load.outputs.mean) * 1e6
 
     def scenario_at(self, value: Value) -> Scenario:
-        """What was simulated at a value, with the first seed; of devices, what each replica is."""
+        """Return the simulated scenario at a value, with the first seed; for devices, that of each replica."""
         return scenario_at(self.find, self.scenario, value)
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """A search that is about to try a value, or has ended (None): its place among those that run, and the plan as far as it has come.
-
-    That has no answer, and its probes stand as they were tried.
-    """
+    """A search that is about to try a value, or has ended (None): its place among the searches, and its plan so far, without an answer and with its
+    probes in the order of their trials."""
 
     place: int
     plan: Plan
@@ -122,7 +120,7 @@ Watching = Callable[[Progress], object]
 
 
 def scenario_at(find: Find, scenario: Scenario, value: Value) -> Scenario:
-    """What is simulated at a value; of devices, what each replica is."""
+    """Return the simulated scenario at a value; for devices, that of each replica."""
     if find == "rate":
         return msgspec.structs.replace(scenario, load=msgspec.structs.replace(scenario.load, rate=value))
     return msgspec.structs.replace(scenario, blocks=int(value)) if find == "memory" else scenario

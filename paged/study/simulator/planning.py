@@ -1,4 +1,4 @@
-"""The inverse of a simulation, asked: the highest rate, the smallest memory, the fewest devices; for one scenario or several side by side."""
+"""The inverse of a simulation: the highest rate, the smallest memory or the fewest devices, for several scenarios side by side."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ def plans(
             for place, scenario in enumerate(scenarios)
         ]
         if find != "devices":
-            # One trial at a time needs no process beside this one.
+            # More processes than trials at a time have nothing to do.
             jobs = min(jobs, max(1, len(scenarios) * seeds))
         return driven([_told(sought) for sought in begun], jobs=jobs)
     finally:
-        # A file may be another one when the next plan is asked for.
+        # Files may change before the next plan.
         trace_of.cache_clear()
 
 
 def _told(sought: Sought) -> Search[Plan]:
-    """A search whose end is told, too."""
+    """Search for a plan, with the best budget if budgets are weighed, and report its end."""
     weighs = sought.scenario.max_tokens_per_step == "auto" and sought.scenario.policy_rules().chunked
     plan = yield from weighed_search(sought) if weighs else sought.search()
     sought.watch(Progress(sought.place, plan, None))
@@ -74,7 +74,7 @@ def _told(sought: Sought) -> Search[Plan]:
 
 
 class Sought:
-    """A search over one scenario. Raises what is wrong with it, before anything is simulated."""
+    """A search over one scenario. Raises for a bad scenario before anything is simulated."""
 
     def __init__(
         self,
@@ -103,29 +103,29 @@ class Sought:
 
     @property
     def trace(self) -> Trace:
-        """Of the first seed."""
+        """The trace of the first seed."""
         return self._traces[0]
 
     def of(self, scenario: Scenario) -> Sought:
-        """The same for another scenario. Raises as for the first."""
+        """Return the same search over another scenario. Raises as for the first."""
         more: Any = {"seeds": self.seeds, "tolerance": self.tolerance, "place": self.place}
         return Sought(self.find, scenario, self.targets, watch=self.watch, **more)
 
     def at_budget(self, budget: int) -> Sought | None:
-        """The same search with so many tokens a step; None where their activations leave no room for KV."""
+        """Return the same search with so many tokens a step; None if their activations leave no room for KV."""
         try:
             return self.of(msgspec.structs.replace(self.scenario, max_tokens_per_step=budget))
         except BudgetTooSmall:
             return None
 
     def harder(self, answer: Value, share: float) -> Value:
-        """A value that is harder than the answer by a share of it, or by one; the hardest there is where that is less."""
+        """Return a value that is harder than the answer by a share of it, but at least by one count, up to the hardest value."""
         if isinstance(self._axis, Rates):
             return float(f"{answer * (1 + share):.6g}")
         return max(self._axis.fewest, min(int(answer) - 1, int(answer * (1 - share))))
 
     def search(self, start: Value | None = None) -> Search[Plan]:
-        """To be driven; from the scenario's own value, or from another one."""
+        """Search from the scenario's own value, or from `start`; for `driven`."""
         axis = self._axis if start is None else msgspec.structs.replace(self._axis, start=start)
         tries, probes = search(axis), list[Probe]()
         answer = missed = None
@@ -135,21 +135,21 @@ class Sought:
                 probe = yield from self.probed(value, probes)
                 probes.append(probe)
                 if self.find != "memory" and {miss.promise for miss in probe.misses} & {"rejected", "cut_off"}:
-                    # The pool is too small for a request, which no rate and no second pool of that size changes.
+                    # The pool is too small for a request; no rate and no further pool of that size changes that.
                     break
                 value = tries.send(probe.met)
         except StopIteration as end:
             answer, missed = end.value
         probes.sort(key=lambda probe: probe.value)
         if answer is None:
-            # By how much the best one misses is known only at its end.
+            # A whole run of the easiest value shows by how much it misses.
             easiest = 0 if self.find == "rate" else -1
             if probes[easiest].p99 is None:
                 probes[easiest] = yield from self.probed(probes[easiest].value, probes, gives_up=False)
         return self._plan(answer, missed, probes)
 
     def probed(self, value: Value, probes: Sequence[Probe] = (), *, gives_up: bool = True) -> Search[Probe]:
-        """One value, tried: to be driven. It is not tried again by a search. `gives_up`: as soon as it cannot meet any more."""
+        """Try one value, for `driven`; a search does not try it again. `gives_up`: as soon as it can no longer meet."""
         known = self._tried.get(value)
         if known is not None and (gives_up or known.p99 is not None):
             return known
@@ -207,16 +207,16 @@ class Sought:
 
 
 def weighed_search(sought: Sought) -> Search[Plan]:
-    """The plan with the best budget of all, to be driven. Raises BudgetTooSmall where not even the smallest leaves room for KV.
+    """Search for the plan with the best budget, for `driven`. Raises BudgetTooSmall if the suggested budget leaves no room for KV.
 
-    The search goes with the budget that the cost model suggests. Then every other one has to meet at the nearest value that missed; one that
-    does is better, and the search goes on with it. What misses is given up early, so that costs little.
+    The search begins with the budget that the cost model suggests. Then every other budget is tried at the nearest value that missed. One that meets
+    is better, and the search goes on with it. Trials that miss end early, so they cost little.
     """
     choices = budgets(sought.scenario.block_size)
-    # Where every step is as long, a step may take the smaller target between two tokens.
+    # With steps of equal length, a step may take the smaller target between two tokens.
     limit = min((seconds for name, seconds in sought.targets.given() if name != "ttft_s"), default=None)
     first = _suggested(sought, choices, limit)
-    # Where its activations leave no room for KV, this says so.
+    # Raises if its activations leave no room for KV.
     begun = sought.of(msgspec.structs.replace(sought.scenario, max_tokens_per_step=first))
     plan, against = yield from improved(sought, (yield from begun.search()), choices)
     step_s = _full_step(plan.scenario, sought.trace)
@@ -224,11 +224,12 @@ def weighed_search(sought: Sought) -> Search[Plan]:
 
 
 def improved(sought: Sought, plan: Plan, choices: Iterable[int]) -> Search[tuple[Plan, dict[int, bool]]]:
-    """The best plan over these budgets beside the one that it has, and which of them met where the best before had missed; to be driven."""
+    """Search for the best plan over these budgets and the plan's own, for `driven`. Return it, and by budget whether it met where the best before had
+    missed."""
     own = plan.scenario.budget()
     against: dict[int, bool] = {}
     for budget in sorted(choices, key=lambda budget: max(budget / own, own / budget)):
-        # Without an answer, the easiest value is still to be met.
+        # Without an answer, the easiest value has to be met.
         harder = plan.best.value if plan.answer is None else plan.missed
         if budget == plan.scenario.budget() or harder is None or (other := sought.at_budget(budget)) is None:
             continue
@@ -239,7 +240,7 @@ def improved(sought: Sought, plan: Plan, choices: Iterable[int]) -> Search[tuple
 
 
 def _suggested(sought: Sought, choices: tuple[int, ...], limit: float | None) -> int:
-    """The largest budget whose full step is within the limit, or the smallest; without a limit what suits the cost model."""
+    """Return the largest budget whose full step is within the limit, or the smallest; without a limit the one that suits the cost model."""
     scenario = sought.scenario
     if limit is None:
         return suiting_budget(
@@ -251,7 +252,7 @@ def _suggested(sought: Sought, choices: tuple[int, ...], limit: float | None) ->
 
 
 def _full_step(scenario: Scenario, trace: Trace) -> float:
-    """Seconds of a full step: a chunk of one prompt beside as many decodes as there are rows, room for and half the budget at most."""
+    """Return the seconds of a full step: a chunk of one prompt beside as many decodes as rows, memory and half of the budget allow."""
     prompt, budget = float(trace.prompt_tokens.mean()), scenario.budget()
     length = max(1, round(prompt + float(trace.output_tokens.mean()) / 2))
     rows = max(1, min(scenario.rows_at(length), budget // 2))
@@ -267,19 +268,19 @@ def _full_step(scenario: Scenario, trace: Trace) -> float:
 
 
 def _blocks_of_longest(scenario: Scenario, trace: Trace) -> int:
-    """What the longest request takes: in a pool of fewer it is rejected, or its output cut off."""
+    """Return the blocks of the longest request: a smaller pool rejects it, or cuts its output off."""
     layout = scenario.layout()
     return layout.pages_for(int((trace.prompt_tokens + trace.output_tokens).max())) + layout.spare_pages
 
 
 def _blocks_of_all(scenario: Scenario, trace: Trace) -> int:
-    """What all requests take together at the length that they declare, or all rows at the context's in regions of a power of two.
+    """Return the blocks of all requests together at their declared lengths, or of all rows at the context's length in regions of a power of two.
 
-    With so many no request waits for memory, and nothing cached is ever evicted.
+    With so many, no request waits for memory, and nothing cached is evicted.
     """
     lengths = trace.prompt_tokens + np.maximum(trace.output_tokens, trace.max_tokens)
     layout = scenario.layout()
-    # What windows pass stays cached, so they count as full.
+    # Blocks that windows have passed stay cached, so windows count as full.
     each = -(-lengths // scenario.block_size) * layout.block_pages + layout.state_pages + layout.spare_pages
     longest = max(int(each.max()), layout.pages_for(scenario.load.context or 0))
     return max(int(each.sum()), 2 * longest * min(len(trace), scenario.max_sequences))

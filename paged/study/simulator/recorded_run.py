@@ -1,4 +1,4 @@
-"""A run of a serving system that somebody recorded: its requests with their times, and how it was set up.
+"""Recorded runs of serving systems: requests with their times, and the engine's setup.
 
     requests.jsonl   input_toks, output_toks, arrival_time, queued_ts, scheduled_ts, first_token_ts, last_token_ts (seconds), a line a request
     meta.json        model, engine_kwargs, kv_cache, hardware
@@ -29,13 +29,13 @@ _Read = TypeVar("_Read")
 
 
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run says of itself; None where it does not.
+    """The setup that a run states; None for what it does not state.
 
-    num_blocks    blocks of each rank as the engine counts them
-    device_name   as its driver calls it
-    runs_ahead    the engine decides on a step while the one before runs
-    refused       fields that change what the run means and are not modelled, with their values
-    not_modelled  what else it says of itself that a simulation leaves out, a sentence each
+    num_blocks    blocks of each rank by the engine's count
+    device_name   the driver's name of the device
+    runs_ahead    the engine decides a step while the one before runs
+    refused       fields that change the meaning of the run and are not modelled, with their values
+    not_modelled  other fields that a simulation leaves out, a sentence each
     """
 
     model: str | None = None
@@ -59,7 +59,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Series(msgspec.Struct, frozen=True, eq=False):
-    """What an engine logged, float64 [ticks]: seconds since its first request, sequences that run and wait, share of KV in use (0 to 1)."""
+    """An engine's log, float64 [ticks]: seconds since its first request, sequences that run and wait, share of KV in use (0 to 1)."""
 
     t: Times
     running: Times
@@ -68,10 +68,12 @@ class Series(msgspec.Struct, frozen=True, eq=False):
 
 
 class RecordedRun(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """Requests in order of arrival; times in seconds since the first came, float64 [n].
+    """Requests in order of arrival; times in seconds since the first arrival, float64 [n].
 
-    arrival  when it was sent; queued  when the engine took it in; first, last  its tokens
-    clients  a closed loop of so many; None: the arrivals are its own
+    arrival      when it was sent
+    queued       when the engine took it in
+    first, last  when its first and last token came
+    clients      of a closed loop; None: requests came at their own times
     """
 
     name: str
@@ -112,7 +114,7 @@ class _BenchServe(msgspec.Struct):
 
 
 def read_run(path: str | Path) -> RecordedRun:
-    """A folder with requests.jsonl and meta.json, or a file of `vllm bench serve`. Raises BadRun with file and row, and OSError."""
+    """Read a folder with requests.jsonl and meta.json, or a file of `vllm bench serve`. Raises BadRun with file and row, and OSError."""
     path = Path(path)
     return _of_folder(path) if path.is_dir() else _of_bench_serve(path)
 
@@ -131,7 +133,7 @@ def _of_folder(folder: Path) -> RecordedRun:
     table = np.array(rows)
     table = table[table[:, 2].argsort(kind="stable")]
     inputs, outputs, arrival, queued, first, last = table.T
-    # Two clocks: one of the sender, one of the engine. Whoever was taken in fastest was taken in at once.
+    # Sender and engine have a clock each. The request that was taken in fastest is assumed to have been taken in at once.
     offset = float((queued - arrival).min()) + arrival[0]
     return RecordedRun(
         name=folder.resolve().name,
@@ -181,7 +183,7 @@ def _setup(path: Path) -> RunSetup:
     meta = _parsed(path, None, path.read_text(errors="replace"), _Meta)
     own = meta.engine_kwargs or {}
     parts = [part for part in (meta.resolved_config or {}).values() if isinstance(part, dict)]
-    # What was asked for comes first, then what the engine made of it.
+    # The requested value counts before the engine's resolved one.
     asked = (*parts, meta.kv_cache or {}, own, {"model": meta.model})
     given = {name: value for part in asked for name, value in part.items() if value is not None}
     setup = {
@@ -198,7 +200,7 @@ def _setup(path: Path) -> RunSetup:
 
 
 def _left_out(own: dict[str, Any], given: dict[str, Any]) -> list[str]:
-    """What of its fields a simulation leaves out, a sentence each."""
+    """Return sentences on the fields that a simulation leaves out."""
     found = run_fields.unknown(own)
     if given.get("enable_expert_parallel") and (given.get("tensor_parallel_size") or 1) > 1:
         found.append("that experts lie on devices whole; they are counted as if each device had an even part of all")

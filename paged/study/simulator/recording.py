@@ -1,9 +1,9 @@
-"""A trace on the real engine, by the wall clock: what it decided in each step, how long each took, which tokens it wrote.
+"""A trace on the real engine by the wall clock: the decisions of each step, its seconds, and the tokens.
 
-    | step 1 | step 2 | idle ... | step 3 |      a step's seconds are those since the one before ended, or since somebody came
+    | step 1 | step 2 | idle ... | step 3 |      a step's seconds count from the end of the one before, or from an arrival after idle time
 
-so that a simulation that is told these seconds has the same clock, to the last bit. Then it has to decide what the engine decided, entry by
-entry (`replay`). Timed by a cost model, its figures have to be near the engine's (`predict`).
+A simulation that plays these seconds has the same clock, to the last bit, and has to decide what the engine decided, entry by entry (`replay`).
+Timed by a cost model, its figures have to be near the engine's (`predict`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from paged.engine.engine import Engine
 
 MOST_IDLE_CALLS = 2
-"""So often in a row an engine with unfinished requests may run nothing."""
+"""How often in a row an engine with unfinished requests may run nothing."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine's memory and scheduler were made with."""
+    """The options of an engine's memory and scheduler."""
 
     num_blocks: int
     block_size: int
@@ -51,7 +51,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, engine: Engine) -> Setup:
-        """That of an engine."""
+        """Return the setup of an engine."""
         scheduler, manager = engine.scheduler, engine.manager
         limits = scheduler.limits
         return cls(
@@ -70,7 +70,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def scheduler(self) -> Scheduler:
-        """The same scheduler once more, on an empty pool."""
+        """Make the same scheduler on an empty pool."""
         manager = BlockManager(
             self.num_blocks,
             self.block_size,
@@ -89,16 +89,16 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def prompt_of(self, trace: Trace) -> Callable[[int], NDArray[np.int32]]:
-        """A trace's prompts in the model's vocabulary; what they share they still share."""
+        """Return the function from a request to its prompt in the model's vocabulary, which keeps what prompts share."""
         return lambda request: trace.prompt(request) % np.int32(self.vocabulary)
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a trace on an engine. Percentiles as in a `SimulationResult`.
+    """A recorded run of a trace. Percentiles as in a `SimulationResult`.
 
     clients     of a closed loop; None: the trace's arrivals
-    decisions   a step an entry, and `seconds`, how long each took
-    outputs     the tokens that each request got, by its number
+    decisions   an entry for each step, and `seconds`, its duration
+    outputs     tokens of each request, by its number
     makespan_s  from the first arrival to the last token
     """
 
@@ -119,11 +119,11 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 def record(
     engine: Engine, trace: Trace, *, clients: int | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> Recording:
-    """Run a trace on an engine that has had no request yet, and record it.
+    """Run a trace on a new engine, and record it.
 
-    Each request gets as many tokens as the trace says, whatever the model would rather do. `clients`: a closed loop of so many, as in a
-    `Simulation`; None: requests come when the trace says, by the wall clock. `clock` tells seconds. Raises InvalidConfig for an engine
-    that has been used, a trace whose requests end before their declared maximum, or fewer than one client; and RecordingFailed.
+    Each request gets as many tokens as the trace has for it, past any end of the model's. `clients`: of a closed loop, as in a `Simulation`; None:
+    requests come at the trace's times, by the wall clock. `clock` returns seconds. Raises InvalidConfig for an engine that has had requests, a trace
+    whose requests end before their declared maximum, or fewer than one client; and RecordingFailed.
     """
     if engine.scheduler.counts()["submitted"]:
         raise InvalidConfig("the engine has had requests; a recording begins with a new one")
@@ -153,11 +153,11 @@ class _Run:
         self._arrivals = Arrivals(trace, clients)
         self._num_rejected = 0
         self._now_s = 0.0
-        # What the clock showed at `now_s`.
+        # The clock's time at `now_s`.
         self._mark = 0.0
 
     def to_the_end(self) -> None:
-        """Every step. Raises RecordingFailed."""
+        """Run every step. Raises RecordingFailed."""
         engine, num_idle_calls = self._engine, 0
         before, engine.on_batch = engine.on_batch, self._batches.append
         self._mark = self._clock()
@@ -201,7 +201,7 @@ class _Run:
             self._arrivals.is_waited_for()
 
     def _step(self) -> bool:
-        """One step of the engine; whether a batch ran."""
+        """Run a step of the engine. Return whether a batch ran."""
         failed = self._engine.stats().failed_steps
         self._batches.clear()
         outputs = self._engine.step()
@@ -227,7 +227,7 @@ class _Run:
         return True
 
     def recording(self) -> Recording:
-        """What was recorded so far."""
+        """Return the recording so far."""
         latencies, stats = self._latencies, self._engine.scheduler.stats()
         return Recording(
             setup=self._setup,
@@ -243,9 +243,9 @@ class _Run:
 
 
 class RecordedSeconds:
-    """A cost model that plays recorded seconds, a step after the other, whatever the step is.
+    """A cost model that plays recorded seconds, one step after another, whatever their work.
 
-    Raises InvalidConfig for no steps, and `seconds` when there are no more.
+    Raises InvalidConfig without steps, and in `seconds` after the last one.
     """
 
     tiling: ClassVar[Tiling | None] = None
@@ -259,19 +259,19 @@ class RecordedSeconds:
         self._num_played = 0
 
     def seconds(self, work: StepWork) -> Any:
-        """Those of the next step."""
+        """Return the seconds of the next recorded step."""
         if self._num_played == len(self._seconds):
             raise InvalidConfig(f"the recording has {len(self._seconds):,} steps; the simulation wants one more")
         self._num_played += 1
         return self._seconds[self._num_played - 1]
 
     def costs(self, block_size: int) -> Costs:
-        """What the recorded scheduler expected."""
+        """Return the costs of the recorded scheduler."""
         return self._costs
 
 
 def replay(recording: Recording, trace: Trace) -> list[Decision]:
-    """The decisions of a simulation that is told the engine's seconds and tokens: `differences` with the recording's are to be none.
+    """Simulate with the engine's seconds and tokens. Return the decisions, which should have no `differences` from the recording's.
 
     Raises InvalidConfig for a recording of another trace, or without steps.
     """
@@ -279,7 +279,7 @@ def replay(recording: Recording, trace: Trace) -> list[Decision]:
     prompts = trace.prompt_tokens
 
     def written(batch: Batch) -> NDArray[np.int32]:
-        """The tokens that the engine's requests got at these places; beyond what was recorded, where the logs differ and say so, 0."""
+        """Return the recorded tokens at these places; beyond the recording, which only happens where the logs differ, 0."""
         requests = [int(id) for id in batch.ids[batch.samples]]
         places = (batch.seq_lens[batch.samples] - prompts[requests]).tolist()
         outputs = [recording.outputs[request] for request in requests]
@@ -297,7 +297,7 @@ def replay(recording: Recording, trace: Trace) -> list[Decision]:
 
 
 def predict(recording: Recording, trace: Trace, cost_model: CostModel) -> SimulationResult:
-    """What a simulation that knows nothing of the run but its setup says of it. Raises InvalidConfig for a recording of another trace."""
+    """Simulate the trace by a cost model, from the run's setup alone. Raises InvalidConfig for a recording of another trace."""
     _check_is_of(recording, trace)
     simulation = Simulation(trace, recording.setup.scheduler(), cost_model, clients=recording.clients)
     for _ in simulation.steps():

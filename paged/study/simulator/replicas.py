@@ -1,7 +1,7 @@
-"""Replicas: each a scheduler and a pool of its own, and a router that says which of them the next request goes to.
+"""Replicas, each with its own scheduler and pool, and a router that sends each request to one of them.
 
-Those of a dense model run on their own. Data-parallel ranks of a model with experts share these, so they step together: a step ends when the
-slowest has, and a rank without requests computes a token of no request. As vLLM has both.
+Replicas of a dense model step independently. Data-parallel ranks of a model with experts share the experts, so they step together: a step ends with
+the slowest rank, and a rank without requests computes a dummy token. vLLM does the same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,11 +32,11 @@ _OF_NO_REQUEST = StepWork(
 
 
 class Replicas:
-    """A trace on its way through several schedulers, of as many replicas as `routing` says.
+    """A simulation of a trace on several schedulers, one for each replica.
 
-    ranks       their simulations, which share arrivals and latencies
+    ranks       the replicas' simulations, which share arrivals and latencies
     replica_of  the replica of each request, int64 [requests]; −1: it has not come
-    ongoing     requests that each has now
+    ongoing     requests of each replica now
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Replicas:
         check: bool = False,
         price_per_hour: float | None = None,
     ) -> None:
-        """As `Simulation` takes them. Raises InvalidConfig."""
+        """Options are as in `Simulation`. Raises InvalidConfig."""
         routing.check()
         self.trace, self.routing = trace, routing
         self.latencies = Latencies(len(trace))
@@ -80,7 +80,7 @@ class Replicas:
             first = self._balancers[0] if number else None
             self._balancers.append(ROUTERS[routing.router](self, number, trace.seed, first))
         self._wires = [_Wire(self, place) for place in range(len(schedulers))] if routing.router == "exact" else []
-        # What is on its way: when it comes, in which order it was sent, and what it does then.
+        # Messages on their way: when each comes, its number in order of sending, and its action.
         self._coming: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = count()
         self._prompts: dict[int, Prompt] = {}
@@ -88,7 +88,7 @@ class Replicas:
         self._step = cost_model if isinstance(cost_model, MeasuredStep | Roofline) else None
 
     def steps(self) -> Iterator[Step]:
-        """Run to the end, yielding after each step of a replica. Raises SimulationStuck rather than spin."""
+        """Run to the end, and yield each step of a replica. Raises SimulationStuck."""
         is_lockstep = self._step is not None and self._step.is_lockstep
         while self._arrivals.are_left or any(rank.scheduler.has_unfinished for rank in self.ranks):
             busy = [place for place, rank in enumerate(self.ranks) if rank.scheduler.has_unfinished]
@@ -102,11 +102,11 @@ class Replicas:
                 self._deliver(min(self.ranks[place].seen_s for place in busy))
                 yield from self._together()
             else:
-                # The one that is furthest behind, so that a request is routed by what runs at about the time at which it comes.
+                # The replica that is furthest behind runs next, so that a request is routed by the state at about its arrival.
                 place = min(busy, key=lambda place: self.ranks[place].now_s)
                 rank = self.ranks[place]
                 self._deliver(rank.seen_s)
-                # Others may be behind it then: requests that come meanwhile are routed when all are there.
+                # Others may be behind it after a skip: requests that come meanwhile are routed when all have got there.
                 step = None if rank.skip_ahead() else rank.run_step()
                 if step is not None:
                     self._stepped(place, step)
@@ -114,7 +114,7 @@ class Replicas:
         self._hear(np.inf)
 
     def _together(self) -> Iterator[Step]:
-        """A step of all ranks."""
+        """Run a step of all ranks."""
         assert self._step is not None, "ranks that step together are timed by a model on a device"
         batches = [rank.scheduler.schedule(rank.now_s) for rank in self.ranks]
         works = [_OF_NO_REQUEST if batch.is_empty else rank.work_of(batch) for rank, batch in zip(self.ranks, batches)]
@@ -134,7 +134,7 @@ class Replicas:
                 yield step
 
     def _deliver(self, seen_s: float) -> None:
-        """Add who has come until then, each to the replica that its ingress's router chooses."""
+        """Add the requests that have come until then, each to the replica that its ingress's router chooses."""
         while (arrival := self._arrivals.next_s()) <= seen_s:
             number = self._arrivals.take()
             self._hear(arrival)
@@ -148,7 +148,7 @@ class Replicas:
             self._prompts.pop(number, None)
 
     def _stepped(self, place: int, step: Step) -> None:
-        """Send what a step tells."""
+        """Send the messages of a step."""
         for number in step.ended:
             self.send(step.now_s, lambda now, number=number: self._end(number, now))  # type: ignore[misc]
         if self._wires:
@@ -159,7 +159,7 @@ class Replicas:
         self._balancers[number % len(self._balancers)].ended(number, now)
 
     def send(self, at: float, message: Callable[[float], None]) -> None:
-        """Have a message come at a time, with which it is called."""
+        """Send a message that is called at a time, with that time."""
         heappush(self._coming, (at, next(self._order), message))
 
     def _hear(self, now: float) -> None:
@@ -169,7 +169,7 @@ class Replicas:
             message(at)
 
     def prompt_of(self, request: int) -> Prompt:
-        """A request as a router takes it."""
+        """Return a request as a router takes it."""
         if request not in self._prompts:
             tokens, tenant = self.trace.prompt(request), str(self.trace.tenant[request])
             keys = prompt_keys(tokens, self.block_size, (tenant, None, None) if tenant else None)
@@ -177,12 +177,12 @@ class Replicas:
         return self._prompts[request]
 
     def counts(self, replica: int) -> tuple[int, int]:
-        """Requests that wait, and that run, now."""
+        """Return the requests that wait and that run now."""
         counts = self.ranks[replica].scheduler.counts()
         return counts["waiting"], counts["running"]
 
     def tell(self, made: Reservation) -> None:
-        """Have a reservation received by its replica, and heard by the other ingresses."""
+        """Pass a reservation to its replica, and to the other ingresses."""
         self._wires[int(made.replica)].received[made.router] = made.number
         if self.routing.tells:
             for place, each in enumerate(self._balancers):
@@ -190,26 +190,26 @@ class Replicas:
                     self.send(self._now_s + self.routing.delay_s, lambda now, to=each.router: to.heard(made, now))  # type: ignore[misc]
 
     def index(self) -> ReplicaIndex:
-        """What all ingresses know of content: they share it."""
+        """Return the index of content, which all ingresses share."""
         first = self._balancers[0]
         assert isinstance(first, Exact), "others know of no events"
         return first.router.index
 
     def report(self, tell: Callable[[Exact, float], None], at: float) -> None:
-        """Have each ingress hear something, after the delay."""
+        """Call `tell` for each ingress after the delay."""
         for each in self._balancers:
             if isinstance(each, Exact):
                 self.send(at + self.routing.delay_s, lambda now, to=each: tell(to, now))  # type: ignore[misc]
 
     def result(self) -> SimulationResult:
-        """The figures so far of all replicas; `num_blocks` is that of each."""
+        """Return the figures of all replicas so far; `num_blocks` is that of each."""
         return merged([rank.result() for rank in self.ranks], self.routing.router, self.trace.num_left_out)
 
 
 class _Wire:
-    """What a replica tells of itself: events after each step, and reports in between.
+    """Sends a replica's events after each step, and its load reports.
 
-    received  the latest number of each ingress
+    received  the latest number of a reservation from each ingress
     """
 
     def __init__(self, fleet: Replicas, place: int) -> None:
@@ -220,7 +220,7 @@ class _Wire:
         self._rank.scheduler.manager.take_events(restart_points=fleet.has_restart_points)
 
     def stepped(self, step: Step) -> None:
-        """Tell what a step changed."""
+        """Send what a step changed."""
         fleet, manager, name = self._fleet, self._rank.scheduler.manager, self._name
         self._pace.rest()
         own = step.seconds / (step.skipped + 1)

@@ -1,4 +1,4 @@
-"""What a simulation found: one struct, ready for JSON."""
+"""The result of a simulation: one struct, ready for JSON."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -19,11 +19,11 @@ class Percentiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, seconds: NDArray[np.float64], counts: NDArray[np.int64] | None = None) -> "Percentiles":
-        """Of float64 [n], NaN left out; `counts`, int64 [n], says how often each is there."""
+        """Return the percentiles of float64 [n] without NaN, or of values that occur `counts` times each, int64 [n]."""
         seconds = seconds[~np.isnan(seconds)] if counts is None else seconds
         if not len(seconds):
             return cls(None, None, None, None)
-        # The nearest rank: a value that was seen, never one between two.
+        # Nearest rank: always one of the values.
         order = np.argsort(seconds, kind="stable")
         ranked = seconds[order]
         upto = np.arange(1, len(seconds) + 1) if counts is None else counts[order].cumsum()
@@ -34,12 +34,12 @@ class Percentiles(msgspec.Struct, frozen=True):
 
     @staticmethod
     def spared(total: int) -> int:
-        """How many of `total` values may be above a limit while their 99th percentile is not: one more, and it is."""
+        """Return how many of `total` values may be above a limit that their 99th percentile is not above."""
         return total // 100
 
 
 class Preemptions(msgspec.Struct, frozen=True):
-    """How often a running request gave blocks back, by what became of them."""
+    """How often a running request gave blocks back, by what happened to their content."""
 
     recompute: int
     swap: int
@@ -48,7 +48,7 @@ class Preemptions(msgspec.Struct, frozen=True):
 class Spread(msgspec.Struct, frozen=True):
     """Shares of memory from 0 to 1, weighted by time.
 
-    of_held   slots with computed KV of live sequences ÷ slots of blocks that sequences hold or that are kept for them
+    of_held   slots with computed KV of live sequences ÷ slots of blocks that sequences hold or that are reserved for them
     of_pool   the same slots ÷ all slots of the pool
     """
 
@@ -65,7 +65,7 @@ class SimulationResult(msgspec.Struct, frozen=True):
     """Pages where layers are of several kinds."""
     block_size: int
     groups: tuple[str, ...]
-    """Pages a block or a sequence of each kind of layer, in words; none where a block is of all layers."""
+    """Pages of a block or a sequence for each kind of layer, in words; empty if a block is of all layers."""
     host_blocks: int
     max_tokens_per_step: int | None
     """None: no bound."""
@@ -75,28 +75,28 @@ class SimulationResult(msgspec.Struct, frozen=True):
     requests: int
     finished: int
     rejected: int
-    """Requests that the pool could never have held, and those that were longer than the context and left out for it."""
+    """Requests that could never fit the pool, and those that were left out as longer than the context."""
     steps: int
     skipped_steps: int
-    """Of them, taken at once with others, because nothing was to be decided."""
+    """Of them, taken at once with others, because they had nothing to decide."""
     makespan_s: float
     """From the first arrival to the last token."""
     busy_s: float
-    """Of it, time in steps: the rest was idle, and skipped."""
+    """Of it, time in steps; the rest was idle."""
     prompt_tokens: int
-    """Of the requests that were let in."""
+    """Of the admitted requests."""
     output_tokens: int
     throughput: float
     """Output tokens a second of the makespan."""
     requests_per_s: float
     ttft_s: Percentiles
-    """Time to first token, from arrival; a value a request."""
+    """Time to first token, from arrival, of each request."""
     itl_s: Percentiles
-    """Inter-token latency: gaps between tokens; a value a gap."""
+    """Inter-token latency, of each gap between two tokens."""
     longest_gap_s: Percentiles
-    """Each request's longest gap; a value a request with two tokens or more."""
+    """Longest gap, of each request with two tokens or more."""
     e2e_s: Percentiles
-    """Arrival to last token; a value a finished request."""
+    """Arrival to last token, of each finished request."""
 
     preemptions: Preemptions
     max_preemptions: int
@@ -104,17 +104,17 @@ class SimulationResult(msgspec.Struct, frozen=True):
     memory: Spread
     """Over all steps."""
     memory_while_waiting: Spread
-    """Over the steps after which some request waited; 0 if there is none."""
+    """Over the steps after which a request waited; 0 if there are none."""
     peak_block_usage: float
     mean_block_usage: float
     """Blocks that sequences hold ÷ all blocks, weighted by step time."""
     row_occupancy: float
     """Sequences in flight ÷ max_sequences, weighted by step time."""
     token_occupancy: float | None
-    """Tokens computed ÷ what the budgets of all steps allow; None without a bound."""
+    """Tokens computed ÷ the budgets of all steps; None without a bound."""
     hit_tokens: int
     prefix_hit_rate: float
-    """Prompt tokens found in the prefix cache when their request was first let in, of all such prompt tokens."""
+    """Share of prompt tokens that were in the prefix cache when their request was first admitted."""
     computed_tokens: int
     wasted_tokens: int
     """Computed again because a preemption gave them up."""
@@ -123,26 +123,26 @@ class SimulationResult(msgspec.Struct, frozen=True):
     waste: float
     """Tokens computed again, swapped out and swapped in, of all computed."""
     cost_per_million_tokens: float | None
-    """Output tokens, at the price per hour that was given; None without one."""
+    """Of output tokens; None without a price per hour."""
 
     checked_steps: int
     violations: int
-    """What `check()` found wrong, over all checked steps."""
+    """Violations that `check()` found in all checked steps."""
     violation_messages: tuple[str, ...]
     """The first ten of them."""
     wall_s: float
     us_per_step: float
-    """Host time of all, a step."""
+    """Host time of the whole simulation, by step."""
 
     replicas: int = 1
     router: str | None = None
-    """Who dealt requests among replicas."""
+    """The router among replicas."""
     imbalance: float = 1.0
     """Tokens that the busiest replica computed ÷ the mean."""
 
 
 def merged(results: Sequence[SimulationResult], router: str, left_out: int) -> SimulationResult:
-    """Of replicas whose latencies are one: counts add up, shares are weighted by the time in steps."""
+    """Merge the results of replicas that share latencies: counts add up, and shares are weighted by time in steps."""
     first, num = results[0], len(results)
     busy = sum(each.busy_s for each in results)
 
@@ -157,7 +157,7 @@ def merged(results: Sequence[SimulationResult], router: str, left_out: int) -> S
         return Spread(mean(f"{name}.of_held"), mean(f"{name}.of_pool"))
 
     counts = {name: total(name) for name in _ADDED}
-    # What was left out of the trace is rejected once.
+    # Each replica counts the requests that were left out of the trace.
     counts["rejected"] -= (num - 1) * left_out
     makespan, computed, prompts = first.makespan_s, counts["computed_tokens"], counts["prompt_tokens"]
     # Each replica is paid for until the last token of all, with outputs or without.

@@ -1,7 +1,7 @@
-"""Routers that simulations compare: each says which replica the next request goes to.
+"""Routers for simulations to compare: each chooses the replica of the next request.
 
-Beside ours stand those that others have, as their documentation describes them, with its defaults; prefixes are of
-blocks instead of characters. All but `exact` see what replicas do at once, which flatters them.
+Beside ours are those of other systems, by their documentation and its defaults, but with prefixes of blocks instead of
+characters. All but `exact` see the replicas' state without delay, which favours them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from paged.errors import InvalidConfig
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):
-    """Replicas of a scenario, and who deals requests among them.
+    """Replicas of a scenario, and the routers in front of them.
 
-    router    a name in `ROUTERS`
-    ingresses routers of that kind, to which requests come in turn
-    delay_s   until events, reports and what other ingresses tell have come
-    report_s  between reports of a replica
-    tells     ingresses tell one another what they sent
-    rules     of `exact`
+    router     a name in `ROUTERS`
+    ingresses  routers of that kind, to which requests come in turn
+    delay_s    of events, reports and messages between ingresses
+    report_s   between reports of a replica
+    tells      ingresses send one another their reservations
+    rules      of `exact`
     """
 
     replicas: int = 1
@@ -38,7 +38,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     rules: RoutingRules = RoutingRules()
 
     def check(self) -> None:
-        """Raises InvalidConfig."""
+        """Raise InvalidConfig for a number out of range or an unknown router."""
         for name, least in (("replicas", 1), ("ingresses", 1), ("delay_s", 0), ("report_s", 0)):
             if not getattr(self, name) >= least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)!r}; it has to be {least} or more")
@@ -48,9 +48,9 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(Protocol):
-    """What a router may ask of simulated replicas, which go by their places.
+    """The simulated replicas as a router sees them, by their places.
 
-    ongoing             requests that each has, of all ingresses, now
+    ongoing             requests of each replica now, from all ingresses
     has_restart_points  layers are of several kinds
     """
 
@@ -60,24 +60,24 @@ class Fleet(Protocol):
     has_restart_points: bool
 
     def prompt_of(self, request: int) -> Prompt:
-        """A request as `exact` takes it; its keys are made once."""
+        """Return a request as `exact` takes it; its keys are made once."""
 
     def counts(self, replica: int) -> tuple[int, int]:
-        """Requests that wait, and that run, now."""
+        """Return the requests that wait and that run now."""
 
     def tell(self, made: Reservation) -> None:
-        """Have an ingress's reservation received by its replica, and heard by the others."""
+        """Pass an ingress's reservation to its replica, and to the other ingresses."""
 
 
 class Balancer:
-    """Chooses replicas for the requests of one ingress. What all of a kind share is made by the first of them."""
+    """Chooses replicas for the requests of one ingress. Routers of a kind share what the `first` of them made."""
 
     def __init__(self, fleet: Fleet, number: int, seed: int, first: Balancer | None) -> None:
         self.fleet = fleet
         self.random = Random(seed * 1_000_003 + number)
 
     def choose(self, request: int, now: float) -> int:
-        """The place of a replica. Raises NotImplementedError in this class."""
+        """Return the place of a replica. Raises NotImplementedError in this class."""
         raise NotImplementedError
 
     def ended(self, request: int, now: float) -> None:
@@ -85,14 +85,14 @@ class Balancer:
 
 
 class Chance(Balancer):
-    """Any replica."""
+    """A random replica."""
 
     def choose(self, request: int, now: float) -> int:
         return self.random.randrange(len(self.fleet.ongoing))
 
 
 class RoundRobin(Balancer):
-    """One after the other, beginning anywhere."""
+    """One replica after another, from a random one on."""
 
     def __init__(self, fleet: Fleet, number: int, seed: int, first: Balancer | None) -> None:
         super().__init__(fleet, number, seed, first)
@@ -104,7 +104,7 @@ class RoundRobin(Balancer):
 
 
 class LeastLoaded(Balancer):
-    """The one with the fewest sequences, one that waits counted as four that run, as vLLM's data-parallel balancer has it."""
+    """The replica with the fewest sequences, where a waiting one counts as four running ones, as in vLLM's data-parallel balancer."""
 
     def choose(self, request: int, now: float) -> int:
         loads = [4 * waiting + running for waiting, running in map(self.fleet.counts, range(len(self.fleet.ongoing)))]
@@ -112,19 +112,19 @@ class LeastLoaded(Balancer):
 
 
 class PowerOfTwo(Balancer):
-    """Of two random ones that with fewer requests, as Ray Serve's."""
+    """Of two random replicas the one with fewer requests, as in Ray Serve."""
 
     def choose(self, request: int, now: float) -> int:
         return self.of_two(range(len(self.fleet.ongoing)))
 
     def of_two(self, places: Sequence[int]) -> int:
-        """The better of two of these, or the only one."""
+        """Return the better of two random places of these, or the only one."""
         two = self.random.sample(places, min(2, len(places)))
         return min(two, key=self.fleet.ongoing.__getitem__)
 
 
 class Sent:
-    """What was sent to each replica, in blocks; nothing is forgotten."""
+    """The blocks of prompts that were sent to each replica; forgets nothing."""
 
     def __init__(self, num: int) -> None:
         self._index = ReplicaIndex()
@@ -133,13 +133,13 @@ class Sent:
             self._index.add(str(place))
 
     def longest(self, keys: Keys) -> tuple[int, list[int]]:
-        """The most blocks of a prompt that were sent anywhere, and the places where they were."""
+        """Return the most leading blocks of a prompt that a replica was sent, and the places of such replicas."""
         depths = {int(name): depth for name, depth in self._index.depths(keys).items()}
         most = max(depths.values(), default=0)
         return most, sorted(place for place, depth in depths.items() if depth == most)
 
     def smallest(self) -> list[int]:
-        """The places to which the fewest blocks were sent."""
+        """Return the places to which the fewest blocks were sent."""
         least = min(self._num)
         return [place for place, num in enumerate(self._num) if num == least]
 
@@ -151,8 +151,8 @@ class Sent:
 
 
 class PrefixTrie(PowerOfTwo):
-    """Ray Serve's PrefixCacheAffinityRouter: while loads differ by 10 requests at most, the replica that was sent most of the prompt before, if
-    that is a tenth of it, else one that was sent least; else power of two. All ingresses share the trie, which forgets nothing."""
+    """Ray Serve's PrefixCacheAffinityRouter. While loads differ by 10 requests at most: the replica that was sent most of the prompt before, if at
+    least a tenth of it, else one that was sent least. Else: power of two. All ingresses share the trie, which forgets nothing."""
 
     _MOST_APART, _LEAST_MATCH = 10, 0.1
 
@@ -172,8 +172,8 @@ class PrefixTrie(PowerOfTwo):
 
 
 class ApproximatePrefix(Balancer):
-    """SGLang's cache-aware router: the shortest queue where loads differ by more than 32 requests; else the replica that was sent most of the
-    prompt before, if that is over half of it, else the one that was sent least. Each ingress knows what it sent itself."""
+    """SGLang's cache-aware router. If loads differ by more than 32 requests: the shortest queue. Else: the replica that was sent most of the prompt
+    before, if more than half of it, else the one that was sent least. Each ingress knows only its own requests."""
 
     _MOST_APART, _MOST_TIMES, _LEAST_MATCH = 32, 1.0001, 0.5
 
@@ -203,7 +203,7 @@ class ApproximatePrefix(Balancer):
 
 
 class Exact(Balancer):
-    """Ours (`paged.engine.routing`), by events and reports."""
+    """Our router (`paged.engine.routing`), by events and reports."""
 
     def __init__(self, fleet: Fleet, number: int, seed: int, first: Balancer | None) -> None:
         super().__init__(fleet, number, seed, first)

@@ -1,5 +1,5 @@
-"""Which fields of vLLM's configuration change what a recorded run means: those that are read, those that are refused unless they have a
-value that changes nothing, and those that are harmless. Any other field is named in the answer."""
+"""The fields of vLLM's configuration in a recorded run: those that are read, those that are refused unless their value changes nothing, and harmless
+ones. The result of a validation names any other field."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ = {
     "memory_share": ("gpu_memory_utilization",),
     "runs_ahead": ("async_scheduling",),
 }
-"""By field of a `RunSetup`: the first that is set says it. Beside them `enable_expert_parallel`."""
+"""By field of a `RunSetup`, vLLM's fields, of which the first that is set counts. `enable_expert_parallel` is read, too."""
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,),
     "decode_context_parallel_size": (1,),
@@ -44,7 +44,7 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "disable_hybrid_kv_cache_manager": (),
     "is_encoder_decoder": (),
 }
-"""Refused with any other value than these, and than none, 0 or false (of `enable_chunked_prefill` than none)."""
+"""Refused with any value but these, none, 0 and false; `enable_chunked_prefill` is refused if false."""
 HARMLESS = {
     "seed",
     "tokenizer",
@@ -89,17 +89,17 @@ HARMLESS = {
     "allowed_local_media_path",
     "use_tqdm_on_load",
 }
-"""They change neither decisions nor a step's work."""
+"""Fields that change neither decisions nor a step's work."""
 
 
 def read(given: dict[str, Any]) -> dict[str, Any]:
-    """What is said of a `RunSetup`, by its fields."""
+    """Return the fields of a `RunSetup` that are given."""
     found = ((field, [given[name] for name in names if given.get(name, "") != ""]) for field, names in READ.items())
     return {field: next(filter(None, values), values[0]) for field, values in found if values}
 
 
 def refused(given: dict[str, Any]) -> list[str]:
-    """Fields that change what a run means and are not modelled, with their values."""
+    """Return the fields that change the meaning of a run and are not modelled, with their values."""
     set_ = {name: value for name, value in given.items() if value or (name, value) == ("enable_chunked_prefill", False)}
     return [
         f"{name} = {set_[name]!r}"
@@ -109,6 +109,6 @@ def refused(given: dict[str, Any]) -> list[str]:
 
 
 def unknown(given: dict[str, Any]) -> list[str]:
-    """Fields that are set, and of which it is not known what they change, with their values."""
+    """Return the fields that are set and whose effect is not known, with their values."""
     known = {*chain(*READ.values()), "enable_expert_parallel", *WITHOUT_EFFECT, *HARMLESS}
     return [f"{name} = {value!r}" for name, value in given.items() if value and name not in known]

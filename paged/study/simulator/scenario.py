@@ -1,4 +1,4 @@
-"""One simulation as data: which trace, on what memory, by which policy, timed how. What a study varies, and what crosses processes."""
+"""A simulation as data: trace, memory, policy and cost model. A study varies it, and it crosses processes."""
 
 import math
 from collections.abc import Sequence
@@ -36,29 +36,29 @@ from paged.study.traces import Trace, is_synthetic, open_trace
 
 Budget = int | Literal["auto", "knee", "own"]
 USUAL_BUDGET = 2048
-"""Where no model is named, and so nothing to choose by."""
+"""The token budget without a model to choose it by."""
 MOST_DRAWN = 100_000
-"""Requests that are drawn where a trace is too short: more take minutes to simulate, and such a rate is far beyond one device."""
+"""The most requests to draw from a trace that is too short: more take minutes to simulate, and such a rate is far beyond one device."""
 MOST_AT_ONCE = 8192
-"""Tokens of a step for whose activations memory is kept."""
+"""The most tokens of a step for whose activations memory is reserved."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Which requests come, and when.
+    """The requests and their arrivals.
 
-    trace        a file, an excerpt's name, or `synthetic:…`
-    limit        only so many requests, the first ones
-    seed         of prompts' tokens, of who is kept, and of synthetic arrivals
-    rate         arrivals are so many times as fast (the time between them is stretched)
+    trace         a file, an excerpt's name, or `synthetic:…`
+    limit         only the first requests
+    seed          of prompts' tokens, of the requests that `keep` keeps, and of synthetic arrivals
+    rate          factor on the rate of arrivals (time is stretched)
     prompts, outputs
-                 lengths are so many times as long
-    keep         share of the requests that stay, drawn by the seed: arrivals of a file that differ from seed to seed
-    half         "first" or "second" half of the requests; None: all
-    context      requests longer than this are clipped, or rejected (`over_long`); None: none are
-    declared     a request declares as `max_tokens` what the context leaves, at most this; None: exactly what it writes
-    clients      a closed loop of so many; None: the trace's arrivals
-    resampled    the requests are drawn from the file's by the seed, in blocks (`Trace.resampled`)
-    least_span_s where they come in less at this rate, more are drawn in the same way, at the same rate; None: as they are
+                  factors on lengths
+    keep          share of the requests that stay, drawn by the seed: arrivals of a file that differ from seed to seed
+    half          "first" or "second" half of the requests; None: all
+    context       longer requests are clipped or rejected (`over_long`); None: no limit
+    declared      a request declares as `max_tokens` what the context leaves, at most this; None: exactly its output
+    clients       of a closed loop; None: the trace's arrivals
+    resampled     the requests are drawn from the file's by the seed, in blocks (`Trace.resampled`)
+    least_span_s  if all come in less at this rate, more are drawn in the same way, at the same rate; None: no more are drawn
     """
 
     trace: str
@@ -77,7 +77,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     least_span_s: float | None = None
 
     def build(self) -> Trace:
-        """The trace. Raises TraceError, OSError or InvalidConfig."""
+        """Build the trace. Raises TraceError, OSError or InvalidConfig."""
         if self.least_span_s is not None and not 0 <= self.least_span_s < math.inf:
             raise InvalidConfig(f"least_span_s is {self.least_span_s:g}; it must be a finite number, 0 or more")
         trace = open_trace(self.trace, limit=self.limit, seed=self.seed)
@@ -89,7 +89,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             count = len(trace)
             wanted = min(math.ceil(count * times), max(count, MOST_DRAWN))
             trace = trace.resampled(seed=self.seed, requests=wanted)
-            # What was drawn came a little faster or slower.
+            # The drawn requests come a little faster or slower than the trace's.
             rate *= float(trace.arrival_s[-1]) / span * count / wanted
         elif self.resampled:
             trace = trace.resampled(seed=self.seed)
@@ -106,9 +106,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         return trace
 
     def seeded(self, number: int) -> "Load":
-        """The load with another seed, so many after its own: number 0 is itself.
+        """Return the load with its seed raised by `number`; 0 is the load itself.
 
-        What a synthetic trace draws differs then, and of a file who is kept; the whole of a file is drawn anew from itself.
+        Then a synthetic trace draws anew, and so does `keep`; a whole file is resampled from itself.
         """
         is_file = self.keep == 1.0 and not is_synthetic(self.trace)
         resampled = self.resampled or (number > 0 and is_file)
@@ -116,22 +116,18 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step takes, and how many blocks there are: a model on a device, or without one a formula; or steps that were timed.
+    """The source of a step's seconds, and of the number of blocks: a model on a device, a profile of timed steps, or a formula.
 
     model, device    names, or paths of JSON files (docs/hardware.md); both or neither
-    dtype, kv_dtype  of weights, and of K and V; None: as `Placement` has it
-    kv_dtype_skip_layers
-                     layers whose K and V stay in floats, as of `Placement`
-    quantization, quantize_head
-                     of linear layers and the output projection, as of `Placement`
-    tensor_parallel  devices over which the model is split
+    dtype, kv_dtype, kv_dtype_skip_layers, quantization, quantize_head, tensor_parallel
+                     as in `Placement`
     link_gbps, link_us
-                     what the link between them reaches: 10⁹ bytes/s one way, and µs a message; None: as `usual_link` has it
+                     rate of the devices' link in 10⁹ bytes/s one way, and µs a message; None: as in `usual_link`
     memory_share     of the device's memory that may be used
-    profile          a file that `paged profile` wrote, of steps or of kernels: what a step takes, instead of what ships
-    formula          the step's time where no model is named
-    published        steps are timed by published figures, also where somebody measured the device's kernels
-    faster           what if the device were so much faster: not of a profile or a formula
+    profile          a file that `paged profile` wrote, of steps or of kernels, in place of shipped tables
+    formula          the step's time without a model
+    published        published figures time steps, even if the device's kernels were measured
+    faster           factors of a hypothetical device; not with a profile of steps or a formula
     """
 
     model: str | None = None
@@ -152,17 +148,17 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def can_be_faster(self) -> bool:
-        """Whether steps are timed by rates that could be others: neither steps that were timed nor a formula are."""
+        """Whether steps are timed by a device's rates, and not by a profile of steps or a formula."""
         return self.model is not None and (self.profile is None or holds_kernels(self.profile))
 
     def groups(self, block_size: int) -> Sequence[LayerGroup]:
-        """The kinds of layers of the model's plan, or where there is none blocks of all layers."""
+        """Return the kinds of layers of the model's plan; without a plan, a block is of all layers."""
         roofline = self.roofline()
         plan = None if roofline is None else roofline.plan(block_size)
         return [LayerGroup(each.kind, each.reach, each.pages) for each in plan.groups] if plan else [LayerGroup("full")]
 
     def cost_model(self) -> CostModel:
-        """Raises InvalidConfig, UnknownModel, UnknownDevice, and for a profile BadHardwareFile or OSError."""
+        """Make the cost model. Raises InvalidConfig, UnknownModel, UnknownDevice, and for a profile BadHardwareFile or OSError."""
         if self.faster != Faster() and not self.can_be_faster:
             raise InvalidConfig(
                 f"a {'formula' if self.profile is None else 'profile'} has no rates that could be others; faster is {self.faster}"
@@ -184,36 +180,36 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
                 )
             return profile
         if roofline is not None:
-            # Names of the catalogue, and no files that may be others the next time.
+            # Names of the catalogue are cached; files may change.
             is_shipped = not any(name is None or is_path(name) for name in (self.model, self.device))
             return _shipped_step(self) if is_shipped else step_of(roofline, published=self.published)
         self.formula.check()
         return self.formula
 
     def timed_by(self) -> str:
-        """What a step's seconds come from, in words. Raises what `cost_model` raises."""
+        """Return the source of a step's seconds, in words. Raises what `cost_model` raises."""
         step = self.cost_model()
         if isinstance(step, MeasuredStep | Roofline):
             return timed_by(step, published=self.published)
         return f"the profile {self.profile}: {step.about}" if isinstance(step, Profile) else "a formula of four numbers"
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of any figure should know: of dtypes, and what of a step's seconds stands on no measurement although the rest does."""
+        """Return what a reader of the figures should know: of dtypes, and the parts of a step's seconds that were not measured."""
         step, roofline = self.cost_model(), self.roofline()
         said = () if roofline is None else roofline.notes
         return said + (step.layers.notes if isinstance(step, MeasuredStep) else ())
 
     def not_modelled(self) -> tuple[str, ...]:
-        """What of the model no figure counts, a sentence each."""
+        """Return sentences on the parts of the model that no figure counts."""
         return () if self.model is None else model_named(self.model).not_modelled
 
     def codes(self) -> str | None:
-        """How linear layers are stored as codes, in words: as the model is published, or as `quantization` makes them; None: as floats."""
+        """Return the format of linear layers in codes, in words; None: they are floats."""
         roofline = self.roofline()
         return None if roofline is None or roofline.codes is None else roofline.codes.title
 
     def roofline(self) -> Roofline | None:
-        """The model on the device where they are named."""
+        """Return the roofline of the model on the device; None if neither is named."""
         if self.model is None or self.device is None:
             if self.model is not None:
                 raise InvalidConfig(f"the model {self.model} needs a device beside it, h100 say")
@@ -239,7 +235,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=64)
 def _shipped_step(device: Device) -> MeasuredStep | Roofline:
-    """Of names in the catalogue: a simulation asks several times, a plan many more, and tables are made for each new one."""
+    """Return the cost model of names in the catalogue. Simulations and plans read it many times, and each new one makes tables."""
     roofline = device.roofline()
     assert roofline is not None, "a model and a device are named"
     return step_of(roofline, published=device.published)
@@ -248,12 +244,12 @@ def _shipped_step(device: Device) -> MeasuredStep | Roofline:
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A simulation.
 
-    blocks               device blocks, or pages where the model's layers are of several kinds; None: what the device has left beside it
-    max_tokens_per_step  token budget; "auto": one that suits model and device (`suiting_budget`), 2,048 without a model, and of a policy
-                         that splits no prompts its own; "knee": at the roofline's knee; "own": the policy's own default, at the knee
-                         where it has none. A policy that neither splits prompts nor has a budget (static, orca) is not bounded by any
+    blocks               device blocks, or pages if the model's layers are of several kinds; None: those that fit beside the model
+    max_tokens_per_step  token budget; "auto": one that suits model and device (`suiting_budget`), 2,048 without a model, and the policy's own for
+                         a policy that does not split prompts; "knee": at the roofline's knee; "own": the policy's default, or the knee if it has
+                         none. A policy that neither splits prompts nor has a budget (static, orca) has no bound
     price_per_hour       of a replica
-    routing              how many replicas there are, and who deals the load among them
+    routing              the number of replicas, and the router among them
     """
 
     load: Load
@@ -269,7 +265,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     routing: Routing = Routing()
 
     def budget(self) -> int:
-        """Tokens a step. Raises UnknownPolicy, and InvalidConfig where there is no roofline to take it from."""
+        """Return the token budget. Raises UnknownPolicy, and InvalidConfig for the knee without a roofline."""
         policy, asked = self.policy_rules(), self.max_tokens_per_step
         if not policy.chunked and policy.default_budget is None:
             return UNBOUNDED
@@ -289,11 +285,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidConfig(
                 f'the token budget "{asked}" of {policy.name} is at the knee, which needs a model and a device'
             )
-        # A whole number of blocks: a chunk that ends inside one shares it with nobody.
+        # A whole number of blocks: a chunk that ends inside a block cannot share that block.
         return max(1, round(roofline.knee_tokens / self.block_size)) * self.block_size
 
     def policy_rules(self) -> Policy:
-        """The policy itself, also where it is named. Raises UnknownPolicy."""
+        """Return the policy. Raises UnknownPolicy for an unknown name."""
         if isinstance(self.policy, Policy):
             return self.policy
         if self.policy not in POLICIES:
@@ -301,7 +297,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return POLICIES[self.policy]
 
     def num_blocks(self) -> int:
-        """Device blocks, or pages. Raises BudgetTooSmall, and InvalidConfig where nobody says how many."""
+        """Return the device blocks, or pages. Raises BudgetTooSmall, and InvalidConfig if neither blocks nor a device are named."""
         if self.blocks is not None:
             return self.blocks
         roofline = self.device.roofline()
@@ -315,23 +311,23 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def settles_in_s(self, trace: Trace) -> float:
-        """Seconds that the load's trace has to last (`settling_s`); 0 of a closed loop."""
+        """Return the seconds that the load's trace has to last (`settling_s`); 0 in a closed loop."""
         if self.load.clients is not None:
             return 0.0
         return settling_s(trace, self.device.cost_model(), rows_at=self.rows_at)
 
     def layout(self) -> Layout:
-        """The kinds of layers, and pages of them."""
+        """Return the kinds of layers and their pages."""
         return Layout(self.device.groups(self.block_size), self.block_size, keeps=self.prefix_caching)
 
     def rows_at(self, length: int) -> int:
-        """How many sequences of so many tokens run at once: as memory and rows allow, at least one."""
+        """Return how many sequences of so many tokens run at once, as memory and rows allow, at least one."""
         layout, num_blocks = self.layout(), self.num_blocks()
         held = num_blocks * self.block_size // length if layout.is_plain else num_blocks // layout.pages_for(length)
         return max(1, min(self.max_sequences, held))
 
     def settled(self) -> "Scenario":
-        """The same with a trace that is drawn longer where it is too short at its rate, unless the load says how long it is to last."""
+        """Return the scenario with a trace that lasts long enough at its rate, unless the load has a `least_span_s`."""
         needed = 0.0 if self.load.least_span_s is not None else self.settles_in_s(self.load.build())
         return (
             msgspec.structs.replace(self, load=msgspec.structs.replace(self.load, least_span_s=needed))
@@ -340,7 +336,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def scheduler(self) -> Scheduler:
-        """A scheduler on an empty pool. Raises InvalidConfig, UnknownPolicy or what names raise."""
+        """Make a scheduler on an empty pool. Raises InvalidConfig, UnknownPolicy or what names raise."""
         costs = self.device.cost_model().costs(self.block_size)
         if self.host_blocks and self.device.profile is not None and not costs.seconds_per_swapped_block:
             raise InvalidConfig(
@@ -349,7 +345,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             )
         layout = self.layout()
         if self.host_blocks:
-            # A block has a price on its way to the host, and a page has none.
+            # Copies are priced by block, not by page.
             layout.refuse("a simulated host tier (host_blocks)")
         manager = BlockManager(
             self.num_blocks(),
@@ -368,8 +364,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def simulation(self, *, check: bool = False, trace: Trace | None = None) -> Simulation:
-        """Of one replica, ready to run. `trace` stands in for the load's, as a part of it does. Raises what its parts raise, and InvalidConfig
-        for several replicas."""
+        """Make the simulation of one replica. `trace` replaces the load's, such as by a part of it. Raises what its parts raise, and InvalidConfig for
+        several replicas."""
         if self.routing.replicas != 1:
             raise InvalidConfig(f"one replica is simulated here; replicas is {self.routing.replicas}")
         return Simulation(
@@ -382,7 +378,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def started(self, *, check: bool = False) -> Simulation | Replicas:
-        """Of one replica, or of all, ready to run. Raises what its parts raise."""
+        """Make the simulation of one replica, or of all. Raises what its parts raise."""
         if self.routing.replicas == 1:
             return self.simulation(check=check)
         return Replicas(
@@ -397,28 +393,28 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prompts_over_budget(scenario: Scenario, trace: Trace) -> int:
-    """Prompts that are longer than the token budget of a policy that splits none: each is computed alone, over several steps."""
+    """Return the number of prompts longer than the token budget of a policy that does not split prompts: each is computed alone, over several steps."""
     if scenario.policy_rules().chunked:
         return 0
     return int((trace.prompt_tokens > scenario.budget()).sum())
 
 
 def facts_of(scenario: Scenario, trace: Trace) -> TraceFacts:
-    """What a reader should know of the scenario's trace."""
+    """Return the facts of the scenario's trace."""
     is_open = scenario.load.clients is None
     return TraceFacts.of(trace, is_open=is_open, settles_in_s=scenario.settles_in_s(trace))
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A scenario and what became of it.
+    """A scenario and its result.
 
-    timeline  columns by name, float64 [entries] each (`Timeline.columns`); of several replicas no entries
+    timeline  columns by name, float64 [entries] each (`Timeline.columns`); no entries for several replicas
     ttft_s, longest_gap_s, e2e_s
-              float64 [requests], NaN for who has none
-    applied   what was done to the trace, a sentence each
-    load      what came: how many requests, how fast, how long
+              float64 [requests], NaN for requests without one
+    applied   the changes to the trace, a sentence each
+    load      the facts of the trace
     prompts_over_budget
-              of a policy that splits no prompt: how many are longer than its token budget
+              prompts longer than the token budget of a policy that does not split them
     """
 
     scenario: Scenario
@@ -433,7 +429,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def outcome_of(scenario: Scenario, simulation: Simulation | Replicas) -> Outcome:
-    """What a simulation that has run found."""
+    """Return the outcome of a simulation that has run."""
     latencies = simulation.latencies
     timeline = simulation.timeline if isinstance(simulation, Simulation) else Timeline()
     return Outcome(

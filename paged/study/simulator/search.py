@@ -1,4 +1,4 @@
-"""The hardest value that still meets, out of few tries: bracketing by factors of two, then cutting the bracket."""
+"""Search for the hardest value that still meets, in few trials: by factors of two to a bracket, which is then cut."""
 
 from collections.abc import Callable, Generator
 
@@ -10,10 +10,10 @@ Tries = Generator[Value, bool, tuple[Value | None, Value | None]]
 
 FACTOR = 2
 LEAN = 2 / 3
-"""Where between one that met and one that missed, on a logarithmic scale, the next one lies. Nearer to the latter: there it is likelier to
-miss, and what misses is given up early, while what meets runs to its end. A half would ask less often and take longer."""
+"""Where the next value lies between one that met and one that missed, on a logarithmic scale. Nearer to the latter it is likelier to miss, and trials
+that miss end early, while those that meet run to their end. A half would need fewer trials but more time."""
 REACH = 1024
-"""How many times as high or as low as where it begins a rate is sought."""
+"""The farthest factor from its start, up or down, to which a search for a rate goes."""
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -23,25 +23,25 @@ class Rates(msgspec.Struct, frozen=True):
     tolerance: float
 
     def harder(self, rate: Value) -> Value | None:
-        """The next harder value while none has missed; None at the end of the axis."""
+        """Return the next harder value while none has missed; None at the end of the axis."""
         return rate * FACTOR if rate * FACTOR <= self.start * REACH else None
 
     def easier(self, rate: Value) -> Value | None:
-        """The next easier value while none has met; None at the end of the axis."""
+        """Return the next easier value while none has met; None at the end of the axis."""
         return rate / FACTOR if rate / FACTOR >= self.start / REACH else None
 
     def between(self, met: Value, missed: Value) -> Value | None:
-        """A value between the two; None where they are close enough."""
+        """Return a value between the two; None if they are close enough."""
         low, high = sorted((met, missed))
-        # A rate that can be read and typed.
+        # Six figures, to read and type.
         middle = float(f"{_towards(met, missed):.6g}")
         return middle if high > low * (1 + self.tolerance) and low < middle < high else None
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Counts from `fewest` to `most`: the fewer, the harder. Two are close enough when neighbours, or within `tolerance` of the larger.
+    """Counts from `fewest` to `most`: the fewer, the harder. Two are close enough if neighbours, or within `tolerance` of the larger.
 
-    turns  where nothing easier than `start` meets, harder ones are tried, too: more is not better in every respect
+    turns  if nothing easier than `start` meets, harder counts are tried: more is not better in every respect
     """
 
     start: int
@@ -51,15 +51,15 @@ class Counts(msgspec.Struct, frozen=True):
     turns: bool = False
 
     def harder(self, count: Value) -> Value | None:
-        """The next harder value while none has missed; None at the end of the axis."""
+        """Return the next harder value while none has missed; None at the end of the axis."""
         return None if count <= self.fewest else max(self.fewest, int(count) // FACTOR)
 
     def easier(self, count: Value) -> Value | None:
-        """The next easier value while none has met; None at the end of the axis."""
+        """Return the next easier value while none has met; None at the end of the axis."""
         return None if count >= self.most else min(self.most, int(count) * FACTOR)
 
     def between(self, met: Value, missed: Value) -> Value | None:
-        """A value between the two; None where they are close enough."""
+        """Return a value between the two; None if they are close enough."""
         low, high = sorted((int(met), int(missed)))
         if high - low <= max(1, self.tolerance * high):
             return None
@@ -70,11 +70,10 @@ Axis = Rates | Counts
 
 
 def search(axis: Axis) -> Tries:
-    """Yields values to try and is sent whether each met. Returns the hardest that met, and the nearest harder one that missed.
+    """Yield values to try, and receive whether each met. Return the hardest value that met, and the nearest harder one that missed.
 
-    Either is None where there is none: nothing met, or everything did up to the end of the axis. Between the two lies no value that was
-    tried, and they are close enough in the axis's sense. Where the outcome rises and falls along the axis, that is one place where it
-    changes, and there may be others between values that were tried.
+    Either is None if there is none: nothing met, or everything met up to the end of the axis. No tried value lies between the two, and they are close
+    enough in the axis's sense. If the outcome changes several times along the axis, this is one of the changes.
     """
     start = axis.start
     if (yield start):
@@ -100,7 +99,7 @@ def _towards(met: Value, missed: Value) -> float:
 
 
 def _onward(step: Callable[[Value], Value | None], met: Value) -> Tries:
-    """From a value that met, one after another until one misses."""
+    """Step on from a value that met until one misses."""
     while (value := step(met)) is not None:
         if not (yield value):
             return met, value
@@ -109,7 +108,7 @@ def _onward(step: Callable[[Value], Value | None], met: Value) -> Tries:
 
 
 def _back(step: Callable[[Value], Value | None], missed: Value) -> Tries:
-    """From a value that missed, one after another until one meets."""
+    """Step on from a value that missed until one meets."""
     while (value := step(missed)) is not None:
         if (yield value):
             return value, missed

@@ -1,6 +1,6 @@
-"""What a memory of so many blocks can hit of sessions' prompts: everything kept, and an offline order.
+"""Hits of a memory on sessions' prompts, for comparison: with everything kept, and with an offline order of eviction.
 
-Both look at one prompt after another, as they came; decoding, and what a scheduler needs memory for, are left out.
+Both take one prompt after another, in order; memory for decoding and scheduling is left out.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Prompts = Sequence[tuple[int, NDArray[np.int64]]]
-"""In the order in which they came: session, and block ids, int64 [n]; ids are equal where content is."""
+"""In order of arrival: the session, and block ids, int64 [n]; equal ids are equal content."""
 
 
 def blocks_if_all_kept(prompts: Prompts, num_ids: int) -> int:
-    """Blocks of prompts that hit where nothing is ever forgotten; ids are below `num_ids`."""
+    """Return the blocks of prompts that hit if nothing is ever evicted; ids are below `num_ids`."""
     seen, hits = np.zeros(num_ids, np.bool_), 0
     for _, blocks in prompts:
         hits += _first(~seen[blocks])
@@ -24,8 +24,10 @@ def blocks_if_all_kept(prompts: Prompts, num_ids: int) -> int:
 
 
 def blocks_offline(prompts: Prompts, capacity: int) -> int:
-    """Blocks that hit where the end of the session goes first whose next turn comes last. That is known beforehand here; it is not
-    proven to be the best. Of a session only its last prompt is kept, so it is no bound where sub-agents' prompts stand between its own."""
+    """Return the blocks that hit if eviction takes the end of the session whose next turn is last. Turns are known beforehand.
+
+    The order is not proven to be the best. Only the last prompt of a session is kept, so it is no bound if sub-agents' prompts come between.
+    """
     following: dict[int, int] = {}
     after = [0] * len(prompts)
     for place in range(len(prompts) - 1, -1, -1):
@@ -55,5 +57,5 @@ def _farthest(held: dict[int, int], next_turn: dict[int, int], session: int) -> 
 
 
 def _first(is_missing: NDArray[np.bool_]) -> int:
-    """How many stand before the first True."""
+    """Return how many entries come before the first True."""
     return int(is_missing.argmax()) if is_missing.any() else len(is_missing)

@@ -1,10 +1,10 @@
-"""Recorded sessions on the real scheduler, as a closed loop: a turn begins when what it waited for has passed since the last one ended.
+"""Recorded sessions on the real scheduler, as a closed loop: a turn begins its recorded pause after the last one ended.
 
 sessions ──> turns ──> scheduler, on a device and a host ──> ended: a hint, and the next turn after its pause
-               └─ what memory lacks and the disk has: loading ──┘
+               └─ content on disk that memory lacks: loading ──┘
 
-Within the bounds instead of a closed loop turns begin when they did in the recording, and nothing takes any time: what then hits is what an order
-of eviction gives, and compares with orders that know the future.
+Without a cost model turns begin at their recorded times, and nothing takes any time. The hits are then those of the order of eviction alone, and compare
+with orders that know the future: these are *bounds*.
 """
 
 from __future__ import annotations
@@ -34,18 +34,16 @@ from paged.study.traces.sessions import Begun, Turn
 
 Keeps = Literal["lru", "sessions", "hints"]
 KEEPS: tuple[Keeps, ...] = ("lru", "sessions", "hints")
-"""What says what is kept: nothing but use; each request's session; and hints at the end of each turn."""
+"""What decides which content is kept: use alone; each request's session; or hints at the end of each turn."""
 TURN_GROUPS = ((1, 1), (2, 5), (6, 20), (21, math.inf))
-"""Turns of a line, from 1, of which times to first token are reported together: the first and the last of each group."""
+"""First and last turn of each group, from 1, whose times to first token are reported together."""
 WAITS: dict[str, Literal["tool", "person"]] = {"tool_use": "tool", "end_turn": "person"}
-"""What a turn's `stop` says of what the next one waits for."""
+"""What the next turn waits for, by a turn's `stop`."""
 
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in blocks; and what it takes to bring content up: seconds before the first byte, and bytes a second.
-
-    The link to the host has the device's rate. The disk holds each full block of a prompt that was computed; what is read least recently goes.
-    """
+    """Sizes in blocks; and for reads, seconds before the first byte and bytes a second. The link to the host has the device's rate. The disk holds each
+    full block of a computed prompt, and evicts the least recently used."""
 
     device_blocks: int
     host_blocks: int = 0
@@ -55,7 +53,7 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes_per_s: float = 12e9
 
     def check(self) -> None:
-        """Raises InvalidConfig."""
+        """Raise InvalidConfig for a number out of range."""
         for name, least in (("device_blocks", 2), ("host_blocks", 0), ("disk_blocks", 0)):
             if getattr(self, name) < least:
                 raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least} is needed")
@@ -67,22 +65,22 @@ class Tiers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of sessions.
+    """The result of sessions.
 
     keeps            of KEEPS
     sessions, turns, shortened
-                     how many; shortened: prompts that the device cannot hold, whose ends were left out and count as missed
+                     numbers; shortened: prompts that the device cannot hold, whose ends were left out and count as missed
     prompt_blocks    full blocks of the prompts, as recorded
     device, host, disk
-                     shares of them that hit there
-    kept             share that would hit if nothing were ever forgotten; reachable: the same of prompts as far as the device can hold them
-    offline          share that would hit by the offline order in device and host, which wants no room for a prompt while it is computed, nor for
+                     shares of them that hit in each tier
+    kept             share that would hit if nothing were ever evicted; reachable: the same of prompts as far as the device can hold them
+    offline          share that would hit by the offline order in device and host, which needs no room for a prompt while it is computed, nor for
                      windows and states
     computed_twice   prompt tokens that had been computed before, preemptions included
     preemptions      of requests
     ttft_s           of all turns; ttft_by_turn: of each of TURN_GROUPS
     makespan_s       virtual seconds
-    violations       of invariants, where they were checked; violation: the first
+    violations       of invariants, if they were checked; violation: the first
     """
 
     keeps: Keeps
@@ -111,7 +109,7 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Timeless:
-    """A cost model by which nothing takes any time, and copies are worth it."""
+    """A cost model by which nothing takes any time, and copies pay."""
 
     tiling: Tiling | None = None
     spans: Spans = ()
@@ -124,7 +122,7 @@ class _Timeless:
 
 
 class _WithLatency:
-    """A cost model, and what copies between device and host take before their first byte."""
+    """A cost model with the latency of copies between device and host."""
 
     def __init__(self, step: CostModel, latency_s: float) -> None:
         self._step, self._latency_s = step, latency_s
@@ -137,7 +135,8 @@ class _WithLatency:
 class _Lines:
     """All turns as numbers, in the order of their sessions and lines. Line `line` has turns `first[line]` to `first[line + 1]` − 1.
 
-    session  int64 [lines]; base: what is added to block ids, int64 [sessions], so that sessions share nothing
+    session  of each line
+    base     int64 [sessions + 1]: added to block ids, so that sessions share nothing
     """
 
     def __init__(self, begun: Sequence[Begun]) -> None:
@@ -164,7 +163,7 @@ class _Lines:
         return turn + 1 == self.first[self.line_of[turn] + 1]
 
     def place(self, turn: int) -> int:
-        """Number of a turn in its line, from 0."""
+        """Return the number of a turn in its line, from 0."""
         return turn - self.first[self.line_of[turn]]
 
     def blocks(self, turn: int) -> NDArray[np.int64]:
@@ -172,12 +171,13 @@ class _Lines:
 
 
 class _Coming(Arrivals):
-    """Turns that come, and reads of the disk that end, in order of time."""
+    """Arrivals of turns, and ends of disk reads, in order of time."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__(trace, None)
-        # When, a number that keeps the order of what comes at once, and the turn.
+        # Time, a number that keeps the order at one time, and the turn.
         self._turns: list[tuple[float, int, int]] = []
+        # Time, turn and tokens.
         self.reads: list[tuple[float, int, int]] = []
         self._num_put = 0
 
@@ -201,7 +201,7 @@ class _Coming(Arrivals):
 
 
 class _Disk:
-    """Blocks by content, the least recently used first. One reader, that reads one prompt's after another's."""
+    """Blocks by content, the least recently used first. It reads the blocks of one prompt after another."""
 
     def __init__(self, tiers: Tiers, block_bytes: int, *, takes_time: bool) -> None:
         self._most = tiers.disk_blocks
@@ -211,7 +211,7 @@ class _Disk:
         self._free_s = 0.0
 
     def look_up(self, blocks: NDArray[np.int64]) -> int:
-        """How many are there, from the first on; they count as used."""
+        """Return how many leading blocks are on the disk; they count as used."""
         ids, held = blocks.tolist(), self._held
         found = next((place for place, each in enumerate(ids) if each not in held), len(ids))
         self._use(ids[:found])
@@ -223,19 +223,19 @@ class _Disk:
             self._held.popitem(last=False)
 
     def _use(self, ids: list[int]) -> None:
-        # The last first: of a prompt its end goes first.
+        # The last first, so that a prompt's end is evicted first.
         for each in reversed(ids):
             self._held[each] = None
             self._held.move_to_end(each)
 
     def read(self, now: float, num_blocks: int) -> float:
-        """Read so many blocks. Return when they are there."""
+        """Read so many blocks. Return when they have been read."""
         self._free_s = max(now, self._free_s) + self._latency_s + num_blocks * self.block_s
         return self._free_s
 
 
 class SessionRun:
-    """Sessions on their way through a scheduler of their own, by a cost model, or without one within the bounds."""
+    """A simulation of sessions, by a cost model, or without one of the bounds."""
 
     def __init__(
         self,
@@ -254,8 +254,9 @@ class SessionRun:
         check: bool = False,
         groups: Sequence[LayerGroup] = (LayerGroup("full"),),
     ) -> None:
-        """`longest_pause_s`: longer pauses are cut. `until_s`: what comes later is left out. `token_bytes`: K and V of a token. `seed` chooses tokens, and nothing that depends on them.
-        `groups`: the kinds of layers; of several, device blocks are pages. Raises InvalidConfig, and UnsupportedByLayers for other tiers then."""
+        """`longest_pause_s`: longer pauses are cut. `until_s`: the run ends then. `token_bytes`: K and V of a token. `seed` chooses tokens; no result
+        depends on it. `groups`: the kinds of layers; with several, device blocks are pages. Raises InvalidConfig, and UnsupportedByLayers for a host or
+        disk tier with several kinds."""
         tiers.check()
         if keeps not in KEEPS:
             raise InvalidConfig(f"keeps is {keeps!r}; known are {', '.join(KEEPS)}")
@@ -270,7 +271,7 @@ class SessionRun:
         self._size = begun[0].session.block_size
         self._layout = Layout(groups, self._size, keeps=True)
         if tiers.host_blocks or tiers.disk_blocks:
-            # A block has a price on its way, and a page has none.
+            # Copies are priced by block, not by page.
             self._layout.refuse("a tier under the device (host_blocks, disk_blocks)")
         self._lines = lines = _Lines(begun)
         step = _Timeless() if cost_model is None else _WithLatency(cost_model, tiers.host_latency_s)
@@ -311,7 +312,7 @@ class SessionRun:
         self._begin()
 
     def steps(self) -> Iterator[Step]:
-        """Run to the end, yielding after each step. Raises SimulationStuck rather than spin."""
+        """Run to the end, and yield each step. Raises SimulationStuck."""
         simulation, scheduler, coming = self._simulation, self.scheduler, self._coming
         while (coming.are_left or scheduler.has_unfinished) and simulation.now_s < self._until_s:
             if not scheduler.has_unfinished:
@@ -328,9 +329,9 @@ class SessionRun:
             elif batch.has_outputs or coming.next_s() == math.inf:
                 simulation.nothing_ran(batch)
             else:
-                # All wait for the disk, or for memory that is read into.
+                # All requests wait for the disk, or for memory that reads fill.
                 simulation.now_s = max(simulation.now_s, coming.next_s())
-        # Who came meanwhile waits.
+        # Turns that came meanwhile count as waiting.
         self._deliver()
         if self._num_ended < len(self._lines.turns) and simulation.now_s < self._until_s:
             raise SimulationStuck(f"{len(self._lines.turns) - self._num_ended:,} turns never ended")
@@ -342,7 +343,7 @@ class SessionRun:
         return self.result()
 
     def result(self) -> SessionResult:
-        """The figures so far, of the turns that got a first token; who waits for it counts for its time to first token as long as it has."""
+        """Return the figures so far of the turns with a first token. Times to first token also count turns that still wait, as long as they have."""
         lines, size, num_ids = self._lines, self._size, int(self._lines.base[-1])
         figures, stats, run = self.scheduler.manager.stats(), self.scheduler.stats(), self._simulation.result()
         ttft, has_first = self.ttft_of_each(), np.isfinite(self._simulation.latencies.first)
@@ -378,20 +379,20 @@ class SessionRun:
         )
 
     def ttft_of_each(self) -> NDArray[np.float64]:
-        """Time to first token of each turn in the order of sessions and lines, seconds, float64 [turns]; as long as it has waited where there was
-        none so far, NaN where it has not come."""
+        """Return the seconds to the first token of each turn in the order of sessions and lines, float64 [turns]: the wait so far if there is no token
+        yet, NaN if the turn has not come."""
         ttft, arrived = self._simulation.latencies.ttft.copy(), self._simulation.latencies.arrival
         waits = np.isnan(ttft) & ~np.isnan(arrived)
         ttft[waits] = np.maximum(0.0, self._simulation.now_s - arrived[waits])
         return ttft
 
     def _num_kept(self, turn: Turn, output: int) -> int:
-        """Blocks of a prompt that the device can hold beside its rest and its output."""
+        """Return the full blocks of a prompt that the device can hold beside its rest and its output."""
         most = self._layout.tokens_in(self._tiers.device_blocks) - output - 1
         return min(turn.num_blocks, max(0, most // self._size - 1))
 
     def _num_tokens(self, number: int) -> int:
-        """Tokens of a prompt: its full blocks and what follows them, at least one, since the last token of a prompt is always computed."""
+        """Return the tokens of a prompt: its full blocks and at least one more, since the last token of a prompt is always computed."""
         turn, kept = self._lines.turns[number], self._kept[number]
         rest = turn.prompt_tokens - kept * self._size if kept == turn.num_blocks else 1
         return kept * self._size + min(max(1, rest), self._size)
@@ -408,18 +409,18 @@ class SessionRun:
             request = msgspec.structs.replace(request, session_id=self._session_id(number))
         if self._disk is None:
             return request
-        # Also where memory has as much now: while the request waits it may go.
+        # Also if memory has as much now, since it may be evicted while the request waits.
         found = self._disk.look_up(self._lines.blocks(number)[: self._kept[number]])
         if not found or self._disk.block_s > self.scheduler.costs.seconds_per_token * self._size:
             return request
         return msgspec.structs.replace(request, num_computed=found * self._size)
 
     def _session_id(self, number: int) -> str:
-        """A line's: what a sub-agent keeps is not what its parent does."""
+        """Return the id of a turn's line: a sub-agent keeps other content than its parent."""
         return str(self._lines.line_of[number])
 
     def _begin(self) -> None:
-        """Put the first turns, or within the bounds all of them, as they were recorded."""
+        """Schedule the first turns; for bounds all turns, at their recorded times."""
         lines, place = self._lines, 0
         for each in self._begun:
             session, clock, before = each.session, each.begins_s, None
@@ -435,7 +436,7 @@ class SessionRun:
             place += len(session.lines)
 
     def _begin_agents(self, line: int, after: int, now: float) -> None:
-        """Put the first turns of sub-agents that begin when this turn of a line has ended."""
+        """Schedule the first turns of sub-agents that begin when this turn of a line has ended."""
         for child, delay_s in self._lines.children.get((line, after), ()):
             begins, first = now + min(delay_s, self._longest_pause_s), self._lines.first
             if first[child] < first[child + 1]:
@@ -443,7 +444,7 @@ class SessionRun:
             self._begin_agents(child, -1, begins)
 
     def _deliver(self) -> None:
-        """Add the turns that have come, and let those go on whose blocks were read."""
+        """Add the turns that have come, and let turns go on whose blocks were read."""
         coming, now = self._coming, self._simulation.now_s
         while coming.next_s() <= now:
             if coming.reads and coming.reads[0][0] <= coming.next_turn_s():
@@ -457,7 +458,7 @@ class SessionRun:
                 self._simulation.add(turn, arrival)
 
     def _ended(self, batch: Batch, step: Step) -> None:
-        """Read what a batch listed, and go on behind the turns that ended with it."""
+        """Read what a batch loads, and schedule what follows the turns that ended with it."""
         now = self._simulation.now_s
         if len(batch.loads):
             assert self._disk is not None, "only the disk has what is loaded"

@@ -1,4 +1,4 @@
-"""The loop of a simulation: arrivals in, a step, its tokens out, on a virtual clock."""
+"""The loop of a simulation on a virtual clock: arrivals, a step, its tokens."""
 
 from collections.abc import Callable, Iterator
 
@@ -20,16 +20,16 @@ from paged.study.simulator.work import steady_work, work_of
 from paged.study.traces import Trace
 
 LEAST_AT_ONCE, MOST_AT_ONCE = 32, 512
-"""Steps that are asked for at once: few, since most stretches are short and what was timed and not taken is lost, then twice as many each
-time that all were taken; more win nothing."""
+"""Steps to time at once: few, since most stretches are short and the timing of steps that are not taken is lost; twice as many whenever all were
+taken; more gain nothing."""
 
 Answer = Callable[[Batch], NDArray[np.int32]]
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One step of a simulation: what ran, until when (virtual seconds), and which requests ended with it (their numbers).
+    """A step of a simulation: its batch, its end in virtual seconds, and the numbers of the requests that ended with it.
 
-    `skipped` steps like it, with the same rows, have run since the step before; `now_s` and `seconds` count them.
+    Since the step before, `skipped` steps with the same rows have run, whose time is in `now_s` and `seconds`.
     """
 
     number: int
@@ -41,7 +41,7 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Simulation:
-    """A trace on its way through a scheduler of its own. Request i of the trace has the id str(i)."""
+    """A simulation of a trace on its own scheduler. Request i of the trace has the id str(i)."""
 
     def __init__(
         self,
@@ -60,12 +60,18 @@ class Simulation:
         latencies: Latencies | None = None,
         as_asked: Callable[[Request], Request] | None = None,
     ) -> None:
-        """`clients`: a closed loop of so many, each of which sends the trace's next request when its last one has ended; arrival times
-        are left out. `fast_forward`: steps in which nothing is to be decided are taken at once, to the same effect.
-        `runs_ahead`: the engine decides on a step while the one before runs, so who comes meanwhile is in the step after it. `prompt_of` gives a
-        request's prompt, by default the trace's; `answer` runs a batch and gives a token for each row that samples, by default the
-        stand-in's. `shared` and `latencies`: those of all replicas, of which this is one. `as_asked` gives a request as it is added, by default as the
-        trace has it. Raises InvalidConfig for fewer than one client or a price that is none.
+        """Options:
+
+        clients       of a closed loop: each sends the trace's next request when its last one has ended; arrival times are ignored
+        fast_forward  take steps without a decision at once, to the same effect
+        runs_ahead    the engine decides a step while the one before runs, so a request that comes meanwhile is in the step after it
+        prompt_of     returns a request's prompt; None: the trace's
+        answer        runs a batch and returns a token for each row that samples; None: the stand-in's
+        shared, latencies
+                      arrivals and latencies that all replicas share, of which this is one
+        as_asked      returns a request as it is added; None: as the trace has it
+
+        Raises InvalidConfig for fewer than one client, or a price that is negative or not finite.
         """
         if clients is not None and clients < 1:
             raise InvalidConfig(f"clients is {clients}; a closed loop needs at least 1")
@@ -91,14 +97,14 @@ class Simulation:
         self._ask_for = LEAST_AT_ONCE
         self.arrivals = shared or Arrivals(trace, clients)
         self.deliver: Callable[[float], None] = self._add_arrived
-        """Add who has come until a time; of replicas to whichever is to serve them."""
+        """Add the requests that have come until a time; with replicas, each to its replica."""
         self._num_empty = 0
-        # The requests of the rows that sampled last, so that steps with the same rows need not ask.
+        # Requests of the rows that sampled last, for further steps with the same rows.
         self._ids: NDArray[np.object_] | None = None
         self._numbers: NDArray[np.int64] = np.empty(0, np.int64)
 
     def steps(self) -> Iterator[Step]:
-        """Run to the end, yielding after each step. Raises SimulationStuck rather than spin."""
+        """Run to the end, and yield each step. Raises SimulationStuck."""
         while self.arrivals.are_left or self.scheduler.has_unfinished:
             if not self.scheduler.has_unfinished:
                 # No request is here: skip to when the next one comes.
@@ -109,7 +115,7 @@ class Simulation:
                 yield step
 
     def advance(self) -> Step | None:
-        """Run the next step, and before it those in which nothing is to be decided; None where no request can run. Raises SimulationStuck."""
+        """Run the steps without a decision and the next step. Return it; None if no request can run. Raises SimulationStuck."""
         before, skipped = self.num_skipped, self.skip_ahead()
         if skipped:
             self.deliver(self.seen_s)
@@ -119,7 +125,7 @@ class Simulation:
         return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.num_skipped - before)
 
     def run_step(self) -> Step | None:
-        """Run the next step alone; None where no request can run. Raises SimulationStuck."""
+        """Run the next step alone. Return it; None if no request can run. Raises SimulationStuck."""
         batch = self.scheduler.schedule(self.now_s)
         if batch.is_empty:
             self.nothing_ran(batch)
@@ -129,7 +135,7 @@ class Simulation:
 
     def nothing_ran(self, batch: Batch) -> None:
         """End an empty batch. Raises SimulationStuck for the second one in a row."""
-        # Outputs of requests that ended without running are still to be fetched; a second time, nothing will come.
+        # The first empty batch may fetch outputs of requests that ended without running.
         outputs = self.scheduler.update(batch, np.empty(0, np.int32), now=self.now_s)
         self.arrivals.answered(len(outputs.others), self.now_s)
         self._num_empty += 1
@@ -142,7 +148,7 @@ class Simulation:
 
     @property
     def seen_s(self) -> float:
-        """Who has come until then is in the next step."""
+        """The time until which arrivals are in the next step."""
         return self._began_s if self._runs_ahead and self.scheduler.has_unfinished else self.now_s
 
     def _add_arrived(self, seen_s: float) -> None:
@@ -150,12 +156,12 @@ class Simulation:
             self.add(self.arrivals.take(), arrival)
 
     def add(self, number: int, arrival: float) -> bool:
-        """Take a request of the trace that has come. Return whether it can ever run."""
+        """Add a request of the trace. Return whether it can ever run."""
         self.latencies.arrived(number, arrival)
         try:
             self.scheduler.add(self._as_asked(self._request(number)), now=arrival)
         except NeverFits:
-            # The scheduler counts it as rejected; a simulation goes on without it, as a service would.
+            # The scheduler counts it as rejected, and the simulation goes on, as a service would.
             return False
         self.arrivals.is_waited_for()
         return True
@@ -176,7 +182,7 @@ class Simulation:
         )
 
     def skip_ahead(self) -> float:
-        """Take the coming steps in which nothing is to be decided at once, up to the next arrival. Return their seconds."""
+        """Take the coming steps without a decision at once, up to the next arrival. Return their seconds."""
         scheduler, asked = self.scheduler, self._ask_for
         allowed = steady_steps(scheduler, asked) if self._may_skip else 0
         if allowed < 2:
@@ -185,13 +191,13 @@ class Simulation:
         requests = self._numbers_of(first.ids)[: first.num_samples]
         written = first.seq_lens[: first.num_samples] - self._prompt_tokens[requests]
         if self._any_ends_early and len(requests):
-            # The step in which a request stops is to be seen.
+            # The step in which a request stops is a decision.
             allowed = min(allowed, int((self.trace.output_tokens[requests] - written).min()) - 1)
             if allowed < 2:
                 return 0.0
         work = steady_work(first, allowed, self.cost_model.tiling, self.cost_model.spans)
         seconds = np.broadcast_to(self.cost_model.seconds(work), allowed)
-        # Sums in the order in which the steps come: the same clock to the last bit.
+        # Added in the order of the steps: the same clock, to the last bit.
         clock = np.add.accumulate(np.concatenate([[self.now_s], seconds]))
         until_seen = int(np.searchsorted(clock[:-1], self.arrivals.next_s(), "left")) + self._runs_ahead
         count = min(allowed, until_seen)
@@ -208,11 +214,11 @@ class Simulation:
         return self.now_s - before
 
     def work_of(self, batch: Batch) -> StepWork:
-        """What a batch asks of the device."""
+        """Return the work of a batch for the device."""
         return work_of(batch, self.scheduler.manager.block_size, self.cost_model.tiling, self.cost_model.spans)
 
     def finish(self, batch: Batch, work: StepWork, seconds: float) -> Step:
-        """End a batch that took so long."""
+        """End a batch after so many seconds. Return its step."""
         self._num_empty = 0
         scheduler = self.scheduler
         memory = self._ledger.memory()
@@ -239,21 +245,21 @@ class Simulation:
 
     @property
     def num_steps(self) -> int:
-        """So far."""
+        """Steps so far."""
         return self._ledger.num_steps
 
     @property
     def num_skipped(self) -> int:
-        """Of them, taken at once with others."""
+        """Of them, steps that were taken at once with others."""
         return self._ledger.num_skipped
 
     @property
     def num_output_tokens(self) -> int:
-        """Written so far, by all requests."""
+        """Output tokens of all requests so far."""
         return self._ledger.output_tokens
 
     def _numbers_of(self, ids: NDArray[np.object_]) -> NDArray[np.int64]:
-        """The request of each id, int64 [n]."""
+        """Return the request of each id, int64 [n]."""
         if ids is not self._ids:
             self._ids, self._numbers = ids, np.array(ids.tolist(), np.int64) if len(ids) else np.empty(0, np.int64)
         return self._numbers
@@ -263,16 +269,16 @@ class Simulation:
             self._ledger.checked(self.scheduler.check(), ends_step=ends_step)
 
     def result(self) -> SimulationResult:
-        """The figures so far; after the last step, those of the whole simulation."""
+        """Return the figures so far."""
         return self._ledger.result(self.arrivals.num_added)
 
 
 def simulate(
     trace: Trace, scheduler: Scheduler, cost_model: CostModel | None = None, *, check: bool = False
 ) -> SimulationResult:
-    """Simulate a whole trace. `check` recomputes every invariant twice a step: slow, and worth it.
+    """Simulate a whole trace. `check` recomputes every invariant twice a step, which is slow.
 
-    Raises SimulationStuck, InvalidConfig for a cost model without time, and InvalidRequest where the trace asks for what the scheduler refuses.
+    Raises SimulationStuck, and InvalidRequest for a request that the scheduler refuses.
     """
     run = Simulation(trace, scheduler, cost_model, check=check)
     for _ in run.steps():

@@ -1,4 +1,4 @@
-"""How long a step takes, by formula."""
+"""The seconds of a step by a formula."""
 
 import math
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ class StepTime(msgspec.Struct, frozen=True):
     spans: ClassVar[Spans] = ()
 
     def check(self) -> None:
-        """Raises InvalidConfig unless every constant is finite and not negative and a step that computes takes some time."""
+        """Raise InvalidConfig unless every constant is finite and not negative, and a step that computes takes time."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -39,7 +39,7 @@ class StepTime(msgspec.Struct, frozen=True):
             raise InvalidConfig("weights_ms and token_us are both 0; a step that computes must take time")
 
     def seconds(self, work: StepWork) -> Any:
-        """Duration of a step; of amounts that are arrays float64 [n]."""
+        """Return the seconds of a step; arrays give an array, float64 [n]."""
         computed = work.computed_tokens
         memory = (self.weights_ms * 1e-3 + self.context_us * 1e-6 * work.context_tokens) * (computed > 0)
         arithmetic = self.token_us * 1e-6 * computed
@@ -47,7 +47,7 @@ class StepTime(msgspec.Struct, frozen=True):
         return larger + self.swap_us * 1e-6 * work.moved_tokens
 
     def costs(self, block_size: int) -> Costs:
-        """What the scheduler is to expect of swapping and recomputing, so that it decides by the same clock that it is timed by."""
+        """Return the costs by which the scheduler weighs swapping against recomputing."""
         return Costs(
             seconds_per_swapped_block=self.swap_us * 1e-6 * block_size,
             seconds_per_token=self.token_us * 1e-6,

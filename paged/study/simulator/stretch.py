@@ -1,6 +1,6 @@
-"""Steps that need no decision, taken at once: while the same rows compute a token each, and no request comes, goes or is short of memory.
+"""Steps without a decision, taken at once: the same rows compute a token each, and no request comes, ends or lacks memory.
 
-For a caller that knows beforehand what every row samples: a simulator.
+Only a caller that knows every sample beforehand can use it, such as a simulator.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _COMPOSITIONS = {Composition, Apart, Lockstep}
 
 
 class SteadyBatch(NamedTuple):
-    """What the first of several steps runs that decide nothing, a token a row.
+    """The first of several steps without a decision, a token a row.
 
-    ids object [n] are the requests, seq_lens int64 [n] the tokens that each row attends to, as a Batch has them. The first num_samples
-    sample; the others are in the middle of their prompts.
+    ids object [n] are the requests, seq_lens int64 [n] the tokens that each row attends to, as in a Batch. The first num_samples rows sample; the
+    others are in the middle of their prompts.
     """
 
     ids: NDArray[np.object_]
@@ -39,9 +39,8 @@ class SteadyBatch(NamedTuple):
 
 
 def steady_steps(scheduler: Scheduler, limit: int) -> int:
-    """How many of the coming steps, at most `limit`, would run the rows of the last one, a token each, with no request coming in,
-    ending or giving blocks up. 0 where that is not known, which never is an error. Nothing changes. Raises InvalidRequest for a
-    limit that is no integer."""
+    """Return how many of the coming steps, at most `limit`, run the rows of the last one, a token each, while no request enters, ends or gives
+    up blocks. 0 if that is not known. Changes nothing. Raises InvalidRequest for a limit that is no integer."""
     if not is_integer(limit):
         raise InvalidRequest(f"limit has to be an integer; got {limit!r}.")
     state = scheduler._state
@@ -49,7 +48,7 @@ def steady_steps(scheduler: Scheduler, limit: int) -> int:
 
 
 def steady_batch(scheduler: Scheduler) -> SteadyBatch:
-    """What the first of those steps runs; nothing where there are none."""
+    """Return the first of those steps; an empty one if there are none."""
     state = scheduler._state
     found = _steady_rows(state)
     if found is None:
@@ -59,11 +58,11 @@ def steady_batch(scheduler: Scheduler) -> SteadyBatch:
 
 
 def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
-    """So many steps ran as int32 `token_ids` [num_samples, steps] has columns: what row i of `steady_batch` sampled in each.
+    """Run a step for each column of `token_ids`, int32 [num_samples, steps]: what row i of `steady_batch` samples in each step.
 
-    Leaves behind what so many calls of `schedule` and `update` would, down to the ids of the blocks, of which the last came at `now`.
-    Returns the blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than
-    `steady_steps` allows, and for a token at which its row stops, or InvalidRequest (now, see `schedule`), changing nothing.
+    The state afterwards is that of as many calls of `schedule` and `update`, down to the ids of blocks; the last update is at `now`. Returns the
+    blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than `steady_steps` allows, and for a
+    token at which its row stops, or InvalidRequest (now, see `schedule`), and changes nothing then.
     """
     state = scheduler._state
     now = latest_time(now, state.now)
@@ -108,11 +107,11 @@ def _validated(token_ids: Any, vocabulary_size: int | None) -> NDArray[np.int32]
 
 
 def _steady_rows(state: State) -> tuple[Rows, int] | None:
-    """The rows that the coming steps run, one token each, in the order of their batches, and how many of them, the first ones, sample;
-    the others are in the middle of prompts that they walk in lockstep. None where the next step may be another one."""
+    """Return the rows of the coming steps in the order of their batches, one token each, and how many of the first ones sample; the others walk
+    through their prompts in lockstep. None if the next step may differ."""
     limits, manager = state.limits, state.manager
     if type(state.composition) not in _COMPOSITIONS or type(state.admission) not in (Admission, WholeBatches):
-        # A strategy of the user's own may decide in any step.
+        # A strategy of the user may decide in any step.
         return None
     if not state.running.num or (state.running.steady is None and not isinstance(state.composition, Lockstep)):
         return None
@@ -135,15 +134,15 @@ def _steady_rows(state: State) -> tuple[Rows, int] | None:
 
 
 def _steps_shut(state: State) -> int:
-    """How many of the coming steps surely let no request in, if the same rows decode in them."""
+    """Return how many of the coming steps admit no request for certain, if the same rows decode in them."""
     if state.queues.is_shut:
         return UNLIMITED
     return state.composition.steps_shut(state) if isinstance(state.composition, Apart) else 0
 
 
 def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int:
-    """How many of the coming steps, at most `limit`, run what `_steady_rows` found and decide nothing; the step in which one of them ends,
-    or samples for the first time, is not among them."""
+    """Return how many of the coming steps, at most `limit`, run what `_steady_rows` found without a decision, up to the step in which a row ends or
+    samples for the first time."""
     if found is None or limit < 1:
         return 0
     (rows, num_samples), manager = found, state.manager
@@ -158,7 +157,7 @@ def _num_steady(state: State, found: tuple[Rows, int] | None, limit: int) -> int
 
 
 def _may_skip(memory: Memory) -> bool:
-    """Whether all layers keep all tokens, nothing is to be copied, and no content ends by time."""
+    """Whether all layers keep all tokens, nothing has to be copied, and no retention ends by time."""
     return (
         memory.layout.is_plain
         and not memory.growth.any_shared_tail
@@ -168,8 +167,8 @@ def _may_skip(memory: Memory) -> bool:
 
 
 def _most_decodes(memory: Memory, rows: Rows, limit: int) -> int:
-    """How many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before one of
-    them has to look a full block up."""
+    """Return how many tokens, at most `limit`, each of these rows can compute one by one with the blocks that can be drawn, before a row has to look
+    up a full block."""
     tables, size = memory.tables, memory.block_size
     computed = tables.num_computed[rows]
     if memory.index.num_looking_up:
@@ -181,10 +180,10 @@ def _most_decodes(memory: Memory, rows: Rows, limit: int) -> int:
     spare = tables.num_blocks[rows] * size - computed
     available = memory.growth.num_unpromised
     if int(spare.max()) < size:
-        # Each row draws a block every `size` steps, the one with the least room first: the draw that fails is known.
+        # Each row draws a block every `size` steps, the row with the least room first, so the first draw that fails is known.
         rounds, place = divmod(available, len(rows))
         return min(limit, rounds * size + int(np.partition(spare, place)[place]))
-    # Mostly there is room for all of them: that is asked first.
+    # Mostly there is room for all steps, which is tried first.
     least, most, middle = 0, limit, limit
     while least < most:
         if int((-(-np.maximum(middle - spare, 0) // size)).sum()) <= available:
@@ -196,12 +195,12 @@ def _most_decodes(memory: Memory, rows: Rows, limit: int) -> int:
 
 
 def _skip_decodes(memory: Memory, rows: Rows, tokens: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Place, commit and settle a batch of these rows, a token each, for each column of `tokens`, int32 [n, k]: what the first n of them
-    sampled. The others go on in what they know. `_most_decodes` has said that they can. Returns the blocks that each batch drew, int64 [k]."""
+    """Place, commit and settle a batch of these rows, a token each, for each column of `tokens`, int32 [n, k], which the first n rows sample; the
+    others compute known tokens. `_most_decodes` has to allow it. Returns the blocks that each batch drew, int64 [k]."""
     tables, size, (num_samples, num_steps) = memory.tables, memory.block_size, tokens.shape
     computed = tables.num_computed[rows]
     have = tables.num_blocks[rows].astype(np.int64)
-    # In step j of these a row computes its token number computed + j: the steps in which that one begins a block.
+    # In step j a row computes its token number computed + j. These are the steps in which that token begins a block.
     first = have * size - computed
     counts = -(-np.maximum(num_steps - first, 0) // size)
     places = np.repeat(np.arange(len(rows)), counts)
@@ -219,9 +218,9 @@ def _skip_decodes(memory: Memory, rows: Rows, tokens: NDArray[np.int32]) -> NDAr
 
 
 def _draw_ahead(memory: Memory, rows: Rows, columns: NDArray[np.int64], batches: NDArray[np.int64]) -> None:
-    """A block for each of these places in tables, whose batches, int64 [n], rise: one draw evicts in the order in which so many would.
+    """Draw a block for each of these places in tables; `batches`, int64 [n], rise. One draw evicts in the same order as several.
 
-    A block that is evicted in a later batch lay idle, and its node lived, for so many steps longer.
+    A block that is evicted in a later batch is idle, and its node lives, for so many steps longer.
     """
     device = memory.device
     evicted, first = device.num_evicted, int(batches[0])

@@ -1,4 +1,4 @@
-"""Several simulations side by side: every combination of what is varied, in processes of their own, and what seeds say together."""
+"""Several simulations side by side: every combination of varied options, in processes of their own, and intervals over seeds."""
 
 import math
 from collections.abc import Generator, Iterable, Sequence
@@ -35,7 +35,7 @@ def grid(
     budgets: Sequence[Budget] = (),
     seeds: int = 1,
 ) -> list[Scenario]:
-    """Every combination, seeds innermost; what is not varied is the base's. Raises InvalidConfig for fewer than one seed."""
+    """Return every combination, seeds innermost; options that are not varied are the base's. Raises InvalidConfig for fewer than one seed."""
     if seeds < 1:
         raise InvalidConfig(f"{seeds} seeds were asked for; at least 1 is needed")
     found: list[Scenario] = []
@@ -57,9 +57,9 @@ def grid(
 def run_all(
     scenarios: Sequence[Scenario], *, jobs: int = 1, check: bool = False
 ) -> Generator[tuple[int, Outcome], None, None]:
-    """(place, outcome) of each scenario as it ends, in `jobs` processes; with one job in this one and in order.
+    """Yield (place, outcome) of each scenario as it ends, in `jobs` processes; with one job in this process and in order.
 
-    Raises what a scenario raises; the others are given up then, as they are by Ctrl-C, or when the iterator is closed.
+    Raises what a scenario raises, which ends the others, as do Ctrl-C and the iterator's close.
     """
     if jobs < 1:
         raise InvalidConfig(f"{jobs} jobs were asked for; at least 1 is needed")
@@ -75,12 +75,12 @@ def run_all(
 
 
 def interval(values: Iterable[float]) -> Interval:
-    """Of one figure over seeds. Raises InvalidConfig for none."""
+    """Return the interval of a figure over seeds. Raises InvalidConfig without values."""
     numbers = list(values)
     if not numbers:
         raise InvalidConfig("an interval of no values was asked for")
     if len(numbers) > 1 and min(numbers) == max(numbers):
-        # Their mean may differ from them by a rounding, and make a width of it.
+        # Their mean may differ from them by rounding, which would give a width.
         return Interval(numbers[0], 0.0)
     count, mean = len(numbers), math.fsum(numbers) / len(numbers)
     if count == 1:
@@ -91,7 +91,7 @@ def interval(values: Iterable[float]) -> Interval:
 
 
 def by_seed(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
-    """Outcomes that differ in their seed alone, together, in the order of the first of each."""
+    """Group outcomes that differ in their seed alone, in the order of the first of each group."""
     groups: dict[Any, list[Outcome]] = {}
     for outcome in outcomes:
         load = msgspec.structs.replace(outcome.scenario.load, seed=0, resampled=False)

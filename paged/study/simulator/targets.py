@@ -1,4 +1,4 @@
-"""What a service promises of its latencies, and what became of the promises at a value of a search."""
+"""A service's targets for latencies, and the outcome at a value of a search."""
 
 from typing import Literal
 
@@ -8,14 +8,12 @@ from paged.errors import InvalidConfig
 from paged.study.traces.limits import positive
 
 Promise = Literal["ttft_s", "gap_s", "itl_s", "rejected", "cut_off"]
-"""A target by name; or what is promised always: that no request is rejected, and no output cut off, because the pool is too small for it."""
-
-
+"""A target by name; or one of every service: no request is rejected, and no output cut off, because the pool is too small for it."""
 _TARGETS: tuple[Promise, ...] = ("ttft_s", "gap_s", "itl_s")
 
 
 class Targets(msgspec.Struct, frozen=True, kw_only=True):
-    """The most that 99th percentiles may be, in seconds; None: no such target. Raises InvalidConfig without any, and for what is no time.
+    """The most that 99th percentiles may be, in seconds; None: no such target. Raises InvalidConfig without a target, and for one that is not above 0.
 
     ttft_s  of time to first token, a value a request
     gap_s   of the longest gap between two tokens, a value a request
@@ -33,15 +31,15 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
             positive(f"the target {name}", seconds)
 
     def given(self) -> list[tuple[Promise, float]]:
-        """Names and seconds of the targets that there are."""
+        """Return names and seconds of the targets that are set."""
         return [(name, seconds) for name in _TARGETS if (seconds := getattr(self, name)) is not None]
 
 
 class Miss(msgspec.Struct, frozen=True):
     """A promise that was broken.
 
-    limit  seconds; 0 requests of `rejected`, 0 tokens of `cut_off`
-    found  what it was instead, in the same unit; None where the simulation was given up as soon as it could not be `limit` any more
+    limit  seconds; 0 requests for `rejected`, 0 tokens for `cut_off`
+    found  the figure, in the same unit; None if the simulation ended early, when it could no longer meet `limit`
     """
 
     promise: Promise
@@ -50,7 +48,7 @@ class Miss(msgspec.Struct, frozen=True):
 
 
 class P99s(msgspec.Struct, frozen=True):
-    """99th percentiles over all replicas, of the seed in which each is highest, in seconds; None where there is no value."""
+    """99th percentiles over all replicas, each of the seed in which it is highest, in seconds; None without a value."""
 
     ttft_s: float | None
     gap_s: float | None
@@ -60,12 +58,12 @@ class P99s(msgspec.Struct, frozen=True):
 class Probe(msgspec.Struct, frozen=True):
     """A value that was tried.
 
-    misses       the promises that were broken; none: it met
-    p99          None where a simulation was given up
+    misses       the broken promises; empty: it met
+    p99          None if a simulation ended early
     ttft_by_quarter_s
-                 median time to first token of each quarter of the requests by arrival, of the seed in which the last one waits longest:
-                 what a queue that only grows looks like. Empty where a simulation was given up
-    simulations  how many were run: seeds × replicas, fewer where one of them decided
+                 median time to first token of each quarter of the requests by arrival, of the seed in which the last quarter waits longest: it
+                 shows a queue that only grows. Empty if a simulation ended early
+    simulations  that were run: seeds × replicas, or fewer if one decided before
     """
 
     value: float

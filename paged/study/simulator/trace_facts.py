@@ -1,7 +1,7 @@
-"""What a reader should know of a trace before its figures: how many requests, how fast, how long, and what is not in it.
+"""The facts of a trace that a reader needs before its figures: number, rate and lengths of requests, and what is left out.
 
-A service that begins empty is full once as many requests end as come, after about the longest residence. A trace shows the load that it stands
-for if it lasts some times that (`settling_s`): most of its requests see a full service, and a queue that grows has time to.
+A service that begins empty is full once as many requests end as come, after about the longest residence. A trace has to last several times that
+(`settling_s`) to show its load: then most requests see a full service, and a growing queue has time to grow.
 """
 
 import math
@@ -17,9 +17,9 @@ from paged.study.simulator.result import Percentiles
 from paged.study.traces import Trace
 
 _TIMES = 4
-"""How many times the residence of a long request a trace has to last."""
+"""A trace has to last so many residences of a long request."""
 _LONG = 0.99
-"""The share of requests that are shorter than a long one."""
+"""The quantile of a long request."""
 
 
 class Lengths(msgspec.Struct, frozen=True):
@@ -36,15 +36,15 @@ class Lengths(msgspec.Struct, frozen=True):
 class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A trace as it was simulated.
 
-    requests   that came
-    left_out   that did not, because they were longer than the context; `context` is what they are held to, None: nothing
-    clipped    of those that came, cut to fit the context
-    span_s     from the first arrival to the last
-    per_s      requests ÷ that; None where all come at once, or a client waits for an answer
-    drawn_from requests of the trace itself, where more were drawn from them because they came in too short a time; None: it is as it was
+    requests    that came
+    left_out    requests longer than the `context` (None: no limit), which did not come
+    clipped     of those that came, cut to fit the context
+    span_s      from the first arrival to the last
+    per_s       requests ÷ span_s; None if all come at once, or in a closed loop
+    drawn_from  requests of the trace itself, if more were drawn because it was too short; None: it was not
     settles_in_s
-               what it would have to last until its load has settled (`settling_s`); 0: it has no rate
-    note       what a file is an excerpt of, and by what it was filtered; "" where nothing is known
+                seconds until its load has settled (`settling_s`); 0: it has no rate
+    note        the source of an excerpt and its filter; "": not known
     """
 
     name: str
@@ -62,16 +62,16 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_too_short(self) -> bool:
-        """Whether it ends before its load has settled; a fifth does not matter, since what is drawn differs a little."""
+        """Whether it ends before its load has settled, by more than the fifth by which drawn spans differ."""
         return self.span_s < 0.8 * self.settles_in_s
 
     def pace(self, rate: float) -> str:
-        """How fast its requests come, in words; where they have no rate of their own, `rate` times as fast as the trace's."""
+        """Return the rate of arrivals in words; `rate` is the factor on the trace's, for a trace without a rate of its own."""
         return f"{rate:g} × the trace's rate" if self.per_s is None else f"{per_second(self.per_s)} requests/s"
 
     @classmethod
     def of(cls, trace: Trace, *, is_open: bool = True, settles_in_s: float = 0.0) -> "TraceFacts":
-        """`is_open`: requests come when the trace says, and not when a client of a closed loop sends the next."""
+        """Return a trace's facts. `is_open`: requests come at the trace's times, and not from a closed loop."""
         span = float(trace.arrival_s[-1])
         fitted = [applied for applied in trace.applied if applied.name == "fitted"]
         return cls(
@@ -98,15 +98,15 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def per_second(rate: float) -> str:
-    """A rate in three figures, also below 1; of a whole number no more than that."""
+    """Return a rate in three figures, also below 1; a whole number without decimals."""
     shown = short(rate) if rate >= 1 else f"{rate:.3g}"
     whole, _, rest = shown.partition(".")
     return shown if rest.strip("0") else whole
 
 
 def settling_s(trace: Trace, cost_model: CostModel, *, rows_at: Callable[[int], int]) -> float:
-    """Seconds that a trace has to last, in two figures: four times what a request with the 99th percentile of outputs takes to decode beside
-    as many others as there are at once (`rows_at` a length). 0 where all requests come at once: they have no rate."""
+    """Return the seconds that a trace has to last, in two figures: four times the decoding of a request with the 99th percentile of outputs, beside as
+    many others as run at once (`rows_at` a length). 0 if all requests come at once: they have no rate."""
     if not trace.arrival_s[-1]:
         return 0.0
     length = max(1, int(trace.prompt_tokens.mean() + trace.output_tokens.mean() / 2))

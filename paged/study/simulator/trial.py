@@ -1,4 +1,4 @@
-"""Simulations of a search: each runs until it ends, or until it cannot meet its targets any more; and what a value's come to together."""
+"""Trials of a search, each a simulation that runs to its end or until it can no longer meet its targets; and the verdict on a value."""
 
 import time
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from paged.study.simulator.targets import Miss, P99s, Probe, Promise, Targets
 from paged.study.traces import Trace
 
 LOOK_EVERY = 256
-"""Steps between two looks at the targets: a look costs two passes over the requests, and the verdict does not depend on when it comes."""
+"""Steps between two checks of the targets: a check costs two passes over the requests, and the verdict does not depend on its time."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """A scenario, of whose requests this replica gets every `replicas`-th; `targets`, by which the run is given up. None: it is not."""
+    """A scenario, of whose requests this replica gets every `replicas`-th. The run ends early when it can no longer meet `targets`; None: it does not."""
 
     scenario: Scenario
     replica: int = 0
@@ -28,13 +28,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """What targets ask of a simulation, small enough to cross processes.
+    """The figures of a simulation by which targets are judged, small enough to cross processes.
 
-    broken        the promise for which the run was given up; None: it went to its end
+    broken        the promise whose breach ended the run early; None: it ran to its end
     num_rejected  requests that the pool could never hold
-    num_cut_off   output tokens that were not written because the pool could not hold their request whole; 0 of a run that was given up
+    num_cut_off   output tokens that were not written because the pool could not hold their request whole; 0 of a run that ended early
     ttft_s, longest_gap_s
-                  float64 [requests of the replica], NaN for who has none
+                  float64 [requests of the replica], NaN for requests without one
     gaps_s, gap_counts
                   gaps between tokens, float64 [n] rising, and how many tokens had each, int64 [n]
     """
@@ -51,7 +51,7 @@ class Tally(msgspec.Struct, frozen=True):
 
 
 def tried(trial: Trial) -> Tally:
-    """Run it. Raises what a scenario's parts raise, and SimulationStuck."""
+    """Run a trial. Raises what a scenario's parts raise, and SimulationStuck."""
     started = time.perf_counter()
     whole = trace_of(trial.scenario.load)
     part = whole if trial.replicas == 1 else whole.dealt(trial.replica, trial.replicas)
@@ -80,23 +80,23 @@ def tried(trial: Trial) -> Tally:
     )
 
 
-# The probes of one search over memory or devices share a load, and each of many replicas would read the file again.
+# The probes of a search over memory or devices share a load, which each of many replicas would read again.
 @lru_cache(maxsize=4)
 def trace_of(load: Load) -> Trace:
-    """The load's trace. Raises what `Load.build` raises."""
+    """Return the load's trace. Raises what `Load.build` raises."""
     return load.build()
 
 
 class Watch:
-    """Whether a simulation that is under way has broken a promise already, whatever is still to come.
+    """Finds promises that a running simulation has already broken, whatever follows.
 
-    A 99th percentile (nearest rank) of n values is above a limit exactly when more than ⌊n ÷ 100⌋ of them are. No value that came is taken
-    back, and n is at most what the whole trace gives. So once more than a hundredth of that is above the limit, the target is missed; and a
-    run that is never given up is judged at its end. Both verdicts are the same.
+    A 99th percentile (nearest rank) of n values is above a limit exactly if more than ⌊n ÷ 100⌋ of them are. Values do not go away, and n is at most
+    that of the whole trace. So once more than a hundredth of that is above the limit, the target is missed. A judgement at the end of the run gives
+    the same verdict.
     """
 
     def __init__(self, targets: Targets, trace: Trace) -> None:
-        """`trace`: all requests that are judged together; the simulation may run a part of them."""
+        """`trace`: all requests that are judged together, of which the simulation may run a part."""
         outputs = trace.output_tokens
         self._targets = targets
         self._spared: dict[Promise, int] = {
@@ -107,7 +107,7 @@ class Watch:
         self._num_notes = self._num_gaps_over = 0
 
     def broken(self, simulation: Simulation) -> Promise | None:
-        """The first promise that cannot be kept any more. To be asked about one simulation only, as often as one likes."""
+        """Return the first promise that cannot be kept any more; None: there is none. A watch is for one simulation."""
         if simulation.scheduler.counts()["rejected"]:
             return "rejected"
         for name, limit in self._targets.given():
@@ -118,7 +118,7 @@ class Watch:
     def _num_over(self, name: Promise, limit: float, simulation: Simulation) -> int:
         latencies = simulation.latencies
         if name != "itl_s":
-            # Who has no value yet has NaN, which is not above anything.
+            # A request without a value has NaN, which is not above anything.
             return int(((latencies.ttft if name == "ttft_s" else latencies.longest_gap) > limit).sum())
         gaps, counts = latencies.gaps(self._num_notes)
         self._num_notes = latencies.num_notes
@@ -127,7 +127,7 @@ class Watch:
 
 
 class Round(msgspec.Struct, frozen=True):
-    """What is to be run for a value: a trial for each replica, seed after seed."""
+    """The trials of a value: one for each replica, seed after seed."""
 
     value: float
     replicas: int
@@ -135,9 +135,9 @@ class Round(msgspec.Struct, frozen=True):
     trials: tuple[Trial, ...]
 
     def misses(self, tallies: Sequence[Tally]) -> tuple[Miss, ...] | None:
-        """What the first tallies, in order of the trials, say: promises broken; none of all; None while that is open.
+        """Return the promises that the first tallies, in order of the trials, show as broken: () if all trials keep them, None while that is open.
 
-        To be asked after each tally. The first seed that breaks one decides, whichever ran beside it.
+        Call it after each tally. The first seed with a broken promise decides, whichever ran beside it.
         """
         last = tallies[-1]
         if last.broken is not None:
@@ -150,7 +150,7 @@ class Round(msgspec.Struct, frozen=True):
         return () if len(tallies) == len(self.trials) else None
 
     def probe(self, tallies: Sequence[Tally]) -> Probe:
-        """What these tallies, which decided, come to."""
+        """Return the probe of these tallies, which decided."""
         misses = self.misses(tallies)
         assert misses is not None
         is_whole = tallies[-1].broken is None
@@ -167,7 +167,7 @@ class Round(msgspec.Struct, frozen=True):
 
 
 def _misses(tallies: Sequence[Tally], targets: Targets) -> tuple[Miss, ...]:
-    """Of the replicas of one seed, which went to their end."""
+    """Return the misses of the replicas of one seed, which ran to their end."""
     p99 = _p99s(tallies)
     late = [(name, limit, getattr(p99, name)) for name, limit in targets.given()]
     found = [Miss(name, limit, seconds) for name, limit, seconds in late if seconds is not None and seconds > limit]
@@ -190,6 +190,6 @@ def _highest(found: Sequence[P99s]) -> P99s:
 
 
 def _ttft_by_quarter(tallies: Sequence[Tally]) -> tuple[float | None, ...]:
-    """Of the replicas of one seed: dealt in turn, each has a quarter of its requests in each quarter of the trace."""
+    """Return the median times to first token of one seed. Replicas get requests in turn, so each has a quarter of its own in each of the trace's."""
     quarters = zip(*(np.array_split(tally.ttft_s, 4) for tally in tallies))
     return tuple(Percentiles.of(np.concatenate(parts)).p50 for parts in quarters)

@@ -1,9 +1,9 @@
-"""A recorded run held against its simulation: latencies, and how many ran and how full the memory was over time.
+"""A recorded run against its simulation: latencies, and running sequences and memory in use over time.
 
     TTFT   taken in to first token        TPOT   first to last token ÷ tokens after the first
     E2E    taken in to last token         makespan   first taken in to last token of all
 
-Percentiles are interpolated, as those who recorded runs report them. Errors are signed: above 0 the simulation is too long.
+Percentiles are interpolated, as in published runs. Errors are signed: above 0 the simulation is too long.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METRICS = ("makespan", "ttft", "tpot", "e2e")
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Seconds of one metric; a makespan has one, four times."""
+    """Seconds of a metric; a makespan has the same value in all four."""
 
     mean: float
     p50: float
@@ -43,12 +43,12 @@ class Figures(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, values: Times) -> Figures:
-        """Of at least one value."""
+        """Return the figures of at least one value."""
         return cls(float(values.mean()), *(float(each) for each in np.percentile(values, (50, 90, 99))))
 
 
 class SeriesError(msgspec.Struct, frozen=True):
-    """Over the ticks that both have: running as a share of its mean (mean of absolute differences, and signed), and points of KV."""
+    """Differences over the ticks, absolute and signed (`_mean`): `running` as a share of the measured mean, `kv_points` in points of KV."""
 
     running: float
     running_mean: float
@@ -57,11 +57,11 @@ class SeriesError(msgspec.Struct, frozen=True):
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
-    """What was held against what, and how far apart it is.
+    """A run, its simulation, and the errors.
 
-    assumed   what the run does not say and was taken from elsewhere, a sentence each
+    assumed   what the run does not state, a sentence each
     errors    by metric and statistic, signed shares of the measured
-    series    measured and simulated at the run's ticks, where it has them
+    series    measured and simulated at the run's ticks, if it has any
     """
 
     run: str
@@ -77,7 +77,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller says of a run beside what it says itself; None: as it says, or as the engine has it."""
+    """A caller's options for a run; None: as the run states, or as the engine has it."""
 
     model: str | None = None
     device: str | None = None
@@ -112,8 +112,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 def prepared(
     setup: RunSetup, asked: Asked, *, name: str | None = None, engine: EngineDescription | None = None
 ) -> Prepared:
-    """What a run says (`name`: of its device, perhaps), what was asked, and what is assumed for the rest; `engine` instead of one that is known
-    by a name. Raises InvalidConfig where neither says model or device, and what names raise."""
+    """Complete a run's setup by the caller's options and assumptions. The device may be in the run's `name`; `engine` replaces an engine known by name.
+    Raises InvalidConfig if neither states model or device, and what names raise."""
     assumed = list[str]()
     engine = engine or engine_named(asked.engine or _engine_of(setup.engine_version, assumed))
     if setup.refused:
@@ -133,7 +133,7 @@ def prepared(
             f"{shape.name} has layers that keep a state; how a recorded engine keeps one is not modelled"
         )
     _check_quantization(setup.quantization, shape, asked)
-    # A checkpoint of 8 bits stays one, whatever dtype its activations have.
+    # A checkpoint in 8 bits stays so, whatever dtype its activations have.
     is_quantised = shape.dtype is not None and usual_dtype(shape, placed) == shape.dtype
     dtype = asked.dtype or (usual_dtype(shape, placed) if is_quantised else _dtype_of(setup.dtype, assumed))
     kv_dtype = asked.kv_dtype or _kv_dtype_of(setup.kv_dtype)
@@ -191,7 +191,7 @@ def prepared(
 
 
 def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) -> Simulation | Replicas:
-    """Of a trace under a run's setup, ready to run. Raises InvalidConfig."""
+    """Make the simulation of a trace under a run's setup. Raises InvalidConfig."""
     schedulers = [
         Scheduler(
             BlockManager(setup.blocks, setup.block_size, prefix_caching=setup.prefix_caching),
@@ -216,7 +216,7 @@ def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) 
 
 
 def _of_ranks(roofline: Roofline) -> list[str]:
-    """What is assumed of data-parallel ranks, a sentence each."""
+    """Return the assumptions on data-parallel ranks, a sentence each."""
     if roofline.data_parallel == 1:
         return []
     said = ["a request goes to the rank with the least to do when it comes, one that waits counted as four that run"]
@@ -229,7 +229,7 @@ def _of_ranks(roofline: Roofline) -> list[str]:
 
 
 def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDescription | None = None) -> Validation:
-    """The run simulated from its arrivals and lengths alone. Raises what `prepared` raises."""
+    """Simulate the run from its arrivals and lengths alone. Raises what `prepared` raises, and InvalidConfig if no request fits."""
     setup = prepared(run.setup, asked or Asked(), name=run.name, engine=engine)
     trace = Trace.from_lengths(run.arrival, run.prompt_tokens, run.output_tokens, name=run.name)
     simulation = simulation_of(trace, setup, clients=run.clients)
@@ -245,7 +245,7 @@ def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDes
     if run.clients is not None:
         queued = first - latencies.ttft
     else:
-        # Who was recorded without it counts from the arrival.
+        # A run without times of being taken in counts from arrivals.
         queued = run.arrival if (run.queued == run.arrival).all() else taken_in(run.arrival, simulation)
     assumed = setup.assumed
     if not served.all():
@@ -276,7 +276,7 @@ def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDes
 
 
 def _off(simulated: float, measured: float) -> float:
-    """Signed share of the measured; of nothing at all 0, or without bound."""
+    """Return the error as a signed share of the measured; if that is 0, 0 or infinite."""
     if measured == 0:
         return 0.0 if simulated == 0 else np.inf
     return simulated / measured - 1
@@ -295,12 +295,12 @@ def _figures(queued: Times, first: Times, last: Times, output_tokens: NDArray[np
 
 
 def ranks_of(simulation: Simulation | Replicas) -> list[Simulation]:
-    """The simulations of its data-parallel ranks; one that has none is its own."""
+    """Return the simulations of its data-parallel ranks, or itself without ranks."""
     return simulation.ranks if isinstance(simulation, Replicas) else [simulation]
 
 
 def taken_in(arrival: Times, simulation: Simulation | Replicas) -> Times:
-    """When the simulated engine would have taken requests in: at once where nothing runs, else when the step that runs has ended."""
+    """Return when the simulated engine takes requests in: at once if nothing runs, else at the end of the running step."""
     found = arrival.copy()
     replica_of = simulation.replica_of if isinstance(simulation, Replicas) else np.zeros(len(arrival), np.int64)
     for number, rank in enumerate(ranks_of(simulation)):
@@ -324,7 +324,7 @@ def _series_error(
         ends = columns["end_s"]
         if not len(ends):
             continue
-        # What an engine logs it logs at a moment, that of its latest step.
+        # An engine logs the state at its latest step.
         place = np.minimum(np.searchsorted(ends, series.t, "left"), len(ends) - 1)
         goes_on = series.t <= ends[-1]
         running += np.where(goes_on, columns["rows"][place], 0.0)
@@ -352,7 +352,7 @@ def _series_error(
 
 
 def _engine_of(version: str | None, assumed: list[str]) -> str:
-    """The described engine nearest to a version of vLLM, the last not above it."""
+    """Return the described engine nearest to a version of vLLM: the last one not above it."""
     known = [name for name in engine_names() if name.startswith("vllm-")]
     found = re.match(r"v?(\d+)\.(\d+)", version or "")
     if found is None:
@@ -371,7 +371,7 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 
 def _device_of(device_name: str | None, run_name: str | None, assumed: list[str]) -> str | None:
-    """A known device whose name, the longest first, is in what a driver calls it, or in the run's name."""
+    """Return the device with the longest name that is in the driver's name of it, or in the run's name."""
     for said, is_own in ((device_name, True), (run_name, False)):
         squeezed = re.sub(r"[^a-z0-9]", "", (said or "").lower())
         for name in sorted(device_names(), key=len, reverse=True):
@@ -383,7 +383,7 @@ def _device_of(device_name: str | None, run_name: str | None, assumed: list[str]
 
 
 def _check_quantization(found: str | None, shape: ModelShape, asked: Asked) -> None:
-    """Raise InvalidConfig for weights that a run had in some format, unless the model is published in it or an option says how to count them."""
+    """Raise InvalidConfig for a format of weights unless the model is published in it or an option says how to count them."""
     if found is None or asked.dtype or asked.quantization:
         return
     stored = shape.dtype or (shape.codes.title if shape.codes and shape.codes.bits else "")
@@ -395,7 +395,7 @@ def _check_quantization(found: str | None, shape: ModelShape, asked: Asked) -> N
 
 
 def _kv_dtype_of(dtype: str | None) -> str | None:
-    """Of a run that names one. Raises InvalidConfig for one that is not known."""
+    """Return our name of a run's dtype of K and V; None: the default. Raises InvalidConfig for an unknown one."""
     if dtype is None or dtype == "auto":
         return None
     known = {"bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int8_per_token_head": "int8"}

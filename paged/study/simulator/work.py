@@ -1,4 +1,4 @@
-"""What batches ask of a device: the amounts that a cost model turns into seconds."""
+"""The work of batches: the amounts that a cost model turns into seconds."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from paged.study.simulator.stretch import SteadyBatch
 
 
 def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None, spans: Spans = ()) -> StepWork:
-    """One batch's work; with `tiling` its tiles, too, and contexts as far as layers attend (`spans`)."""
+    """Return a batch's work; with `tiling` its tiles, too, and contexts as far as layers attend (`spans`)."""
     moves, ends, counts = batch.moves, batch.seq_lens, batch.num_tokens
     num_rows, computed = len(batch.rows), batch.num_scheduled_tokens
     context = mean_read(spans, ends - counts, ends)
@@ -40,8 +40,8 @@ def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None, spans: 
 
 
 def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None, spans: Spans = ()) -> StepWork:
-    """So many steps with the same rows, a token each; `first` is what the first of them runs. What rises with the contexts comes in columns,
-    [steps], the rest as numbers."""
+    """Return the work of so many steps with the same rows, a token each, of which `first` is the first. Amounts that rise with the contexts are columns,
+    [steps], the others numbers."""
     known, sampled = first.seq_lens, first.num_samples
     rising = np.arange(num_steps)
     if spans:

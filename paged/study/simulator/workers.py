@@ -1,8 +1,7 @@
-"""Processes for simulations, which end with what they were made for.
+"""Processes for simulations, which end with the block that made them.
 
-Each is a fresh interpreter: what the program has imported, and threads that it runs, are none of their business.
-Ctrl-C is the program's alone, though a terminal sends it to them, too. However the program ends, by a signal that no
-handler sees as well, they end with it.
+Each is a fresh interpreter, without the program's imports and threads. Ctrl-C interrupts the program alone, though a
+terminal sends it to the processes, too. However the program ends, even by SIGKILL, they end with it.
 """
 
 import os
@@ -24,7 +23,7 @@ class _Worker(SpawnProcess):
             super().start()
             return
         with held_back():
-            # A new program keeps what is blocked, so Ctrl-C is not its own from its first instruction on.
+            # A new program keeps blocked signals, so Ctrl-C does not reach it from its first instruction on.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 super().start()
@@ -33,7 +32,7 @@ class _Worker(SpawnProcess):
 
 
 class _Workers(SpawnContext):
-    """Makes workers and knows them: the pool does not say whom it has started."""
+    """Makes workers and keeps them: the pool does not name those that it has started."""
 
     def __init__(self) -> None:
         self.made: list[_Worker] = []
@@ -45,21 +44,21 @@ class _Workers(SpawnContext):
 
     def kill(self) -> None:
         for worker in self.made:
-            # One that was never started, or has been closed, has nothing to end.
+            # A worker that was never started, or has been closed, has no process.
             with suppress(ValueError, AttributeError):
                 worker.kill()
 
 
 class _Pool(ProcessPoolExecutor):
     def submit(self, *args: Any, **options: Any) -> Future[Any]:  # type: ignore[override]
-        """As of the pool. It starts workers and, once, its own thread: one that has been made and not started could not be waited for."""
+        """As in the base class. It starts workers and, once, a thread; a signal in between would leave a thread that cannot be joined."""
         with held_back():
             return super().submit(*args, **options)
 
 
 @contextmanager
 def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """So many processes, until the block's end: nobody waits for what they still compute."""
+    """Make so many processes, which are killed at the end of the block."""
     workers = _Workers()
     theirs, ours = workers.Pipe(duplex=False)
     pool: _Pool | None = None
@@ -67,7 +66,7 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
     def end() -> None:
         nonlocal has_ended
-        # A thread whose join is interrupted counts as ended (CPython 3.11), and what it still holds would be nobody's.
+        # A thread whose join is interrupted counts as ended (CPython 3.11), and would leak what it still holds.
         with held_back():
             workers.kill()
             if pool is not None:
@@ -79,28 +78,28 @@ def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
     try:
         try:
-            # Whole or not at all: what a pool that was half made holds would be nobody's, too.
+            # A pool that is half made would leak what it holds.
             with held_back():
                 pool = _Pool(jobs, mp_context=workers, initializer=_end_with, initargs=(theirs,))
             yield pool
         finally:
             end()
     finally:
-        # A signal may have come when the end had begun, and before signals were held back.
+        # A signal may come after the end has begun, and before signals are held back.
         if not has_ended:
             end()
 
 
 def _end_of_results(pool: ProcessPoolExecutor) -> None:
-    """Let the pool see that no more results come: one who was killed in the middle of a result leaves it waiting for the rest, as the pool itself
-    holds the pipe's other end open (seen with CPython 3.11)."""
+    """Close the pool's end of the pipe of results. Else a worker that was killed in the middle of a result leaves the pool waiting for the rest (seen
+    with CPython 3.11)."""
     writer = getattr(getattr(pool, "_result_queue", None), "_writer", None)
     if writer is not None:
         writer.close()
 
 
 def _end_with(theirs: Connection) -> None:
-    """In a worker: to end at once when the other end is closed, which the system does for a program that is gone."""
+    """In a worker: exit when the pipe's other end is closed, as the system does for a program that has ended."""
 
     def wait() -> None:
         with suppress(EOFError, OSError):
