@@ -18,42 +18,22 @@ STEP = 0.04
 class Grid(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     """Logarithms at each combination of the axes' values, interpolated over the axes' logarithms.
 
-    axes         by name the values of each axis, ascending, above 0
-    steps        the logarithms ÷ STEP, int16 [one dimension an axis]
-    is_measured  whether each was measured, and not filled in from its neighbours, bool of the same shape
+    axes   by name the values of each axis, ascending, above 0
+    steps  the logarithms ÷ STEP, int16 [one dimension an axis]
     """
 
     axes: dict[str, list[int]]
     steps: NDArray[np.int16]
-    is_measured: NDArray[np.bool_]
 
     @classmethod
     def of(cls, logarithms: NDArray[np.float64], axes: dict[str, list[int]]) -> Grid:
         """Make a grid, and fill NaN in from its neighbours. At least one value has to be known."""
         places = tuple(np.log(np.asarray(ticks, np.float64)) for ticks in axes.values())
         steps = np.round(completed(logarithms, places) / STEP).clip(-32768, 32767).astype(np.int16)
-        return cls(axes=axes, steps=steps, is_measured=~np.isnan(logarithms))
+        return cls(axes=axes, steps=steps)
 
     def at(self, *sizes: ArrayLike) -> NDArray[np.float64]:
         """Return the logarithm at these sizes, one for each axis, broadcast; outside of an axis the one at its edge."""
-        return self._read(self.steps, sizes) * STEP
-
-    def measured_share(self, *sizes: ArrayLike) -> NDArray[np.float64]:
-        """Return the share of the answer at these sizes that comes from measured cells, 0 to 1."""
-        return self._read(self.is_measured, sizes)
-
-    def beyond(self, *sizes: ArrayLike) -> dict[str, float]:
-        """Return by axis how many times a size is above its last value, or below its first, without axes that hold all sizes."""
-        found = {}
-        for (name, ticks), size in zip(self.axes.items(), sizes):
-            asked = np.asarray(size, np.float64)
-            factor = float(np.max(np.maximum(asked / ticks[-1], ticks[0] / asked)))
-            if factor > 1:
-                found[name] = factor
-        return found
-
-    def _read(self, cells: NDArray[Any], sizes: tuple[ArrayLike, ...]) -> NDArray[np.float64]:
-        """Interpolate between the two values around a size, on every axis."""
         asked = np.broadcast_arrays(*(np.asarray(size, np.float64) for size in sizes))
         corners: list[tuple[list[Any], Any]] = [([], 1.0)]
         for place, ticks in zip(asked, self._places):
@@ -65,8 +45,18 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
             corners = [([*index, end], weight * part) for index, weight in corners for end, part in ends]
         total = np.zeros(asked[0].shape)
         for index, weight in corners:
-            total = total + weight * cells[tuple(index)]
-        return total
+            total = total + weight * self.steps[tuple(index)]
+        return total * STEP
+
+    def beyond(self, *sizes: ArrayLike) -> dict[str, float]:
+        """Return by axis how many times a size is above its last value, or below its first, without axes that hold all sizes."""
+        found = {}
+        for (name, ticks), size in zip(self.axes.items(), sizes):
+            asked = np.asarray(size, np.float64)
+            factor = float(np.max(np.maximum(asked / ticks[-1], ticks[0] / asked)))
+            if factor > 1:
+                found[name] = factor
+        return found
 
     @cached_property
     def _places(self) -> list[NDArray[np.float64]]:

@@ -69,15 +69,13 @@ class KernelError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of an answer was measured.
+    """How far an answer lies from measured kernels.
 
-    beyond    by axis, how many times the size lies outside of the measured sizes; {}: nowhere
-    measured  the least share, over the sizes, of the answer that comes from measured kernels
-    instead   the family of kernels that answers for one that was not measured; "" if it was
+    beyond   by axis, how many times the size lies outside of the measured sizes; {}: nowhere
+    instead  the family of kernels that answers for one that was not measured; "" if it was
     """
 
     beyond: dict[str, float]
-    measured: float
     instead: str = ""
 
 
@@ -163,15 +161,15 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def product_coverage(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Coverage:
         """Return the coverage of `product` at these sizes."""
-        return self._coverage(self._known(f"product/{dtype}"), (m, n, k))
+        return Coverage(beyond=self.grids[self._known(f"product/{dtype}")].beyond(m, n, k))
 
     def attention_coverage(
         self, kind: str, dtype: str, batch: ArrayLike, tokens: ArrayLike, **heads: Unpack[Heads]
     ) -> Coverage:
         """Return the coverage of `attention` at these sizes."""
         family = self._family(kind, dtype, **heads)
-        found = self._coverage(family.key, (np.asarray(batch) * family.fold, family.heads, tokens))
-        return found if family.is_asked_for else msgspec.structs.replace(found, instead=family.key)
+        beyond = self.grids[family.key].beyond(np.asarray(batch) * family.fold, family.heads, tokens)
+        return Coverage(beyond=beyond, instead="" if family.is_asked_for else family.key)
 
     def error(self, kind: str, timed: Timed) -> KernelError:
         """Return the error against timed kernels, at least one."""
@@ -227,10 +225,6 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             kind = key.partition("/")[0]
             raise UnknownKernel(self.name, key, [known for known in self.grids if known.startswith(kind)])
         return key
-
-    def _coverage(self, key: str, sizes: tuple[ArrayLike, ...]) -> Coverage:
-        grid = self.grids[key]
-        return Coverage(beyond=grid.beyond(*sizes), measured=float(grid.measured_share(*sizes).min()))
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,6 @@
 """Many numbers as one short text: logarithms in whole steps, two bytes each, compressed.
 
-steps     the differences along each grid's first axis, int16; all low bytes, then all high ones; zlib, base85
-measured  a bit for each cell; zlib, base85
+The steps are the differences along each grid's first axis, int16; all low bytes, then all high ones; zlib, base85.
 """
 
 from __future__ import annotations
@@ -60,13 +59,13 @@ def unpacked_steps(text: str, shape: tuple[int, ...], step: float) -> NDArray[np
     return values
 
 
-class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All grids of a file: `ticks`, the values of axes, and by grid and axis the index of its ticks. Logarithms are multiples of `step`."""
+class PackedGrids(msgspec.Struct, frozen=True, kw_only=True):
+    """All grids of a file: `ticks`, the values of axes, and by grid and axis the index of its ticks. Logarithms are multiples of `step`. Files
+    of earlier versions also say which cells were measured, which nothing reads."""
 
     ticks: list[list[int]]
     axes: dict[str, dict[str, int]]
     steps: str
-    measured: str
     step: float = STEP
 
     def __post_init__(self) -> None:
@@ -79,12 +78,9 @@ class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             for name, place in axes.items():
                 if not 0 <= place < len(self.ticks):
                     raise ValueError(f"axes has {place} as {name} of {key}; there are {len(self.ticks)} ticks")
-        for field, found, wanted in (
-            ("steps", len(unpacked(self.steps)), 2 * self._num_cells),
-            ("measured", len(unpacked(self.measured)), -(-self._num_cells // 8)),
-        ):
-            if found != wanted:
-                raise ValueError(f"{field} has {found:,} bytes unpacked; its axes want {wanted:,}")
+        found, wanted = len(unpacked(self.steps)), 2 * sum(map(math.prod, map(self._shape, self.axes)))
+        if found != wanted:
+            raise ValueError(f"steps has {found:,} bytes unpacked; its axes want {wanted:,}")
 
     @classmethod
     def of(cls, grids: Mapping[str, Grid]) -> PackedGrids:
@@ -95,15 +91,11 @@ class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ticks += [values for values in grid.axes.values() if values not in ticks]
             axes[key] = {name: ticks.index(values) for name, values in grid.axes.items()}
         deltas = [np.diff(grid.steps, axis=0, prepend=np.int16(0)).ravel() for grid in grids.values()]
-        bits = np.packbits(np.concatenate([grid.is_measured.ravel() for grid in grids.values()]))
-        return cls(
-            ticks=ticks, axes=axes, steps=packed_numbers(np.concatenate(deltas)), measured=packed(bits.tobytes())
-        )
+        return cls(ticks=ticks, axes=axes, steps=packed_numbers(np.concatenate(deltas)))
 
     def grids(self) -> dict[str, Grid]:
         """Return the grids by their keys."""
         deltas = unpacked_numbers(self.steps)
-        bits = np.unpackbits(np.frombuffer(unpacked(self.measured), np.uint8), count=self._num_cells).astype(np.bool_)
         found = {}
         start = 0
         for key in self.axes:
@@ -112,14 +104,9 @@ class PackedGrids(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             found[key] = Grid(
                 axes={name: self.ticks[place] for name, place in self.axes[key].items()},
                 steps=np.cumsum(deltas[cells].reshape(shape), axis=0, dtype=np.int16),
-                is_measured=bits[cells].reshape(shape),
             )
             start = cells.stop
         return found
-
-    @property
-    def _num_cells(self) -> int:
-        return sum(math.prod(self._shape(key)) for key in self.axes)
 
     def _shape(self, key: str) -> tuple[int, ...]:
         return tuple(len(self.ticks[place]) for place in self.axes[key].values())
