@@ -1,8 +1,8 @@
-"""Whether an engine that is installed has the names, and the fields, that a plug-in uses of it.
+"""Checks that an installed engine has the names and fields that a plug-in uses.
 
-Engines call the interfaces that we plug into private, and change them between versions. So each plug-in lists what it
-uses, a version that has all of it is accepted, and one that has not is refused with what is missing. One that asks a
-scheduler for a method that ours does not have is refused with the method. Imports no engine before it is asked.
+The interfaces that we plug into are private, and change between versions. So each plug-in lists what it uses. A version that
+has all of it is accepted; another one is refused with the names that are missing, or with the abstract methods that our
+scheduler does not define. Imports an engine only on a call.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from importlib import import_module
 from typing import Any
 
 Needed = Mapping[str, tuple[str, ...]]
-"""By "module:name", what is used of it: fields, members or methods."""
+"""By "module:name", the fields, members or methods that are used."""
 
 
 def wrong_with(needed: Needed, made: Collection[str] = ()) -> list[str]:
-    """What the engine that is installed lacks, as sentences. Of the names in `made` a plug-in makes objects itself: one that asks for a
-    field that is not in the list would fail at the first step."""
+    """Return what the installed engine lacks, as sentences. A plug-in makes objects of the names in `made`: one with a required field that is not in
+    the list would fail at the first step."""
     return [sentence for name, used in needed.items() for sentence in _wrong_with_one(name, used, made)]
 
 
 def undefined_in(*ours: type) -> list[str]:
-    """What the engine makes abstract and these classes, which derive from its own, do not define, as sentences: none could be made."""
+    """Return the engine's abstract methods that these classes, which derive from its own, do not define, as sentences."""
     return [
         f"it asks {one.__name__} for {name}" for one in ours for name in sorted(getattr(one, "__abstractmethods__", ()))
     ]
 
 
 def does_not_fit(engine: str, wrong: Collection[str], tried: Collection[str]) -> str:
-    """What a plug-in says of an engine, named with its version, that `wrong_with` or `undefined_in` found something wrong with."""
+    """Return the message on an engine, named with its version, in which `wrong_with` or `undefined_in` found something wrong."""
     return f"{engine} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(tried)}. Another version of paged may fit."
 
 
@@ -51,7 +51,7 @@ def _wrong_with_one(name: str, used: tuple[str, ...], made: Collection[str]) -> 
 
 
 def fields_of(found: Any) -> dict[str, bool]:
-    """The fields of a dataclass, a msgspec struct or a named tuple, and whether each has to be given."""
+    """Return the fields of a dataclass, a msgspec struct or a named tuple, and whether each is required."""
     if is_dataclass(found):
         return {
             field.name: field.default is MISSING and field.default_factory is MISSING

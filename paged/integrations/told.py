@@ -1,8 +1,8 @@
-"""What an engine knows of each row's block table, and what it has to learn next.
+"""The state of each row's block table in an engine, and the changes to send to it.
 
-An engine keeps a table of its own for each request, and it takes two changes: more blocks behind it, or another table in its
-place. Ours change in other ways, too: a full block is switched for an equal one that another row computed, a tail is given to
-a row that needs it more. Engines keep their first blocks for themselves, so that their ids are ours and some more.
+An engine keeps its own table for each request, which takes two changes: more blocks at its end, or a new table. Our tables
+change in other ways, too: an equal block that another row computed replaces a full block, and preemption takes a tail.
+Engines reserve their first blocks, so their ids are ours plus a constant.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 
 class Due(NamedTuple):
-    """Rows of a batch whose tables have to be sent to an engine: their places in it, and from which column on to which. `is_wrong`: in the
-    place of what it has. int64 [n] and bool [n]."""
+    """Rows of a batch whose tables have to be sent to an engine, by their places in the batch, with the columns to send: `starts` to `stops` − 1, int64
+    [n]. `is_wrong`, bool [n]: as a new table, and not at the end of the engine's."""
 
     places: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -26,20 +26,20 @@ class Due(NamedTuple):
 
 
 class ToldTables:
-    """Columns over rows; they grow with the rows that batches name. first_block: what the engine calls our block 0."""
+    """Columns over rows, which grow with the rows in batches. first_block: the engine's id of our block 0."""
 
     def __init__(self, manager: Any, first_block: int) -> None:
         self._manager = manager
         self._first_block = first_block
-        # How many blocks of each row the engine has right, int64 [rows]; whether its table is wrong before that, and whether it has to be sent.
+        # How many blocks of each row the engine has right, int64 [rows]; whether its table is wrong, and whether it has to be sent.
         self._num_told = np.zeros(0, np.int64)
         self._is_wrong = np.zeros(0, np.bool_)
         self._is_due = np.zeros(0, np.bool_)
-        # Prompt tokens of whom it serves, int64 [rows]: what is known beyond them are outputs.
+        # Prompt tokens of the row's request, int64 [rows]: further known tokens are outputs.
         self._num_prompt = np.zeros(0, np.int64)
 
     def open(self, row: int, num_prompt: int) -> None:
-        """The row serves another request, or one again that had lost it: the engine knows nothing of it."""
+        """Begin a row for another request, or again for one that had lost it: the engine has nothing of its table."""
         self._hold(row + 1)
         self._num_told[row], self._is_wrong[row], self._is_due[row], self._num_prompt[row] = (
             0,
@@ -49,11 +49,11 @@ class ToldTables:
         )
 
     def num_prompt(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Prompt tokens of each row, int64 [n]."""
+        """Return the prompt tokens of each row, int64 [n]."""
         return self._num_prompt[rows]
 
     def note(self, batch: Any) -> None:
-        """Take in what changed since the last batch, whosever rows it is about."""
+        """Note the changes of tables since the last batch, also of rows outside of this one."""
         rows, columns = batch.table_rows, batch.table_columns
         if not len(rows):
             return
@@ -62,11 +62,11 @@ class ToldTables:
         self._is_wrong[rows[columns < self._num_told[rows]]] = True
 
     def mark_wrong(self, rows: NDArray[np.int64]) -> None:
-        """These rows, int64 [n], have another table, whatever batches say of it."""
+        """Mark the tables of these rows, int64 [n], as wrong in the engine, whatever batches say."""
         self._is_due[rows] = self._is_wrong[rows] = True
 
     def take_due(self, batch: Any) -> Due | None:
-        """The rows of the batch whose tables are not what the engine has, from now on taken as sent; None: there are none."""
+        """Return the rows of the batch whose tables differ from the engine's, and count them as sent; None: there are none."""
         places = self._is_due[batch.rows].nonzero()[0]
         if not len(places):
             return None
@@ -77,15 +77,15 @@ class ToldTables:
         return Due(places, rows, starts, stops, wrong)
 
     def tell(self, batch: Any) -> Iterator[tuple[int, list[int], bool]]:
-        """Of each row of the batch whose table is not what the engine has: its place, the ids, as the engine counts them, that it has to
-        put behind that row's table, and whether to put them in its place."""
+        """Yield each row of the batch whose table differs from the engine's: its place, the engine's ids to put at the end of its table, and whether to
+        replace the table by them."""
         due = self.take_due(batch)
         if due is None:
             return
         tables = batch.block_tables
         last = (tables[due.rows, due.stops - 1] + self._first_block).tolist()
         for place, row, start, stop, is_whole, newest in zip(*(column.tolist() for column in due), last):
-            # Most have one more.
+            # Most rows have one more block.
             yield (
                 place,
                 [newest] if stop - start == 1 else (tables[row, start:stop] + self._first_block).tolist(),

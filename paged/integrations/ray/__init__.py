@@ -14,15 +14,15 @@ __all__ = ["build"]
 
 
 def build(args: dict[str, Any]) -> Any:
-    """The application of a Ray Serve YAML.
+    """Build the application of a Ray Serve YAML.
 
-    args  settings of a server by name, those of its engine in `engine`; `replicas`, a number, or an object with least, most and load; `ingresses`,
-          how many processes take calls in; `config`, a TOML file that has settings, too
+    args  settings of a server by name, those of its engine in `engine`; `replicas`, a number, or an object with least, most and load; `ingresses`, the
+          number of processes that take calls; `config`, a TOML file with settings
 
-    Raises UnsupportedRay, InvalidConfig, naming the setting, and OSError where the file cannot be read.
+    Raises UnsupportedRay, InvalidConfig with the setting, and OSError if the file cannot be read.
     """
     must_fit()
-    # Not before: `paged serve --replicas` sets a Ray of its own up first.
+    # Imported here, since `paged serve --replicas` first sets up its own Ray.
     from paged.integrations.ray.application import build as build_with_ray
 
     return build_with_ray(args)

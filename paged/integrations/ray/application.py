@@ -16,21 +16,21 @@ from paged.serving.engine_client import policies_of
 from paged.serving.settings import Settings, read_settings
 
 INGRESS, REPLICA = "Ingress", "Replica"
-"""Names of the deployments, by which Ray's YAML changes their options."""
+"""Names of the deployments, for their options in Ray's YAML."""
 STATS_PERIOD_S = 1.0
 _MOST_ONGOING = 100_000
-"""Calls that Ray lets a replica have: its gate decides, and answers the others."""
+"""Calls that Ray sends to a replica: above any limit of its gate, which answers the calls that it refuses."""
 _PROXY = "Ray Serve's proxy listens, by its http_options"
 _REFUSED = {
     "kv_events": "replicas publish theirs to their routers",
     **dict.fromkeys(("host", "port", "tls_certificate", "tls_key", "tls_client_ca"), _PROXY),
     **dict.fromkeys(("max_connections", "header_timeout_s", "keep_alive_s"), _PROXY),
 }
-"""Settings that Ray has in place of ours, or that replicas cannot have, and why."""
+"""Settings that Ray replaces, or that replicas cannot have, and why."""
 
 
 class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many replicas: as many as hold `load` requests each, running and waiting, but `least` to `most` of them."""
+    """The number of replicas, `least` to `most`, such that each has `load` requests, running and waiting."""
 
     least: Annotated[int, msgspec.Meta(ge=1)] = 1
     most: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -38,7 +38,7 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """What `paged.integrations.ray.build` says."""
+    """See `paged.integrations.ray.build`."""
     args = dict(args)
     config, engine = args.pop("config", None), args.pop("engine", {})
     replicas, ingresses = _replicas(args.pop("replicas", 1)), args.pop("ingresses", 1)
@@ -47,7 +47,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     settings = read_settings(None if config is None else Path(config), args, engine)
     must_be_carried(settings, _REFUSED)
 
-    # It is evaluated where the ingress runs.
+    # Runs in the ingress's process.
     def ingress() -> Any:
         from paged.base.extras import leave_torch_out
 
@@ -65,7 +65,7 @@ def build(args: dict[str, Any]) -> serve.Application:
 
 
 def replicas_of(settings: Settings, replicas: Replicas, ingresses: int = 1, **more: Any) -> serve.Application:
-    """Replicas alone, which so many ingresses send calls to; `more` are options of Ray's. Raises InvalidConfig."""
+    """Return the replicas alone, to which so many ingresses send calls; `more` are options of Ray's. Raises InvalidConfig."""
     must_be_carried(settings)
     router = RequestRouterConfig(
         request_router_class="paged.integrations.ray.router.PrefixRouter",
@@ -93,7 +93,7 @@ def replicas_of(settings: Settings, replicas: Replicas, ingresses: int = 1, **mo
 
 
 def must_be_carried(settings: Settings, refused: Iterable[str] = ("kv_events",)) -> None:
-    """Raise InvalidConfig for one of these settings, of which replicas have none, that is not as usual."""
+    """Raise InvalidConfig for one of these settings, which replicas do not have, that differs from its default."""
     usual = Settings()
     for name in refused:
         if getattr(settings, name) != getattr(usual, name):

@@ -1,8 +1,8 @@
 """The messages between an ingress and a replica.
 
-An answer is a stream of lists of ASGI messages. The very first message is of the type TAKEN, with the `replica` that
-answers; one of the type BEGUN comes when the engine begins with the request, and before it nothing is lost with a replica.
-The first and the last have the replica's `report` (`Report`), as it is then.
+An answer is a stream of lists of ASGI messages. The first message has the type TAKEN and names the `replica` that answers.
+BEGUN comes when the engine begins with the request; before it, nothing is lost if the replica dies. The last has the type
+ENDED. The first and the last have the replica's current `report` (`Report`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TAKEN, BEGUN, ENDED = "paged.taken", "paged.begun", "paged.ended"
 
 
 class Prompt:
-    """What a router knows of a prompt: its token ids, int32, and the namespace in which its content is found."""
+    """A prompt for a router: its token ids, int32, and the namespace of its content."""
 
     def __init__(self, tokens: np.ndarray, namespace: tuple[str | None, None, None] | None) -> None:
         self.tokens = tokens
@@ -29,7 +29,7 @@ class Prompt:
         self._keys: Keys | None = None
 
     def keys(self, block_size: int) -> Keys:
-        """Of its full blocks, made once. A prompt that no replica will take has none."""
+        """Return the keys of its full blocks, made once. A prompt that no replica accepts has none."""
         if self._keys is None:
             try:
                 self._keys = prompt_keys(self.tokens, block_size, self._namespace)
@@ -40,8 +40,12 @@ class Prompt:
 
 @dataclass(slots=True)
 class Asked:
-    """A call on its way to a replica. `waited` is how many seconds before it is sent it came; `prompt` is for the router, and is not sent: None where nothing
-    is to be computed. `routed` is the router's name, and its number of the call."""
+    """A call on its way to a replica.
+
+    waited  seconds from its arrival to its sending
+    prompt  for the router, and not sent; None: there is nothing to compute
+    routed  the router's name, and its number of the call
+    """
 
     call: Call
     method: str

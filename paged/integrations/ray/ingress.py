@@ -1,7 +1,7 @@
-"""The ingress: where calls come in, are checked, and are sent to a replica.
+"""The ingress, which takes calls, checks them, and sends each to a replica.
 
-A replica that dies takes its requests with it. Those that its engine had not begun are sent to another one, once; the others end
-with an error that says so, within their stream where that has begun.
+If a replica dies, the requests that its engine had not begun go to another replica, once. The others end with an error, in their
+stream if that has begun.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from paged.serving.settings import Settings
 from paged.serving.wire import Ready
 
 PATIENCE_S = 30.0
-"""For a replica to take a call: longer than Ray needs to notice that one has died, shorter than clients wait."""
+"""For a replica to take a call: longer than Ray needs to notice a dead replica, shorter than clients wait."""
 AGAIN_S = 5.0
-"""After which a client may come again that no replica took."""
+"""The Retry-After of a call that no replica took."""
 _OF_ONE = ("/metrics", "/dashboard", "/requests/", "/debug/", "/load", "/sessions", "/v1/kv_hints", "/explain")
-"""Paths that show one engine, of which there are several here."""
+"""Paths that show a single engine, which replicas refuse."""
 
 
 class _NotTaken(Exception):
@@ -50,15 +50,15 @@ class _NotTaken(Exception):
 
 
 def asking_of(settings: Settings) -> Asking:
-    """What makes tokens of bodies. Raises BrokenCheckpoint."""
+    """Return the tokenizer of bodies. Raises BrokenCheckpoint."""
     folder = Path(named_or_shipped(settings.engine.model.model))
     return Asking(settings, load_tokenizer(folder), is_shipped(folder))
 
 
 class Ingress:
-    """An ASGI application in front of replicas. `replicas` is Ray's handle of them; `is_behind_ray`: Ray's proxy names requests and answers."""
+    """An ASGI application in front of replicas. `replicas` is Ray's handle of them; `is_behind_ray`: Ray's proxy sets request ids."""
 
-    # Each replica writes its own, where Ray keeps what its processes say.
+    # Each replica writes its own log, in Ray's folder of logs.
     log = None
 
     def __init__(
@@ -83,7 +83,7 @@ class Ingress:
         self._is_draining = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One call, or the beginning and the end of the server."""
+        """Answer a call, or the events of the server's life."""
         if scope["type"] == "lifespan":
             while (await receive())["type"] != "lifespan.shutdown":
                 await send({"type": "lifespan.startup.complete"})
@@ -93,18 +93,18 @@ class Ingress:
             await self._app(scope, receive, _without_id(send) if self._is_behind_ray else send)
 
     async def wait_until_ready(self) -> Ready:
-        """What a replica has, once there is one."""
+        """Wait for a replica. Return what its engine has."""
         return msgspec.json.decode(await self._replicas.options(method_name="ready").remote(), type=Ready)
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no more calls, and let those that are there end, for so many seconds."""
+        """Take no more calls, and let open calls end within so many seconds."""
         self._is_draining = True
         await while_any(lambda: self._num_open, self._clock, timeout_s)
         self._has_to_end.set()
         await while_any(lambda: self._num_open, self._clock, LAST_S)
 
     async def _forward(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send a call to a replica, and what comes back to the client."""
+        """Send a call to a replica, and its answer to the client."""
         answer = _Answer(send, scope["state"]["call"].id)
         tasks: list[asyncio.Task[None]] = []
         self._num_open += 1
@@ -131,7 +131,7 @@ class Ingress:
         await self._has_to_end.wait()
 
     async def _asked(self, scope: Any) -> Asked:
-        """A call as a replica gets it. Raises ApiError."""
+        """Return a call for a replica. Raises ApiError."""
         call: Call = scope["state"]["call"]
         if self._is_draining:
             raise unavailable("the server ends, and takes no more requests.", 1.0, "shutdown")
@@ -144,7 +144,7 @@ class Ingress:
         return Asked(call, scope["method"], scope["query_string"], list(scope["headers"]), 0.0, prompt)
 
     def _prompt_of(self, call: Call) -> Prompt | None:
-        """The first prompt of a body; None where it has none, which a replica will say."""
+        """Return the first prompt of a body; None if it has none, which a replica will report."""
         try:
             if call.path == "/v1/completions":
                 body = CompletionRequest.model_validate_json(call.body)
@@ -160,14 +160,14 @@ class Ingress:
             return None
 
     async def _answered(self, sent: Asked, answer: _Answer) -> None:
-        """Answer a call by a replica, by another one where the first died before it began. Raises ApiError where nothing was answered."""
+        """Answer a call by a replica, or by another one if the first died before it began. Raises ApiError if no replica took it."""
         for num_left in reversed(range(MOST_TRIES)):
             try:
                 async with aclosing(self._messages(sent)) as news:
                     async for messages in news:
                         for message in messages:
                             await answer.take(message)
-                # Where it was not ended, the replica did not end it.
+                # No effect if the answer has ended.
                 await answer.fail(ApiError(500, "the replica ended this request without its answer.", kind=SERVER))
                 return
             except _NotTaken:
@@ -183,7 +183,7 @@ class Ingress:
                 return
 
     async def _messages(self, sent: Asked) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """What a replica answers. Raises _NotTaken, RayError and RayServeException."""
+        """Yield a replica's messages. Raises _NotTaken, RayError and RayServeException."""
         response = self._answer.remote(replace(sent, waited=self._clock() - sent.call.arrived))
         news, is_over = aiter(response), False
         try:
@@ -202,7 +202,7 @@ class Ingress:
 
 
 class _Answer:
-    """What a client was sent so far."""
+    """The answer that a client was sent so far."""
 
     def __init__(self, send: Any, request_id: str) -> None:
         self._send = send
@@ -210,11 +210,11 @@ class _Answer:
         self._replica = ""
         self._is_stream = False
         self._has_ended = False
-        # The status line is out; the engine has begun.
+        # The status line was sent; the engine has begun.
         self.has_started = self.has_begun = False
 
     async def take(self, message: dict[str, Any]) -> None:
-        """One message of a replica's."""
+        """Take a message of a replica."""
         match message["type"]:
             case asked.TAKEN:
                 self._replica = message["replica"]
@@ -234,7 +234,7 @@ class _Answer:
                 await self._send(message)
 
     async def fail(self, error: ApiError) -> None:
-        """Say that nothing more comes. A whole answer of which a part is out ends where it is, which a client sees."""
+        """End the answer with an error. An answer that is not a stream and of which a part was sent just stops, which a client notices."""
         if self._has_ended:
             return
         if self.has_started:
@@ -246,7 +246,7 @@ class _Answer:
 
 
 def _without_id(send: Any) -> Any:
-    """Send answers without the id of the request, which is set by who sends them on."""
+    """Send answers without the request's id, which Ray's proxy sets."""
 
     async def send_less(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

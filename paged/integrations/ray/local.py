@@ -1,7 +1,7 @@
-"""Replicas on this machine alone: a Ray of our own, which begins with the server and ends with it.
+"""Replicas on this machine alone, on our own Ray, which begins and ends with the server.
 
-The server's process listens and has the ingress; Ray's proxy and an ingress of Ray's are not started. Ray listens on
-loopback alone, to clients that have a token which is in no file. It sends no statistics of use, and shows no dashboard.
+The server's process listens and has the ingress; Ray's proxy and Ray's ingress are not started. Ray listens on loopback
+alone, to clients with a token that is in no file. It sends no usage statistics, and has no dashboard.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-# Ray reads these when it is imported. The last one makes a node's address 127.0.0.1, as on systems where Ray has no clusters.
+# Ray reads these on import. The last one makes a node's address 127.0.0.1, as on systems without Ray clusters.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
@@ -39,25 +39,26 @@ from paged.serving.settings import Settings  # noqa: E402
 
 APP = "paged"
 _STORE_BYTES = 100 * 2**20
-"""Of Ray's store of objects: what goes from process to process are messages, which are far smaller."""
+"""Size of Ray's object store: processes exchange messages, which are far smaller."""
 
 
 @contextmanager
 def replicas(settings: Settings, num: int, **more: Any) -> Iterator[Ingress]:
-    """So many replicas on a Ray of their own, and what sends calls to them, until the block ends; `more` are options of their deployment.
+    """Run so many replicas on their own Ray until the block ends, and return the ingress that sends calls to them; `more` are options of their
+    deployment.
 
     Raises InvalidConfig and ServerFailed.
     """
     must_be_carried(settings)
     asking = asking_of(settings)
-    # Ray's processes inherit it. Where it is not set, Ray gives each replica as many threads as it has cores in name: one.
+    # Ray's processes inherit it. Unset, Ray gives each replica as many threads as its nominal cores: one.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // num)))
     try:
         try:
             _begin(num)
         except (RayError, OSError, RuntimeError, ValueError) as error:
             raise ServerFailed(f"Ray did not begin: {error}") from error
-        # What an engine cannot begin with, another one cannot, either.
+        # A second try of the same engine would fail, too.
         options = {"max_constructor_retry_count": 1, "ray_actor_options": resources(num), **more}
         application = replicas_of(settings, Replicas(least=num, most=num), **options)
         try:
@@ -66,7 +67,7 @@ def replicas(settings: Settings, num: int, **more: Any) -> Iterator[Ingress]:
             raise ServerFailed(f"the replicas did not begin: {_why()}") from None
         yield Ingress(settings, asking, handle)
     finally:
-        # It ends all of its processes, and an engine ends with its replica. Serve's own shutdown would wait for a Ray that died.
+        # It ends all of its processes, and engines end with their replicas. Serve's own shutdown would wait for a dead Ray.
         ray.shutdown()
 
 
@@ -86,13 +87,13 @@ def _begin(num: int) -> None:
 
 
 def resources(num: int) -> dict[str, float]:
-    """What each of so many replicas may use, of what Ray found here: a core in name, and an equal share of the GPUs."""
+    """Return the resources of each of so many replicas: one nominal core, and an equal share of the GPUs that Ray found."""
     gpus = ray.cluster_resources().get("GPU", 0)
     return {"num_cpus": 1, **({"num_gpus": gpus // num or gpus / num} if gpus else {})}
 
 
 def _why() -> str:
-    """What Ray says of the deployment."""
+    """Return Ray's message on the deployment."""
     found = serve.status().applications[APP]
     said = [each.message for each in found.deployments.values() if each.message] or [found.message]
     # The last line of a traceback.

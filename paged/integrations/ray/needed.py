@@ -1,4 +1,4 @@
-"""The version of Ray that is needed. Imports Ray only on a call."""
+"""The needed version of Ray. Imports Ray only on a call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paged.base.extras import installed_by
 from paged.errors import UnsupportedRay
 
 OLDEST = (2, 60)
-"""The first version whose request routers and autoscaling policies have all that is used."""
+"""The first version whose request routers and autoscaling policies have everything that we use."""
 
 
 def must_fit() -> None:
-    """Raise UnsupportedRay where Ray is missing or too old."""
+    """Raise UnsupportedRay if Ray is missing or too old."""
     wanted = ".".join(map(str, OLDEST))
     try:
         found = version("ray")

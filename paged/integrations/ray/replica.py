@@ -1,7 +1,7 @@
 """A replica: the server's paths and its engine, in a Ray actor without a socket.
 
-Its gate lets in and refuses, as that of a server with one engine does. What it reports, once a second: to routers where
-its events are read and how long a request waits, to Ray's autoscaling how many requests it has.
+Its gate works as that of a server with one engine. Once a second it reports to routers (its load, and the addresses of its
+events) and to Ray's autoscaling (its number of requests).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paged.serving.wire import Ready
 
 
 class _Exchange:
-    """A call at the server's paths: what they receive, and what they send until they end."""
+    """The exchange of ASGI messages of one call with the server's paths."""
 
     def __init__(self, body: bytes) -> None:
         self.has_gone = asyncio.Event()
@@ -40,29 +40,29 @@ class _Exchange:
         self._has_ended = False
 
     async def receive(self) -> dict[str, Any]:
-        """The body, and then that the client has gone."""
+        """Return the body, and then that the client has gone."""
         if self._incoming:
             return self._incoming.pop()
         await self.has_gone.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """One message of the answer."""
+        """Take a message of the answer."""
         self._messages.append(dict(message))
         self._has_news.set()
 
     def begin(self) -> None:
-        """The engine begins with it."""
+        """Note that the engine begins with the request."""
         self._messages.append({"type": BEGUN})
         self._has_news.set()
 
     def end(self, _: Any) -> None:
-        """Nothing more is sent."""
+        """Note that nothing more is sent."""
         self._has_ended = True
         self._has_news.set()
 
     async def take(self) -> list[dict[str, Any]]:
-        """What was sent since the last time: at least one message, or none at the end."""
+        """Return the messages since the last call: at least one, or none at the end."""
         while not self._messages and not self._has_ended:
             self._has_news.clear()
             await self._has_news.wait()
@@ -71,7 +71,7 @@ class _Exchange:
 
 
 def _scope(asked: Asked, call: Call) -> dict[str, Any]:
-    """ASGI's scope of a call whose guard has passed it."""
+    """Return ASGI's scope of a call that has passed the guard."""
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -90,8 +90,8 @@ def _scope(asked: Asked, call: Call) -> dict[str, Any]:
 
 
 class Replica:
-    """What Ray makes a deployment of. `settings` are those of a server, of which it has no need of those about sockets; `policies_of` are modules
-    that register its policies."""
+    """The class of Ray's deployment. `settings` are a server's, of which those for sockets are not used; `policies_of` are modules that register
+    policies."""
 
     # Ray awaits it.
     async def __init__(self, settings: Settings, policies_of: list[str]) -> None:  # type: ignore[misc]
@@ -114,7 +114,7 @@ class Replica:
         await self._front.engine.wait_until_ready()
 
     async def answer(self, asked: Asked) -> AsyncIterator[list[dict[str, Any]]]:
-        """The answer to a call, as ASGI messages: all that there are at the moment, at a time."""
+        """Answer a call: yield lists of the ASGI messages that are there."""
         exchange, now = _Exchange(asked.call.body), self._front.clock()
         call = replace(asked.call, arrived=now - asked.waited, on_begun=exchange.begin, routed=asked.routed)
         task = asyncio.create_task(self._paths(_scope(asked, call), exchange.receive, exchange.send))
@@ -125,28 +125,28 @@ class Replica:
                 yield messages
             yield [{"type": ENDED, "report": self.record_routing_stats()}]
         finally:
-            # The client may have gone, or read to the end.
+            # The client has gone, or has read to the end.
             exchange.has_gone.set()
             await asyncio.wait([task])
             # Paths answer their own errors before they raise them.
             task.exception()
 
     async def ready(self) -> bytes:
-        """What its engine has, as JSON of Ready."""
+        """Return what its engine has, as JSON of Ready."""
         return msgspec.json.encode(self._ready())
 
     def check_health(self) -> None:
-        """Ray replaces a replica for which this raises: its engine is gone for good. Raises EngineAway."""
+        """Raise EngineAway if the engine is gone for good; Ray then replaces the replica."""
         if self._front.engine.state in ("dead", "closed"):
             self._front.engine.must_take()
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """What routers hear of it, as a Report's fields."""
+        """Return the report for routers, as a Report's fields."""
         front, ready = self._front, self._front.engine.ready
         now, report = front.clock(), Report(at=front.clock())
         if front.engine.state == "ready" and ready is not None:
             figures = front.engine.figures
-            # Until the first step nothing is known of its speed.
+            # Its speed is not known before the first step.
             load, age = (ReplicaLoad(), 0.0) if figures is None else (figures.load, now - figures.now)
             load = msgspec.structs.replace(
                 load,
@@ -160,11 +160,11 @@ class Replica:
         return dict(msgspec.to_builtins(report))
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray's autoscaling goes by."""
+        """Return the load for Ray's autoscaling."""
         return {LOAD: float(self._front.engine.num_alive)}
 
     async def __del__(self) -> None:
-        """End the engine: Ray calls it when a replica is to end and its requests have ended."""
+        """End the engine. Ray calls it at a replica's end, after its requests."""
         if hasattr(self, "_front"):
             await self._front.close()
 

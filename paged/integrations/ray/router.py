@@ -1,6 +1,6 @@
-"""Ray's request router, which asks ours.
+"""Ray's request router, which calls ours.
 
-Ray sends this module by value: it has nothing but the class.
+Ray sends this module by value, so it has nothing but the class.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from paged.integrations.ray.routing import Routing
 
 
 class PrefixRouter(RequestRouter):
-    """Sends a request to where it is expected to begin first, with what is cached there and who waits there."""
+    """Sends a request to the replica where it should begin first, by cached content and waiting requests."""
 
     def initialize_state(self, num_untold: int = 0) -> None:
-        """Begin with no replica. `num_untold` is how many other routers send to the same ones."""
+        """Begin without replicas. `num_untold` other routers send to the same ones."""
         self._routing = Routing(num_untold=num_untold)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Replicas, the best first."""
+        """Return the replicas, the best first."""
         if pending_request is None:
             return [candidate_replicas]
         by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
@@ -33,15 +33,15 @@ class PrefixRouter(RequestRouter):
             names = self._routing.ranked(pending_request.metadata.internal_request_id, asked, stats)
             return [[by_name[name]] for name in names]
         except Exception:
-            # Ray would let the request wait for ever: a replica of another version may report what is not understood.
+            # Else Ray would let the request wait for ever. A replica of another version may send a report that does not decode.
             logging.getLogger("ray.serve").exception("replicas could not be ranked")
             return [[each] for each in candidate_replicas]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """A replica took it."""
+        """Note that a replica took the request."""
         asked = pending_request.args[0] if pending_request.args else None
         self._routing.routed(pending_request.metadata.internal_request_id, asked, replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """It has ended, or its replica has."""
+        """Note that the request has ended, or its replica has."""
         self._routing.completed(internal_request_id)

@@ -1,10 +1,10 @@
-"""Our router among Ray's replicas: what they report once a second, and their events, read in a thread for each.
+"""Our router among Ray's replicas, by their reports once a second, and by their events, read in a thread for each replica.
 
     Replica ──record_routing_stats, by Ray──> loads, addresses ──┐
             ──KV events, by ZeroMQ──> a thread ──> what it has ──┴──> paged.engine.routing.Router
 
-A router that has not heard yet, or heard something wrong, sends a request where it is computed anew: that costs time, and
-never an answer.
+A router with missing or wrong information may send a request to a replica that computes it anew. That costs time, and never an
+answer.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from paged.serving.kv_wire import (
 )
 
 _SILENCE_S = 1.0
-"""After which a publisher is asked whether it has said anything."""
+"""After which a reader asks a silent publisher for missed events."""
 _AGAIN_S = 5.0
-"""After which a publisher is tried again whose address was none."""
+"""After which a reader tries a bad address again."""
 _PLACES = {None: DEVICE, MEDIA["device"]: DEVICE, MEDIA["host"]: HOST}
 _MOST_TOKENS = 2**31
 _FULL = ReplicaLoad(is_full=True)
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a replica reports, at a moment of its own clock: its load, None while it takes no requests, the size of its blocks and the longest
-    sequence, in tokens, and where its events are published and repeated."""
+    """A replica's report, at a time of its own clock: its load (None while it takes no requests), its block size and longest sequence in tokens, and the
+    addresses of its events and of their replay."""
 
     at: float
     load: ReplicaLoad | None = None
@@ -60,62 +60,62 @@ class Report(msgspec.Struct, frozen=True):
 
 
 _noted: dict[str, dict[str, Any]] = {}
-"""By replica that a router knows, the report that its latest answer in this process had, or nothing: Ray's are up to some seconds old."""
+"""By replica of a router, the report of its latest answer in this process, if any: Ray's are up to some seconds old."""
 
 
 def note(replica: str, report: dict[str, Any]) -> None:
-    """Have routers of this process know what a replica reported with an answer. One that is gone is passed over."""
+    """Note a replica's report with an answer for the routers of this process, unless the replica is gone."""
     if replica in _noted:
         _noted[replica] = report
 
 
 def longest_noted() -> int:
-    """Tokens of a sequence, as the replicas have it that have answered; while none has, more than there can be."""
+    """Return the longest sequence, in tokens, of the replicas that have answered; before that, more than there can be."""
     # Routers may add replicas meanwhile, in a thread of Ray's.
     return max((report.get("max_model_len", 0) for report in list(_noted.values())), default=0) or _MOST_TOKENS
 
 
 class Routing:
-    """A router of the replicas that it is shown. Belongs to one event loop."""
+    """A router of the given replicas. Belongs to one event loop."""
 
     def __init__(self, *, num_untold: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._rules = RoutingRules(num_untold=num_untold)
         self._clock = clock
-        # Until a replica has said how large its blocks are there is none.
+        # None until a replica has reported its block size.
         self._router: Router | None = None
-        # Of each replica, when its latest report was made.
+        # By replica, the time of its latest report.
         self._seen: dict[str, float] = {}
         self._readers: dict[str, _Reader] = {}
 
     def ranked(self, request_id: str, asked: Any, stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Replicas for a request, the best first, which counts as sent there. `stats` is what each replica reported last."""
+        """Rank the replicas for a request, which counts as sent to the best. `stats` has the last report of each replica."""
         self._see(stats)
         router, now = self._router, self._clock()
         if router is None:
             return random.sample(list(stats), len(stats))
-        # It may be ranked again, where no replica took it.
+        # A request that no replica took is ranked again.
         router.withdraw(request_id, now)
         prompt = _prompt(request_id, asked, router.block_size)
         choice = router.choose(prompt, now, list(stats))
-        # At once: others that come before Ray has sent it are to count it.
+        # Noted at once, so that requests that come before Ray has sent this one count it.
         made = router.routed(prompt, choice.replicas[0], now, choice.depth)
         if isinstance(asked, Asked):
             asked.routed = made.router, made.number
         return choice.replicas
 
     def routed(self, request_id: str, asked: Any, replica: str) -> None:
-        """A replica took a request: it may be another than the best, which was full."""
+        """Note that a replica took a request; it may be another one than the best, which was full."""
         router, now = self._router, self._clock()
         if router is not None and replica in router.replicas and router.replica_of(request_id) != replica:
             router.routed(_prompt(request_id, asked, router.block_size), replica, now)
 
     def completed(self, request_id: str) -> None:
-        """A request has ended."""
+        """Note that a request has ended."""
         if self._router is not None:
             self._router.completed(request_id, self._clock())
 
     def _see(self, stats: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take in which replicas there are, and what is new of them."""
+        """Take in the current replicas and their new reports."""
         added = [] if self._router is None else self._router.replicas
         for name in {*added, *self._seen} - stats.keys():
             self._forget(name)
@@ -125,7 +125,7 @@ class Routing:
                 self._report(name, msgspec.convert(found, Report))
                 self._seen[name] = found["at"]
         if self._router is not None:
-            # One that has said nothing yet may take requests.
+            # A replica without a report may take requests, too.
             for name in stats.keys() - set(self._router.replicas):
                 self._router.add(name)
 
@@ -145,7 +145,7 @@ class Routing:
             self._readers[name] = _Reader(report, partial(self._apply, name))
 
     def _apply(self, name: str, batch: EventBatch) -> None:
-        """Take in what a replica stored and removed."""
+        """Take in a replica's events."""
         router = self._router
         if router is None or name not in router.index:
             return
@@ -187,11 +187,11 @@ class Routing:
 
 
 class _Reader:
-    """Reads a replica's events in a thread, and hands them to the event loop that it was made in."""
+    """Reads a replica's events in a thread, and passes them to the event loop in which it was made."""
 
     def __init__(self, report: Report, apply: Callable[[EventBatch], None]) -> None:
         self.endpoint = report.kv_endpoint
-        # Of blocks of another size, or of its address.
+        # Once, of blocks of another size or of a bad address.
         self.has_warned = False
         self._replay_endpoint = report.kv_replay_endpoint
         self._apply = apply
@@ -200,7 +200,7 @@ class _Reader:
         Thread(target=self._read, name="paged-replica-events", daemon=True).start()
 
     def stop(self) -> None:
-        """Hand nothing on any more."""
+        """Pass no more events on."""
         self._is_stopping = True
 
     def _read(self) -> None:
@@ -214,16 +214,16 @@ class _Reader:
                     logging.warning("events of a replica cannot be read at %s: %s", self.endpoint, error)
                 time.sleep(_AGAIN_S)
             except RuntimeError:
-                # The loop was closed meanwhile.
+                # The loop has been closed.
                 return
 
     def _hand_over(self, subscriber: KvSubscriber) -> None:
-        """Read until there is no reader any more. Raises ZMQError, and RuntimeError where the loop is closed."""
+        """Read until the reader is stopped. Raises ZMQError, and RuntimeError if the loop is closed."""
         while not self._is_stopping and not self._loop.is_closed():
             try:
                 found = subscriber.take(_SILENCE_S)
             except EventsLost:
-                # All is asked for again.
+                # The subscriber asks for everything again.
                 continue
             for _, batch in found:
                 self._loop.call_soon_threadsafe(self._hand_on, batch)
@@ -234,7 +234,7 @@ class _Reader:
 
 
 def _prompt(request_id: str, asked: Any, block_size: int) -> Prompt:
-    """A request as the router knows it; one that computes nothing has no tokens."""
+    """Return a request for the router; one that computes nothing has no tokens."""
     if not isinstance(asked, Asked) or asked.prompt is None:
         return Prompt(request_id, NO_KEYS, 0)
     prompt = asked.prompt

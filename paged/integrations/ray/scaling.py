@@ -1,6 +1,6 @@
 """The number of replicas, by the load that they report.
 
-Ray sends this module by value: it has nothing but the function.
+Ray sends this module by value, so it has nothing but the function.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 LOAD = "paged_requests"
-"""Requests of a replica that run or wait, as it reports them."""
+"""The name of a replica's report of running and waiting requests."""
 
 
 def by_load(ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """As many replicas as have `target_ongoing_requests` requests each, within Ray's bounds; as many as there are while none has reported."""
+    """Return the number of replicas with which each has `target_ongoing_requests` requests, within Ray's bounds; the current number before any report."""
     loads = (ctx.aggregated_metrics or {}).get(LOAD)
     if not loads:
         return ctx.current_num_replicas, {}

@@ -1,11 +1,10 @@
-"""transformers' continuous batching on our memory and our decisions: its models, kernels and sampling, our scheduler.
+"""transformers' continuous batching on our scheduler and memory, with its own models, kernels and sampling.
 
     manager = model.init_continuous_batching(generation_config=..., continuous_batching_config=...)
-    install(manager)                       # one manager; transformers itself is left as it is
+    install(manager)                       # this manager alone; transformers itself does not change
     model.generate_batch(prompts, max_new_tokens=64)
 
-What works, what is refused and why: docs/integrations/transformers.md. Needs transformers; nothing else of paged
-imports this.
+docs/integrations/transformers.md says what works, what is refused and why. Needs transformers.
 """
 
 from paged.errors import RefusedByPaged, Unfinished, UnsupportedTransformers

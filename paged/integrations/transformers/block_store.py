@@ -1,7 +1,7 @@
-"""The keys and values of transformers as blocks that our manager can number: its tensors, the tables that it reads, the copies of a step.
+"""The keys and values of transformers as blocks for our manager: its tensors, the tables that it reads, the copies of a step.
 
-Two layouts: up to 5.18 or so a pair of tensors for each layer, later one tensor of bytes, in which two sectors of
-trash stand before the blocks.
+There are two layouts: up to about 5.18 a pair of tensors for each layer, later one tensor of bytes, which begins with two
+sectors of trash.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from paged.errors import RefusedByPaged
 
 
 class BlockStore:
-    """The blocks of a PagedAttentionCache whose layers all keep every token, and host_bytes of host memory behind them.
+    """The blocks of a PagedAttentionCache whose layers all keep every token, and host memory of host_bytes.
 
     num_blocks, num_host_blocks, block_size
-                    as our BlockManager counts them
-    first_block     what transformers calls our block 0
-    longest_decode  tokens up to which its kernel for rows that decode reads tables; 0: it has none
-    tables          by request id, the blocks that transformers reads, as it numbers them
+                    by our BlockManager's count
+    first_block     transformers' id of our block 0
+    longest_decode  tokens up to which its kernel for decoding rows reads tables; 0: it has none
+    tables          by request id, transformers' ids of the blocks that it reads
     """
 
     def __init__(self, cache: Any, host_bytes: float = 0) -> None:
@@ -41,7 +41,7 @@ class BlockStore:
             tensors = [*cache.key_cache, *cache.value_cache]
             num_stored = tensors[0].shape[0] // cache.block_size
         self.tables: dict[str, list[int]] = allocator.block_table
-        # Each [blocks, numbers of a block]; together they hold all of a block.
+        # Each [blocks, numbers of a block]; a block has a row in each.
         self._device = [tensor.view(num_stored, -1) for tensor in tensors]
         bytes_per_block = sum(plane.shape[1] * plane.element_size() for plane in self._device)
         self.num_host_blocks: int = int(host_bytes // bytes_per_block)
@@ -62,16 +62,16 @@ class BlockStore:
             run_moves(self, moves)
 
     def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy blocks; ids int64 [n] each, as ours are numbered."""
+        """Copy blocks; our ids, int64 [n] each."""
         for device, host in zip(self._device, self._host, strict=True):
             host[destinations] = device[sources + self.first_block].to(host.device)
 
     def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy blocks; ids int64 [n] each, as ours are numbered."""
+        """Copy blocks; our ids, int64 [n] each."""
         for device, host in zip(self._device, self._host, strict=True):
             device[destinations + self.first_block] = host[sources].to(device.device)
 
     def device_to_device(self, sources: Tensor, destinations: Tensor) -> None:
-        """Copy blocks; ids int64 [n] each, as ours are numbered."""
+        """Copy blocks; our ids, int64 [n] each."""
         for device in self._device:
             device[destinations + self.first_block] = device[sources + self.first_block]

@@ -1,4 +1,4 @@
-"""One call, by which a manager of continuous batching runs on our scheduler, and why some cannot."""
+"""The call that puts a manager of continuous batching on our scheduler, and the managers that it refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("paged.transformers")
 class Installed:
     """A manager that runs on our scheduler.
 
-    scheduler   what it asks since it was started or warmed up last; None before
+    scheduler   the manager's scheduler since its last start or warm-up; None before
     """
 
     def __init__(self, manager: Any, policy: str, costs: Costs | None, clock: Callable[[], float]) -> None:
@@ -26,20 +26,20 @@ class Installed:
         self.manager = manager
         self.scheduler: Scheduler | None = None
         self._policy, self._costs, self._clock, self._make = policy, costs, clock, manager._create_batch_processor
-        # The manager's own copy of what its user gave it: two batches would be out, and host blocks are ours.
+        # This is the manager's own copy. Asynchronous batching would have two batches out, and host blocks are ours.
         config.use_async_batching = False
         self._host_bytes, config.cpu_offload_space = (config.cpu_offload_space or 0) * 2**30, 0.0
         manager._create_batch_processor = self._processor
 
     @property
     def decisions(self) -> Decisions:
-        """The paged.Scheduler behind it: its stats(), explain(id), manager. Raises RefusedByPaged before the manager is started."""
+        """The paged.Scheduler behind it, with stats(), explain(id) and manager. Raises RefusedByPaged before the manager is started."""
         if self.scheduler is None:
             raise RefusedByPaged("the manager has not been started yet: there is nothing to look at.")
         return self.scheduler.decisions
 
     def _processor(self) -> Any:
-        """In place of the manager's method: the processor that it makes, with our scheduler."""
+        """Replace the manager's method: make its processor, with our scheduler."""
         processor = self._make()
         if processor.scheduler is not self.scheduler:
             theirs, config = processor.scheduler, self.manager.continuous_batching_config
@@ -72,15 +72,14 @@ def install(
     costs: Costs | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Installed:
-    """Let this manager, and no other, run on our scheduler and memory; before it is started.
+    """Put this manager, before it is started, on our scheduler and memory.
 
         manager = model.init_continuous_batching(generation_config=..., continuous_batching_config=...)
         install(manager)
 
-    From then on it is also what `model.generate_batch` runs on, until `model.destroy_cached_continuous_batching_manager()`. Its sizes,
-    `allow_block_sharing` and `cpu_offload_space` count; `scheduler_type` and `safety_margin` belong to transformers' own schedulers.
-    `policy` is a name in paged.POLICIES, `costs` what swapping and recomputing cost here. Raises RefusedByPaged for what is not carried,
-    and changes nothing then.
+    `model.generate_batch` uses it, too, until `model.destroy_cached_continuous_batching_manager()`. Its sizes, `allow_block_sharing` and
+    `cpu_offload_space` count; `scheduler_type` and `safety_margin` are for transformers' own schedulers. `policy` is a name in paged.POLICIES, `costs`
+    those of swapping and recomputing. Raises RefusedByPaged for a manager that is not supported, and changes nothing then.
     """
     _must_be_carried(manager, policy)
     installed = Installed(manager, policy, costs, clock)

@@ -1,7 +1,4 @@
-"""The names of transformers' continuous batching that the plug-in uses, and a check that the installed transformers has them.
-
-Imports no transformers before it is asked.
-"""
+"""The names of transformers' continuous batching that the plug-in uses, and a check of the installed version. Imports transformers only on a call."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from paged.errors import UnsupportedTransformers
 from paged.integrations.fitting import Needed, does_not_fit, undefined_in, wrong_with
 
 TRIED = ("5.17.0", "5.23.0")
-"""Versions with which everything was run."""
+"""Versions with which all tests were run."""
 
 _BATCHING = "transformers.generation.continuous_batching"
 
@@ -55,11 +52,11 @@ NEEDED: Needed = {
         "use_async_batching",
     ),
 }
-"""By module and name, what is used of it: fields, members or methods. Of a cache, which layouts there are: block_store.py."""
+"""By module and name, the fields, members or methods that are used. block_store.py has the layouts of caches."""
 
 
 def must_have_all() -> None:
-    """Raise UnsupportedTransformers unless the transformers that is installed has everything in NEEDED."""
+    """Raise UnsupportedTransformers unless the installed transformers has everything in NEEDED."""
     try:
         installed = version("transformers")
     except PackageNotFoundError:

@@ -1,11 +1,11 @@
-"""A scheduler for transformers' continuous batching: its interface in front, ours behind.
+"""A scheduler for transformers' continuous batching: its interface over our scheduler.
 
     RequestState  →  paged.Request                          a request comes
     paged.Batch   →  FutureRequestStates and block tables   a step is decided; a large one runs in several parts
     RequestStates' newest tokens → Scheduler.update         all parts ran, and the next step begins
 
-transformers ends a request at a stop id or at its length, and so does ours, at the same token. Which tokens run in a
-step, and which blocks they write, is ours alone: nothing of transformers' own accounting is used.
+Both schedulers end a request at the same token: a stop id, or its length. Ours alone decides the tokens of a step and the
+blocks that they write; transformers' own accounting is not used.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from paged.scheduler import Batch, Costs, Request, Scheduler as Decisions
 
 Fail = Callable[[Any, Exception], None]
 
-# Blocks that transformers is to hash when they are full: a number in 5.17, later a number for each kind of layer. None, in both.
+# Full blocks for transformers to hash: a number in 5.17, later one for each kind of layer. In both, 0 means none.
 _NOTHING_TO_HASH: Any = 0
 
 
 class Scheduler(TheirScheduler):  # type: ignore[misc]
-    """What a ContinuousBatchProcessor asks what to run next.
+    """The scheduler of a ContinuousBatchProcessor.
 
     store           its blocks
     policy          a name in paged.POLICIES
-    costs           what swapping and recomputing cost; None: the usual
+    costs           of swapping and recomputing; None: the defaults
     prefix_caching  equal prefixes share their blocks
-    fail            called with a RequestState and why, for one that ends without an answer of its length
+    fail            called with a RequestState and the error, if it ends before its length without a stop id
     clock           seconds
     """
 
@@ -59,7 +59,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
     def reset(self) -> None:
         """Forget all requests, and all content."""
         super().reset()
-        # By request, its sequences; active_requests has each of them.
+        # By request, its sequences, which active_requests has, too.
         self._groups: dict[str, list[Any]] = {}
         self._store.tables.clear()
         self.decisions = Decisions(
@@ -75,7 +75,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
             max_sequences=self.max_requests_per_batch,
         )
         self._told = ToldTables(self.decisions.manager, first_block=self._store.first_block)
-        # The step that is out, whose rows these are, and the parts of it that have not been handed out: ranges of places.
+        # The outstanding step, its rows' states, and its parts that are still to run: ranges of places.
         self._batch: Batch | None = None
         self._states: list[Any] = []
         self._parts: deque[range] = deque()
@@ -83,14 +83,14 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
     # Requests come and go.
 
     def add_waiting_request(self, state: Any) -> None:
-        """Take a request, and as many more answers of it as it has children. Raises paged's errors, by which it ends as failed."""
+        """Add a request with a sequence for it and each of its children. Raises paged's errors, with which the request fails."""
         states = [state, *(state.fork(f"{state.request_id}__child#{i}") for i in range(state.num_children))]
         for each in states:
             each.num_children = 0
         try:
             self.decisions.add(_request_of(state, len(states), self._store), now=state.created_time)
         except PagedError as error:
-            # The caller ends `state` itself.
+            # The caller ends `state`.
             for each in states[1:]:
                 self._fail(each, error)
             raise
@@ -98,13 +98,13 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         self.active_requests.update((each.request_id, each) for each in states)
 
     def finish_request(self, request_id: str) -> None:
-        """transformers has ended a sequence: at its last token, which our scheduler learns when the step has ended, or because it failed."""
+        """Note that transformers has ended a sequence: at its last token, which our scheduler gets at the end of the step, or because it failed."""
         state = self.active_requests.pop(request_id, None)
         if state is not None and state.status != RequestStatus.FINISHED:
             self._end(state)
 
     def clear_cancelled_requests(self) -> list[Any]:
-        """A step begins: the one before it has ended, once all of its parts ran. Returns those who were cancelled meanwhile."""
+        """End the step before, once all of its parts ran. Return the requests that were cancelled meanwhile."""
         if self._parts:
             return []
         self._take_in()
@@ -116,14 +116,14 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         return cancelled
 
     def _end(self, state: Any) -> None:
-        """Our scheduler ends this sequence, whatever it is doing."""
+        """End this sequence in our scheduler, in whatever state."""
         id, sequence = next((id, group.index(state)) for id, group in self._groups.items() if state in group)
         is_alone = len(self._groups[id]) == 1
         output = self.decisions.abort(id) if is_alone else self.decisions.finish(id, sequence)
         self._forget(id, state, is_last=output is None or output.usage is not None)
 
     def _forget(self, id: str, state: Any, *, is_last: bool) -> None:
-        """A sequence of this request has ended in our scheduler, as the last one or not."""
+        """Forget a sequence that has ended in our scheduler; after the last one, its request."""
         self._store.tables.pop(state.request_id, None)
         if is_last:
             del self._groups[id]
@@ -131,8 +131,8 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
     # A step.
 
     def schedule_batch(self, token_budget: int, cache_budget: int) -> tuple[list[Any], bool, int, int]:
-        """What runs next: a step of ours, or the next part of one that reads more tokens than transformers' buffer has room for. Returns
-        its rows, whether the kernel for decoding can run it, its tokens, and the tokens that it reads."""
+        """Return what runs next: our next step, or a part of one that reads more tokens than transformers' buffer holds: its rows, whether the kernel
+        for decoding can run it, its tokens, and the tokens that it reads."""
         if not self._parts:
             self._decide(cache_budget)
         if not self._parts:
@@ -159,7 +159,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         return rows, only_decodes, len(tokens), int(begins.sum())
 
     def _decide(self, most_read: int) -> None:
-        """Decide a step with rows, if there is one; make its copies, and send its tables."""
+        """Decide a step with rows, if there is one, make its copies, and send its tables."""
         while True:
             batch = self.decisions.schedule(self._clock())
             for id in batch.admitted:
@@ -186,7 +186,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         self._parts.extend(_parts_of((batch.seq_lens - batch.num_tokens).tolist(), most_read))
 
     def _take_in(self) -> None:
-        """End the step that was out: give our scheduler what was sampled."""
+        """End the outstanding step: give our scheduler the sampled tokens."""
         batch, self._batch = self._batch, None
         if batch is None:
             return
@@ -210,12 +210,12 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
         )
 
     def check(self) -> list[str]:
-        """Every violated invariant of decisions and memory, as sentences; empty when all is well."""
+        """Return every violated invariant of decisions and memory, as sentences; empty if there is none."""
         return self.decisions.check()
 
 
 def _request_of(state: Any, num_sequences: int, store: BlockStore) -> Request:
-    """A request of transformers', as one of ours. Without a length it may take what the cache holds."""
+    """Return our request for one of transformers. Without a maximum its output may fill the cache."""
     stops = state.eos_token_id if isinstance(state.eos_token_id, list | tuple | set) else [state.eos_token_id]
     return Request(
         id=state.request_id,
@@ -228,7 +228,7 @@ def _request_of(state: Any, num_sequences: int, store: BlockStore) -> Request:
 
 
 def _parts_of(num_read: list[int], most: int) -> list[range]:
-    """Consecutive places that read no more than `most` tokens together; one alone never reads more than the cache holds."""
+    """Return ranges of places that read at most `most` tokens together; a single row never reads more than the cache holds."""
     parts, start, total = [], 0, 0
     for place, count in enumerate(num_read):
         if total + count > most and place > start:

@@ -1,9 +1,9 @@
-"""Our scheduler for vLLM's asynchronous scheduling: a step is decided while the one before it runs.
+"""Our scheduler for vLLM's asynchronous scheduling, which decides a step while the one before it runs.
 
     schedule 7 | schedule 8, which computes what 7 samples | update 7 | schedule 9 | update 8 | ...
 
-The runner keeps what it sampled on its device, and takes it from there in the step right after. Of a row that it is
-sent again it takes all tokens from here, so such a row waits until they are known (`resumes_known` of our scheduler).
+The runner keeps sampled tokens on its device for the next step. For a row that is sent again it takes all tokens from the
+scheduler, so such a row waits until they are known (`resumes_known` of our scheduler).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paged.scheduler import Batch
 
 
 class TellingAhead(Telling):
-    """Counts tokens that are still to be sampled among a row's outputs, and says all tokens of a row that was not in the step before."""
+    """Counts tokens of outstanding steps among a row's outputs, and sends all tokens of a row that was not in the step before."""
 
     _before: Collection[str] = ()
 
@@ -45,7 +45,7 @@ class TellingAhead(Telling):
 class AsyncScheduler(Scheduler):
     """vLLM's `--async-scheduling --scheduler-cls paged.integrations.vllm.AsyncScheduler`: two batches out at a time.
 
-    As Scheduler otherwise. vLLM schedules asynchronously on a GPU alone.
+    Otherwise like Scheduler. vLLM schedules asynchronously only on a GPU.
     """
 
     is_ahead = True
@@ -55,7 +55,7 @@ class AsyncScheduler(Scheduler):
         output = super()._told(batch, now)
         if output.has_structured_output_requests:
             rests_on_a_sample = batch.samples & (batch.seq_lens > self.manager.rows.num_tokens[batch.rows])
-            # A grammar has to see that token before it can mask the next one: vLLM samples this step after the update of the one before.
+            # A grammar has to see that token before it masks the next one, so vLLM samples this step after the update of the one before.
             output.pending_structured_output_tokens = any(
                 self._live[id].request.use_structured_output for id in batch.ids[rests_on_a_sample].tolist()
             )

@@ -1,8 +1,7 @@
 """The outputs of each request in a step, in vLLM's form.
 
-Most outputs are a request's id and one token; they are made in one go. What else a request wants with its tokens
-(log-probabilities, the first time how much of its prompt was found, events, a grammar's word) is put in one by one.
-Decides nothing but what a grammar or a repetition decides.
+Most outputs are a request's id and one token; all of these are made at once. Further fields (log-probabilities, the prompt's
+prefix hit in the first output, events, a grammar's verdict) are filled in one by one.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _REASONS = {
 
 
 def sampled_by_row(batch: Batch, answer: Any, *, drafts: bool) -> tuple[list[int], NDArray[np.int64] | None]:
-    """The sampled tokens in the order of the batch's rows, packed, and how many of each row, int64 [n] (None: one of each). Raises
-    WrongAnswer for a row that the runner says nothing of, or more than it was asked for. `drafts`: there may be some."""
+    """Return the sampled tokens in the order of the batch's rows, packed, and their number for each row, int64 [n] (None: one each). `drafts`: the batch
+    may have drafts. Raises WrongAnswer for a row without an output, or with more tokens than its drafts and one."""
     ids, sampled, places = batch.ids.tolist(), answer.sampled_token_ids, answer.req_id_to_index
     if not sampled:
         return [], np.zeros(len(ids), np.int64)
@@ -49,7 +48,7 @@ def sampled_by_row(batch: Batch, answer: Any, *, drafts: bool) -> tuple[list[int
         try:
             tokens = [token for (token,) in rows]
         except ValueError:
-            # Some prompts are not through.
+            # Some rows are in the middle of their prompts.
             pass
         else:
             if batch.samples.all():
@@ -64,37 +63,37 @@ def sampled_by_row(batch: Batch, answer: Any, *, drafts: bool) -> tuple[list[int
 
 
 class Answers:
-    """Makes them, and remembers who wants more than tokens.
+    """Makes outputs, and keeps the requests whose outputs have more than tokens.
 
     grammars    vLLM's StructuredOutputManager
-    block_size  prompt tokens that are cached go by so many; 0: none are
+    block_size  of cached prompt tokens; 0: nothing is cached
     """
 
     def __init__(self, grammars: Any, block_size: int) -> None:
         self.num_grammars = 0
         self._block_size = block_size
         self._grammars = grammars
-        # Whose next output is not only tokens.
+        # Requests whose next output has more than tokens.
         self._special: dict[str, Live] = {}
         self._num_other_clients = 0
 
     def add(self, live: Live) -> None:
-        """A request has come; `forget` follows when it has ended."""
+        """Count a request, until `forget`."""
         self.num_grammars += live.request.use_structured_output
         self._num_other_clients += live.request.client_index != 0
 
     def note(self, live: Live) -> None:
-        """Its next output has more to tell than tokens."""
+        """Note that the request's next output has more than tokens."""
         self._special[live.id] = live
 
     def forget(self, live: Live) -> None:
-        """It has ended."""
+        """Forget a request that has ended."""
         self._special.pop(live.id, None)
         self.num_grammars -= live.request.use_structured_output
         self._num_other_clients -= live.request.client_index != 0
 
     def made_of(self, outputs: Outputs, lives: dict[str, Live], answer: Any) -> tuple[list[Any], list[Live]]:
-        """The outputs of a step, and who has ended with it."""
+        """Make the outputs of a step. Return them, and the requests that have ended with it."""
         ids, counts, tokens = outputs.ids.tolist(), outputs.counts, outputs.token_ids.tolist()
         if len(tokens) == len(ids) and (not ids or int(counts.min()) == 1):
             packed = [[token] for token in tokens]
@@ -124,7 +123,7 @@ class Answers:
         return made, ended
 
     def refusal_of(self, live: Live) -> Any:
-        """The only output of a request that is refused."""
+        """Make the only output of a request that is refused."""
         live.request.status = RequestStatus.FINISHED_ERROR
         return EngineCoreOutput(
             live.id,
@@ -135,7 +134,7 @@ class Answers:
         )
 
     def by_client(self, made: list[Any], lives: dict[str, Live]) -> dict[int, list[Any]]:
-        """The outputs of each client that has any."""
+        """Group outputs by client."""
         if not self._num_other_clients:
             return {0: made} if made else {}
         clients: dict[int, list[Any]] = {}
@@ -144,7 +143,7 @@ class Answers:
         return clients
 
     def _put_in_the_rest(self, live: Live, output: Any, answer: Any) -> bool:
-        """What the request wants with its tokens. Whether a grammar or a repetition has ended it here, and nothing else."""
+        """Fill in the further fields of an output. Return whether a grammar or a repetition, and nothing else, has ended the request here."""
         request, tokens, sampling = live.request, output.new_token_ids, live.request.sampling_params
         has_ended = live.is_watched and bool(tokens) and self._watch(live, output)
         place = answer.req_id_to_index.get(live.id)
@@ -163,7 +162,7 @@ class Answers:
         return has_ended
 
     def _watch(self, live: Live, output: Any) -> bool:
-        """Tell vLLM's own Request of the new tokens, and see whether one of its rules ends it; tokens behind that are cut off."""
+        """Add the new tokens to vLLM's own Request, and return whether a grammar or a repetition ends it; tokens after that are cut off."""
         request, repetition = live.request, live.request.sampling_params.repetition_detection
         tokens, had_ended = output.new_token_ids, output.finish_reason is not None
         for place, token in enumerate(tokens, 1):
@@ -197,7 +196,7 @@ def _end(live: Live, output: Any, reason: str) -> Live:
 
 
 def speculation_of(batch: Batch, counts: NDArray[np.int64], num_drafts: int) -> Any:
-    """How many drafts of a step were right; None where there were none, or no request was answered."""
+    """Return the statistics of a step's drafts; None without drafts, or without answers to them."""
     places = ((batch.num_drafts > 0) & (counts > 0)).nonzero()[0]
     if not len(places):
         return None
@@ -210,7 +209,7 @@ def speculation_of(batch: Batch, counts: NDArray[np.int64], num_drafts: int) -> 
 def packed_for_clients(
     clients: dict[int, list[Any]], finished: dict[int, set[str]] | None, stats: Any
 ) -> dict[int, Any]:
-    """EngineCoreOutputs by client: to one of them the statistics, and to each which of its requests have ended, where that is wanted."""
+    """Return EngineCoreOutputs by client, with the statistics for one of them, and the ended requests of each if `finished` has them."""
     packed = {client: EngineCoreOutputs(outputs=made) for client, made in clients.items()}
     for client, ids in (finished or {}).items():
         packed.setdefault(client, EngineCoreOutputs()).finished_requests = ids

@@ -1,11 +1,11 @@
-"""vLLM's KV cache groups as layer groups of our memory: a page of our pool is one block id of vLLM's.
+"""vLLM's KV cache groups as layer groups of our memory: a page of our pool is a block id of vLLM.
 
-    vLLM  full | window | window | window | state | state      a table of block ids each, out of one pool
+    vLLM  full | window | window | window | state | state      each with a table of block ids out of one pool
     ours  full | window, 3 pages a block  | state, 2 pages     first page of a block: the first of its groups, and so on
 
-Layers of one kind and reach share one table of ours, so their blocks are drawn, held and evicted together. If blocks of
-vLLM's groups differ in size, a block of ours has the tokens of their least common multiple, and takes more pages of a
-group with smaller blocks. vLLM's layers write a state where they read it. Where ours go on elsewhere, it is copied.
+Layers of one kind and reach share one of our tables, so their blocks are drawn, held and evicted together. If blocks of vLLM's
+groups differ in size, our block has the least common multiple of their tokens, and takes more pages of a group with smaller
+blocks. vLLM's layers write a state to the block that they read. If our row goes on in another block, the state is copied.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FIRST_BLOCK = 1
 
 
 class Part(NamedTuple):
-    """A group of vLLM's among ours: its block ids are `pages` pages of each block of `group`, from `first` on."""
+    """A vLLM group within ours: its block ids are `pages` pages of each block of `group`, from `first` on."""
 
     group: int
     first: int
@@ -57,8 +57,7 @@ class Part(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """What a model's layers keep. `parts`: one a group of vLLM's. `zeroes`: the runner clears new blocks, and
-    needs their ids."""
+    """What a model's layers keep. `parts`: one for each vLLM group. `zeroes`: the runner clears new blocks, and needs their ids."""
 
     block_size: int
     layers: tuple[LayerGroup, ...]
@@ -67,7 +66,7 @@ class Groups(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether all layers keep all tokens, and a block of ours is one of vLLM's."""
+        """Whether all layers keep all tokens, and our block is one of vLLM's."""
         return self.layers == (LayerGroup("full"),)
 
     def __str__(self) -> str:
@@ -75,13 +74,13 @@ class Groups(NamedTuple):
 
 
 def specs_of(memory: Any) -> list[Any]:
-    """What each group of a KVCacheConfig keeps. Layers that differ in nothing but their sizes are of one kind."""
+    """Return the specification of each group of a KVCacheConfig. Layers that differ only in their sizes are of one kind."""
     specs = [group.kv_cache_spec for group in memory.kv_cache_groups]
     return [next(iter(getattr(spec, "kv_cache_specs", {}).values()), spec) for spec in specs]
 
 
 def others_in(memory: Any) -> list[str]:
-    """Of the groups those that are not carried, by the names of their specifications."""
+    """Return the groups that are not carried, by the names of their specifications."""
     specs = [group.kv_cache_spec for group in memory.kv_cache_groups]
     each = [layer for spec in specs for layer in getattr(spec, "kv_cache_specs", {"": spec}).values()]
     names = {type(spec).__name__ for spec in each if type(spec) not in _KINDS}
@@ -91,12 +90,12 @@ def others_in(memory: Any) -> list[str]:
 
 
 def states_in(memory: Any) -> list[Any]:
-    """The groups whose layers keep a state."""
+    """Return the specifications of groups whose layers keep a state."""
     return [spec for spec in specs_of(memory) if type(spec) is MambaSpec]
 
 
 def groups_of(memory: Any) -> Groups:
-    """The layer groups of a KVCacheConfig of which all groups are carried."""
+    """Return the layer groups of a KVCacheConfig whose groups are all carried."""
     kinds = [(_KINDS[type(spec)](spec), spec.block_size) for spec in specs_of(memory)]
     sizes = [size for kind, size in kinds if kind != _STATES]
     size = lcm(*sizes) if sizes else BETWEEN_STATES
@@ -111,18 +110,18 @@ def groups_of(memory: Any) -> Groups:
 
 
 class ToldGroups:
-    """What the runner knows of each group's tables. What a window has passed is the null block in a whole table.
-    In a table that only grew it stays, since the runner does not read there any more."""
+    """The state of each group's tables in the runner. In a new table, blocks that a window has passed are the null block. In a table that only grew
+    they stay, since the runner no longer reads them."""
 
     def __init__(self, manager: BlockManager, groups: Groups, most_tokens: int) -> None:
-        """`most_tokens`: of a sequence; the runner's tables have no column behind them."""
+        """`most_tokens`: of a sequence; the runner's tables have no columns beyond them."""
         self._manager, self._groups, self._most_tokens = manager, groups, most_tokens
         self.told = ToldTables(manager, FIRST_BLOCK)
         self._states = [number for number, group in enumerate(groups.layers) if group.kind == "state"]
 
     def copies_of(self, batch: Batch) -> list[Any]:
-        """The copies to make before a step: those that were decided, and of states that their rows must not overwrite.
-        Such a row goes on in the copy, so its tables are sent again."""
+        """Return the copies to make before a step: those that were decided, and those of states that their rows must not overwrite. Such a row goes on
+        in the copy, so its tables are sent again."""
         pairs = batch.moves.device_to_device.tolist()
         for number in self._states:
             assert batch.groups is not None, "a model with states has groups"
@@ -134,7 +133,7 @@ class ToldGroups:
         return [KVCacheBlockCopy(source + FIRST_BLOCK, target + FIRST_BLOCK) for source, target in pairs]
 
     def new_in(self, batch: Batch) -> list[int] | None:
-        """The block ids that a step begins to fill, of layers that keep tokens; None: the runner need not know."""
+        """Return the block ids that a step begins to fill, of layers that keep tokens; None: the runner needs none."""
         if not self._groups.zeroes:
             return None
         size = self._manager.block_size
@@ -146,8 +145,8 @@ class ToldGroups:
         return np.concatenate(found).tolist() if found and len(rows) else None
 
     def tell(self, batch: Batch) -> Iterator[tuple[int, tuple[list[int], ...], bool]]:
-        """Yield each row of the batch whose tables are not what the runner has: its place, by group of vLLM's the block
-        ids to put behind that row's tables, and whether to put them in the place of these."""
+        """Yield each row of the batch whose tables differ from the runner's: its place, by vLLM group the block ids to put at the end of its tables, and
+        whether to replace the tables by them."""
         if self._groups.is_plain:
             for place, table, is_whole in self.told.tell(batch):
                 yield place, (table,), is_whole
@@ -165,7 +164,7 @@ class ToldGroups:
         for i, (place, is_whole) in enumerate(zip(due.places.tolist(), due.is_wrong.tolist())):
             tables = []
             for group, first, pages, is_state in self._groups.parts:
-                # A state has one block, from the first token on.
+                # A state has one block for all tokens.
                 its = slice(i, i + is_whole) if is_state else slice(bounds[i], bounds[i + 1])
                 found = ids[group][its, first : first + pages].ravel()
                 if not is_state:
@@ -175,7 +174,7 @@ class ToldGroups:
             yield place, tuple(tables), is_whole
 
     def _ids(self, batch: Batch, number: int, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.int32]:
-        """What vLLM calls the pages of these blocks of a group, int32 [n, pages]; the null block if there is none."""
+        """Return vLLM's ids of the pages of these blocks of a group, int32 [n, pages]; the null block if there is none."""
         pages = (
             batch.block_tables[rows, columns][:, None]
             if batch.groups is None

@@ -8,14 +8,14 @@ import msgspec
 
 
 class Live(msgspec.Struct, eq=False):
-    """A request of vLLM's on its way.
+    """A live request of vLLM.
 
-    request       vLLM's
-    prompt        token ids that it begins with here: its prompt, and after it was withdrawn what it had answered, too
-    num_left      tokens that it may still answer
-    is_submitted  our scheduler knows it
+    request       vLLM's Request
+    prompt        token ids with which our scheduler begins: its prompt, and after a withdrawal its outputs, too
+    num_left      output tokens that it may still have
+    is_submitted  our scheduler has it
     was_admitted  it has run before
-    is_told       the runner knows it
+    is_told       the runner has it
     problem       why it is refused
     """
 
@@ -34,13 +34,13 @@ class Live(msgspec.Struct, eq=False):
 
     @property
     def is_watched(self) -> bool:
-        """Whether vLLM's own Request has to know each token: a grammar reads it, or the search for repetitions."""
+        """Whether vLLM's own Request needs each token, for a grammar or the search for repetitions."""
         sampling = self.request.sampling_params
         return self.request.use_structured_output or sampling.repetition_detection is not None
 
     @property
     def wants_more(self) -> bool:
-        """Whether its outputs carry more than tokens, each time."""
+        """Whether every output of it has more than tokens."""
         sampling = self.request.sampling_params
         return (
             self.is_watched

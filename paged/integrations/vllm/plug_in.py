@@ -1,11 +1,11 @@
-"""A scheduler for vLLM: its interface in front, ours behind.
+"""A scheduler for vLLM: its interface over our scheduler.
 
     vLLM's Request  →  paged.Request             a request comes (translation.py), or is held back until its grammar, its adapter or its id is free
     paged.Batch     →  SchedulerOutput           a step is decided; the runner gets what differs (telling.py)
-    ModelRunnerOutput → tokens → EngineCoreOutput   what was sampled is written down, and who has ended goes (answers.py)
+    ModelRunnerOutput → tokens → EngineCoreOutput   the step ends with its sampled tokens (answers.py)
 
-Which tokens, which blocks and who has ended is decided by `paged.Scheduler`; vLLM's own Request objects are only
-written to where something of vLLM reads them: a grammar, the search for repetitions.
+`paged.Scheduler` decides tokens, blocks and ends. vLLM's own Request objects are only written for the parts of vLLM that read
+them: grammars, and the search for repetitions.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ logger = init_logger(f"vllm.{__name__}")
 class Scheduler(SchedulerInterface):
     """vLLM's `--no-async-scheduling --scheduler-cls paged.integrations.vllm.Scheduler`: one batch out at a time.
 
-    Takes what vLLM gives every scheduler. Raises RefusedByPaged for what is not carried, before the engine starts. A single request that
-    is not carried, or that the pool can never hold, ends with "error", and the log says why.
+    Takes the arguments of every vLLM scheduler. Raises RefusedByPaged for features that are not carried, before the engine starts. A single request
+    that is not carried, or that never fits, ends with "error", and the log says why.
 
-    clock     seconds, by which events are dated and requests are ordered; time.monotonic as vLLM's own
+    clock     seconds of events and of the order of requests; time.monotonic, as vLLM's own
     is_ahead  a step is scheduled while the one before it is out
     """
 
@@ -67,7 +67,7 @@ class Scheduler(SchedulerInterface):
         options = options_of(vllm_config.additional_config)
         groups = carried(vllm_config, kv_cache_config, options, block_size, is_ahead=self.is_ahead)
         self.clock: Callable[[], float] = time.monotonic
-        # vLLM asks for these two.
+        # vLLM reads these two.
         self.connector = connector_of(vllm_config, kv_cache_config)
         self.ec_connector = encoder_connector_of(vllm_config)
         self._live: dict[str, Live] = {}
@@ -83,7 +83,7 @@ class Scheduler(SchedulerInterface):
             host_blocks=self._num_host_blocks,
             prefix_caching=options.prefix_caching,
             groups=groups.layers,
-            # Of blocks that layers of two kinds share, vLLM's runner copies what the first of them has there.
+            # vLLM's runner copies only the first kind's part of a block that layers of two kinds share.
             row_ends=False,
             takes_ahead=False,
         )
@@ -103,9 +103,9 @@ class Scheduler(SchedulerInterface):
         self._grammars = structured_output_manager
         self._max_adapters = None if vllm_config.lora_config is None else vllm_config.lora_config.max_loras
         self._log_stats = log_stats
-        # Of those that live those that our scheduler does not know yet, in the order in which they came.
+        # Live requests that our scheduler does not have yet, in order of arrival.
         self._held: dict[str, Live] = {}
-        # Steps that have not ended, as the runner and as our scheduler know them; None: nothing was decided.
+        # Steps that have not ended: the runner's output, and our batch (None: nothing was decided).
         self._out: list[tuple[Any, Batch | None]] = []
         self._drafts: dict[str, list[int]] = {}
         self._pause = PauseState.UNPAUSED
@@ -113,7 +113,7 @@ class Scheduler(SchedulerInterface):
         self._finished_by_client: dict[int, set[str]] | None = {} if include_finished_set else None
         self._answers = Answers(self._grammars, groups.block_size if options.prefix_caching else 0)
         self._refused: list[Live] = []
-        # Those that were admitted and have not run since, and what those that did found cached.
+        # Admitted requests that have not run since, and the prefix hits of those that have.
         self._unplaced: dict[str, Live] = {}
         self._hits = PrefixCacheStats()
         self._num_drafts = vllm_config.num_speculative_tokens
@@ -138,7 +138,7 @@ class Scheduler(SchedulerInterface):
     # Requests come and go.
 
     def add_request(self, request: Any) -> None:
-        """Take a request. One that is not carried ends with "error" in the next step; so does one that never fits."""
+        """Add a request. One that is not carried, or never fits, ends with "error" in the next step."""
         live = Live(request, str(request.request_id))
         if live.id in self._live:
             raise WrongAnswer(f'request "{live.id}" lives already; ids have to differ.')
@@ -152,11 +152,11 @@ class Scheduler(SchedulerInterface):
         if problem is not None:
             self._refuse(live, problem)
         elif self._transfers is not None or not self._submit(live):
-            # A connector is asked of it in the step that may admit it.
+            # The connector looks it up in the step that may admit it.
             self._held[live.id] = live
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
-        """End requests in whatever state they are; None: all. Returns those that had not ended."""
+        """End requests in any state; None: all. Return those that had not ended."""
         if not RequestStatus.is_finished(finished_status):
             raise WrongAnswer(f"a request does not end with {finished_status!r}.")
         ids = (
@@ -182,7 +182,7 @@ class Scheduler(SchedulerInterface):
         return ended
 
     def _submit(self, live: Live) -> bool:
-        """Give the request to our scheduler, if nothing keeps it; False: something does."""
+        """Give the request to our scheduler, or refuse it. Return False if it has to be held back."""
         request = live.request
         if self._pause != PauseState.UNPAUSED and not live.was_admitted:
             return False
@@ -197,7 +197,7 @@ class Scheduler(SchedulerInterface):
         if request.lora_request is not None and not self._has_room_for(request.lora_request.lora_name):
             return False
         if live.id in self._ids_that_are_out():
-            # Its predecessor of that name was aborted while its step ran.
+            # An earlier request of this id was aborted, and its step still runs.
             return False
         if self._transfers is not None and (live.id in self._transfers.ended or not self._transfers.ask(live)):
             return False
@@ -211,7 +211,7 @@ class Scheduler(SchedulerInterface):
         return True
 
     def _has_room_for(self, adapter: str) -> bool:
-        """Whether the runner can hold this adapter beside those of all who may run: its slots are few."""
+        """Whether the runner has a slot for this adapter beside those of all submitted requests."""
         active = {
             live.request.lora_request.lora_name
             for live in self._live.values()
@@ -228,7 +228,7 @@ class Scheduler(SchedulerInterface):
         self._refused.append(live)
 
     def _forget(self, live: Live, *, was_loading: bool = False) -> Any:
-        """The request has ended: the runner forgets it with the next step. Return what a connector has to say of it."""
+        """Forget a request that has ended; the runner forgets it with the next step. Return the connector's parameters for its last output."""
         said = None if self._transfers is None else self._transfers.finish(live, was_loading=was_loading)
         if self.ec_connector is not None:
             self.ec_connector.request_finished(live.request)
@@ -244,7 +244,7 @@ class Scheduler(SchedulerInterface):
     # A step is decided.
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        """Decide one step; what the runner has to know of it."""
+        """Decide a step. Return it for the runner."""
         if self._transfers is not None:
             for id in self._transfers.deliver():
                 self._note_admitted(id, self.clock())
@@ -268,7 +268,7 @@ class Scheduler(SchedulerInterface):
         if self.ec_connector is not None:
             output.ec_connector_metadata = self.ec_connector.build_connector_meta(output)
         if self._transfers is not None and batch is not None and not len(batch.rows) and not batch.has_outputs:
-            # It only says what is loaded, and when that has ended the connector says.
+            # It only has loads, whose end the connector reports.
             if not batch.is_empty:
                 self.decisions.update(batch, [], now=self.clock())
             batch = None
@@ -326,7 +326,7 @@ class Scheduler(SchedulerInterface):
                 live.request.record_event(EngineCoreEventType.PREEMPTED, now)
 
     def _note_hit(self, live: Live, num_hit: int, num_elsewhere: int = 0) -> None:
-        """What a request found when it came in, here and elsewhere: its first tokens begin behind that."""
+        """Note a request's hits at its admission, here and elsewhere."""
         request = live.request
         if self._log_stats:
             self._hits.record(
@@ -342,10 +342,10 @@ class Scheduler(SchedulerInterface):
             )
         live.was_admitted = True
 
-    # What became of it.
+    # A step has run.
 
     def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
-        """Which tokens the grammars of this step allow; None where there are none."""
+        """Return the tokens that the grammars of this step allow; None without grammars."""
         if not scheduler_output.has_structured_output_requests:
             return None
         batch = self._batch_of(scheduler_output)
@@ -353,7 +353,7 @@ class Scheduler(SchedulerInterface):
         constrained = {}
         for id, samples in zip(batch.ids.tolist(), batch.samples.tolist()):
             live = self._live.get(id)
-            # Not one that has come under the name of one that has ended.
+            # Not a new request under the id of one that has ended.
             if samples and live is not None and live.is_submitted and live.request.use_structured_output:
                 constrained[id] = live.request
         if not constrained:
@@ -363,11 +363,10 @@ class Scheduler(SchedulerInterface):
         return GrammarOutput(ids, mask, [len(drafts.get(id, ())) for id in ids])
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, Any]:
-        """The step ran. What became of each request, by the client that asked; raises WrongAnswer, with nothing changed, for an output
-        that does not belong to what was scheduled."""
+        """End a step. Return outputs by client. Raises WrongAnswer, and changes nothing, for an output that does not fit the scheduled step."""
         batch, speculation = self._batch_of(scheduler_output), None
         while self._out[0][0] is not scheduler_output and self._out[0][1] is None:
-            # In which nothing was decided: vLLM need not end it.
+            # vLLM need not end a step in which nothing was decided.
             del self._out[0]
         if self._out[0][0] is not scheduler_output:
             raise WrongAnswer(
@@ -398,7 +397,7 @@ class Scheduler(SchedulerInterface):
         clients = self._answers.by_client(made, self._live)
         last = {output.request_id: output for output in made} if self._transfers is not None else {}
         for live in ended:
-            # Nothing where our scheduler has ended it.
+            # No effect if our scheduler has ended it.
             if live.is_submitted:
                 self.decisions.abort(live.id)
             said = self._forget(live)
@@ -412,7 +411,7 @@ class Scheduler(SchedulerInterface):
         return packed_for_clients(clients, finished, self.make_stats(speculation, told))
 
     def _is_taken_back(self, batch: Batch | None, told: Any) -> bool:
-        """Deal with loads that failed, and say whether the step was taken back because it computed behind one."""
+        """Handle failed loads. Return whether the step was taken back because it computed after one."""
         assert self._transfers is not None, "a connector has told something"
         lost = self._transfers.lost_in(told, batch)
         refused = lost.misled if self._transfers.recomputes else lost.lives
@@ -421,7 +420,7 @@ class Scheduler(SchedulerInterface):
             self._refuse(live, f"its KV could not be loaded, and {why}")
         if lost.is_void and batch is not None:
             for live in self._transfers.loading_in(batch):
-                # It may share what is taken back.
+                # It may share blocks that are taken back.
                 self._withdraw(live)
             self.decisions.cancel(batch, moved=True)
             self._telling.tell_anew(batch)
@@ -438,20 +437,20 @@ class Scheduler(SchedulerInterface):
         raise WrongAnswer("this output's step is not out: each ends once.")
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """Guesses for the next step, as far as each request's grammar allows them."""
+        """Take drafts for the next step, as far as each request's grammar allows them."""
         for id, tokens in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids):
             live = self._live.get(id)
             if live is not None and tokens:
                 self._drafts[id] = list(self._grammars.validate_tokens(live.request, tokens))
 
     def update_draft_token_ids_in_output(self, draft_token_ids: Any, scheduler_output: Any) -> None:
-        """Asked where tokens are guessed and two batches are out, which is refused at the start."""
+        """Raise WrongAnswer: drafts with two batches out are refused at the start."""
         raise WrongAnswer("drafts have to be known before their step is scheduled.")
 
-    # What others ask.
+    # Queries, pauses and resets.
 
     def get_num_unfinished_requests(self) -> int:
-        """Requests that a step could bring further; none while all are paused."""
+        """Return the number of requests that a step could run; 0 while all are paused."""
         if self._pause == PauseState.PAUSED_ALL:
             return 0
         if self._pause == PauseState.PAUSED_NEW:
@@ -459,26 +458,26 @@ class Scheduler(SchedulerInterface):
         return len(self._live)
 
     def has_request(self, request_id: str) -> bool:
-        """Whether a request has come and has not ended."""
+        """Whether the request is live."""
         return request_id in self._live
 
     def has_finished_requests(self) -> bool:
-        """Whether the runner has to hear of requests that have ended, or a connector has not finished with some."""
+        """Whether the runner has to forget requests that have ended, or a connector has not finished with some."""
         return bool(self._finished_ids) or (self._transfers is not None and bool(self._transfers.ended))
 
     def has_requests(self) -> bool:
-        """Whether there is anything to do, for a connector, too."""
+        """Whether there is anything to do, also for a connector."""
         if self.get_num_unfinished_requests() or self.has_finished_requests():
             return True
         return self._transfers is not None and bool(self.connector.has_pending_push_work())
 
     def get_request_counts(self) -> tuple[int, int]:
-        """How many run, and how many do not."""
+        """Return the numbers of running and of other requests."""
         num_running = self.decisions.counts()["running"]
         return num_running, len(self._live) - num_running
 
     def get_kv_cache_usage(self) -> float:
-        """Share of the blocks that are used, 0 to 1."""
+        """Return the share of used blocks, 0 to 1."""
         return self.manager.device.num_used / self.manager.num_blocks
 
     @property
@@ -487,7 +486,7 @@ class Scheduler(SchedulerInterface):
         return self._pause
 
     def set_pause_state(self, pause_state: Any) -> None:
-        """Pause or go on. While new ones are paused, those that have not begun are held back here."""
+        """Pause or go on. While new requests are paused, those that have not begun are held back here."""
         logger.info("paged: pause state %s", pause_state.name)
         self._pause = pause_state
         if pause_state != PauseState.UNPAUSED:
@@ -496,7 +495,7 @@ class Scheduler(SchedulerInterface):
                     self._withdraw(self._live[id])
 
     def _withdraw(self, live: Live) -> None:
-        """Take the request back from our scheduler, with what it has answered so far."""
+        """Take the request back from our scheduler, with its outputs so far."""
         tokens = self.decisions.tokens_of(live.id)
         live.num_left -= len(tokens) - len(live.prompt)
         live.prompt = tokens
@@ -507,8 +506,8 @@ class Scheduler(SchedulerInterface):
         self._held[live.id] = live
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all content. Without `reset_running_requests` that fails, with False, while any block is used; with it all that runs is
-        computed again."""
+        """Forget all content. Return False while any block is used; with `reset_running_requests` running requests give up their blocks and are computed
+        again."""
         if reset_running_requests:
             loading = () if self._transfers is None else self._transfers.loading
             for live in [live for live in self._live.values() if live.is_submitted and live.id not in loading]:
@@ -519,14 +518,14 @@ class Scheduler(SchedulerInterface):
         return done and (not reset_connector or self.reset_connector_cache())
 
     def reset_connector_cache(self) -> bool:
-        """Forget what a connector holds; without one there is nothing to forget."""
+        """Forget what a connector holds. Return False if it cannot."""
         return self._transfers is None or self._transfers.reset()
 
     def reset_encoder_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is none."""
 
     def make_stats(self, speculation: Any = None, told: Any = None) -> Any:
-        """What vLLM's metrics show; None where they are off. `told`: what a connector said of the step."""
+        """Return the statistics for vLLM's metrics; None if they are off. `told`: a connector's output of the step."""
         moved = None if self._transfers is None else self._transfers.statistics(told)
         if not self._log_stats:
             return None
@@ -544,27 +543,27 @@ class Scheduler(SchedulerInterface):
         )
 
     def get_kv_connector(self) -> Any:
-        """The scheduler's side of vLLM's KV connector; None: there is none."""
+        """Return the scheduler's side of vLLM's KV connector; None: there is none."""
         return self.connector
 
     def get_ec_connector(self) -> Any:
-        """The scheduler's side of vLLM's encoder connector; None: there is none."""
+        """Return the scheduler's side of vLLM's encoder connector; None: there is none."""
         return self.ec_connector
 
     def shutdown(self) -> None:
-        """End the connectors."""
+        """Shut the connectors down."""
         for each in (self.connector, self.ec_connector):
             if each is not None:
                 each.shutdown()
 
     def check(self) -> list[str]:
-        """Every violated invariant of decisions and memory, as sentences; empty when all is well."""
+        """Return every violated invariant of decisions and memory, as sentences; empty if there is none."""
         return self.decisions.check()
 
 
 def _policy_of(options: Options, limits: Any, *, transfers: bool) -> Policy:
-    """The policy that was asked for, with vLLM's own words on order, where it has none but arrival and priority, and on splitting prompts.
-    `transfers`: a connector is asked anew of a request that comes back, so a victim keeps nothing."""
+    """Return the named policy with vLLM's settings for the order (unless it is "cached") and for splitting prompts. `transfers`: a victim keeps nothing,
+    since a connector looks a request up again when it comes back."""
     policy = POLICIES[options.policy]
     order = policy.order if policy.order == "cached" else "priority" if limits.policy == "priority" else "fcfs"
     if transfers:

@@ -1,6 +1,6 @@
-"""The features of vLLM that the plug-in does not carry: refused before the engine starts, or for one request, with a sentence each.
+"""The features of vLLM that the plug-in does not carry. They are refused with a sentence each, before the engine starts or for a single request.
 
-The table of features in docs/integrations/vllm.md says the same, and a test compares them.
+docs/integrations/vllm.md has the same table of features, and a test compares them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paged.scheduler import POLICIES
 
 
 class Refusal(NamedTuple):
-    """A feature, whether a configuration asks for it, and why it is not carried. What `is_asked_for` names is put into the sentence."""
+    """A feature, whether a configuration uses it, and why it is not carried; a text that `is_asked_for` returns is put into the sentence."""
 
     feature: str
     is_asked_for: Callable[[Any, Any], bool | str]
@@ -45,7 +45,7 @@ def _replays_states(config: Any, memory: Any) -> bool:
 
 
 def _swaps_groups(config: Any, memory: Any) -> bool:
-    # Others are refused before they are looked into.
+    # Other kinds are refused anyway, and groups_of does not take them.
     return is_host_tier(config.kv_transfer_config) and not others_in(memory) and not groups_of(memory).is_plain
 
 
@@ -130,8 +130,8 @@ REFUSALS = (
 
 
 def carried(config: Any, memory: Any, options: Options, block_size: int, *, is_ahead: bool) -> Groups:
-    """What the model's layers keep. Raises RefusedByPaged for a VllmConfig and KVCacheConfig that ask for what is not carried; for options
-    that contradict them, too. `is_ahead`: by the class for asynchronous scheduling."""
+    """Return what the model's layers keep. Raises RefusedByPaged for a VllmConfig or KVCacheConfig with features that are not carried, and for options
+    that contradict them. `is_ahead`: for the class for asynchronous scheduling."""
     asked_for = [(refusal, asked) for refusal in REFUSALS if (asked := refusal.is_asked_for(config, memory))]
     if asked_for:
         features = "; ".join(f"{refusal.feature} ({refusal.why.format(asked)})" for refusal, asked in asked_for)
@@ -182,7 +182,7 @@ def _must_be_the_right_class(config: Any, *, is_ahead: bool) -> None:
 
 
 def why_not(request: Any) -> str | None:
-    """Why this request, a vllm.v1.request.Request, is not carried; None: it is."""
+    """Return why this request, a vllm.v1.request.Request, is not carried; None: it is."""
     if request.prompt_token_ids is None or request.prompt_embeds is not None:
         return "prompts of embeddings are not carried: equal token ids would not mean equal content"
     if request.mm_features:

@@ -1,7 +1,4 @@
-"""What a step tells vLLM's model runner: everything of a new request, and of one that it knows what has changed.
-
-Does not decide, and does not know what becomes of a step.
-"""
+"""The messages of steps to vLLM's model runner: everything of a new request, and the changes of one that it has."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ from paged.scheduler import Batch, Scheduler as Decisions
 
 T = TypeVar("T")
 Tables = tuple[list[int], ...]
-"""Block ids, by group of vLLM's."""
+"""Block ids by vLLM group."""
 
 
 class Telling:
-    """Remembers what the runner knows of each row.
+    """Keeps the runner's state of each row.
 
     groups          what the model's layers keep
-    num_drafts      that the runner may guess for a request in a step
+    num_drafts      the most drafts of a request in a step
     most_tokens     of a sequence
-    uses_v2_runner  it takes another table in the place of one only as that of a new request
+    uses_v2_runner  a runner that replaces a table only by that of a new request
     """
 
     def __init__(
@@ -39,18 +36,18 @@ class Telling:
         self._uses_v2_runner = uses_v2_runner
 
     def open(self, live: Live) -> None:
-        """The request was admitted: the runner has nothing of its rows."""
+        """Note that the request was admitted, so the runner has nothing of its rows."""
         for row in self._decisions.rows_of(live.id):
             self._tables.open(row, live.request.num_prompt_tokens)
 
     def output_of(self, batch: Batch, lives: dict[str, Live]) -> Any:
-        """The step as a SchedulerOutput; who has ended and what grammars want is left to be filled in."""
+        """Return the step as a SchedulerOutput, without ended requests and grammars, which the caller fills in."""
         ids, starts = batch.ids.tolist(), (batch.seq_lens - batch.num_tokens).tolist()
         self._tables.note(batch)
         copies = self._groups.copies_of(batch)
         blocks: list[Tables | None] = [None] * len(ids)
         new, resumed = self._told_whole(batch, ids, lives, blocks)
-        # One that the runner knows is dropped there, and then taken for new.
+        # The runner drops a request that it has, and then takes it as new.
         retold = {ids[place] for place, _ in new if lives[ids[place]].is_told}
         output = SchedulerOutput(
             scheduled_new_reqs=[self._new_request(lives[ids[place]], tables, starts[place]) for place, tables in new],
@@ -72,18 +69,18 @@ class Telling:
         return output
 
     def tell_anew(self, batch: Batch) -> None:
-        """The step was taken back: its rows are told whole when they come again."""
+        """Note that the step was taken back, so the whole tables of its rows are sent again."""
         self._tables.mark_wrong(batch.rows.astype(np.int64))
 
     def nothing(self) -> Any:
-        """A step in which nothing was decided."""
+        """Return a step in which nothing was decided."""
         return SchedulerOutput.make_empty()
 
     def _told_whole(
         self, batch: Batch, ids: list[str], lives: dict[str, Live], blocks: list[Tables | None]
     ) -> tuple[list[tuple[int, Tables]], set[str]]:
-        """Of the rows whose tables the runner has not right: place and tables of those that are sent as new, and which of the others get
-        another table; the others' `blocks` are filled in."""
+        """Sort the rows whose tables differ from the runner's. Return place and tables of rows to send as new, and the ids of others whose table is
+        replaced; fill in the `blocks` of these others."""
         new, resumed = [], set()
         for place, tables, is_whole in self._groups.tell(batch):
             if not lives[ids[place]].is_told or (is_whole and self._uses_v2_runner):
@@ -103,7 +100,7 @@ class Telling:
         resumed: set[str],
         new: set[int],
     ) -> Any:
-        """What the runner has to know of requests that it knows: all but those at places `new`."""
+        """Return the changes of requests that the runner has: all but those at places `new`."""
         num_outputs = self._num_outputs(batch).tolist()
         if new:
             ids, starts, num_outputs = _without(new, ids), _without(new, starts), _without(new, num_outputs)
@@ -119,7 +116,7 @@ class Telling:
         )
 
     def _num_outputs(self, batch: Batch) -> NDArray[np.int64]:
-        """Outputs that the runner has of each row by now, int64 [n]; after a step back it drops what it has beyond them."""
+        """Return the outputs that the runner has of each row, int64 [n]; after a withdrawal it drops those beyond them."""
         return self._decisions.manager.rows.num_tokens[batch.rows] - self._tables.num_prompt(batch.rows)
 
     def _new_request(self, live: Live, tables: Tables, start: int) -> Any:
@@ -139,14 +136,14 @@ class Telling:
 
 
 def _without(places: set[int], column: list[T]) -> list[T]:
-    """The column without these places, of which there are some."""
-    # New requests compute chunks, which stand behind all that decode.
+    """Return the column without these places, at least one."""
+    # New requests compute chunks, which come after all decodes.
     first = min(places)
     return column[:first] + [column[place] for place in range(first, len(column)) if place not in places]
 
 
 def _drafts_in(batch: Batch, ids: list[str]) -> dict[str, list[int]]:
-    """The drafts that were placed, by request: the last tokens of its share."""
+    """Return the placed drafts by request: the last tokens of its share."""
     stops, counts, drafts = batch.query_start_loc[1:], batch.num_drafts, batch.token_ids
     return {
         ids[place]: drafts[stops[place] - counts[place] : stops[place]].tolist()

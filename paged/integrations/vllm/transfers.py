@@ -1,13 +1,13 @@
-"""vLLM's KV connectors: what one loads are loads of our scheduler, what it saves are saves.
+"""vLLM's KV connectors: their loads and saves are loads and saves of our scheduler.
 
-    get_num_new_matched_tokens   asked before a request is handed to our scheduler, and as it is admitted if its hit has changed
+    get_num_new_matched_tokens   before our scheduler gets a request, and at its admission if its hit has changed
     update_state_after_alloc     with the step that admits it
-    finished_recving             `loaded`, with the next step; as many tokens as arrived
-    request_finished             when it has ended; its blocks stay held until `saved`: at once, or when the connector has finished
+    finished_recving             `loaded` with the next step, with the number of tokens that arrived
+    request_finished             at its end; its blocks stay held until `saved`: at once, or when the connector has finished
 
-A load that comes with its step is computed behind in that very step. If it fails, the step is taken back: what else it
-computed is computed again, and no other request has seen what did not arrive. If that is reported only later, any content may
-have been computed behind it: all of it is forgotten, and all requests are computed again.
+A load may come with its step, which computes after it at once. If it fails, the step is taken back: all of it is computed again, and no
+other request has used what did not arrive. If the failure is reported only later, any content may be wrong: all content is forgotten, and
+all requests are computed again.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from paged.scheduler import Batch, Scheduler as Decisions
 # Below vLLM's own, whose handlers and level are what its users have set.
 logger = init_logger(f"vllm.{__name__}")
 
-# What a block of ours that was found here has in the place of vLLM's hash: connectors ask only whether there is one.
+# In place of vLLM's hash for a block that was found here: connectors only check that there is one.
 _FOUND_HERE = b"found here"
 # In `states` of a pool.
 _CACHED = 1
 
 
 def connector_of(vllm_config: Any, kv_cache_config: Any) -> Any:
-    """The scheduler's side of the KV connector that is asked for; None: none is, or our own, which has none."""
+    """Return the scheduler's side of the configured KV connector; None without one, and for our own, which has none."""
     asked = vllm_config.kv_transfer_config
     if asked is None or is_host_tier(asked):
         return None
@@ -54,14 +54,14 @@ def connector_of(vllm_config: Any, kv_cache_config: Any) -> Any:
 
 
 def encoder_connector_of(vllm_config: Any) -> Any:
-    """The scheduler's side of the encoder connector that is asked for, which text asks nothing of; None: none is."""
+    """Return the scheduler's side of the configured encoder connector, which text does not use; None without one."""
     if vllm_config.ec_transfer_config is None:
         return None
     return ECConnectorFactory.create_connector(config=vllm_config, role=ECConnectorRole.SCHEDULER)
 
 
 def counting_connectors(vllm_config: Any) -> str:
-    """Names of the connectors asked for that take hold of vLLM's own block pool; empty: there are none."""
+    """Return the names of configured connectors that use vLLM's own block pool; empty: there are none."""
     asked = vllm_config.kv_transfer_config
     if asked is None or is_host_tier(asked):
         return ""
@@ -77,12 +77,12 @@ def counting_connectors(vllm_config: Any) -> str:
 
 
 class Lost(NamedTuple):
-    """What did not arrive, as a step's KVConnectorOutput says.
+    """The failed loads of a step's KVConnectorOutput.
 
     lives    requests whose loads failed
-    misled   those of them that have answered behind such a load
-    is_void  the step computed behind one, and has to be taken back
-    is_late  an earlier step did, so that content is wrong
+    misled   those of them that have outputs computed after such a load
+    is_void  the step computed after one, and has to be taken back
+    is_late  an earlier step did, so content is wrong
     """
 
     lives: list[Live]
@@ -92,13 +92,13 @@ class Lost(NamedTuple):
 
 
 class Transfers:
-    """Calls one connector, and keeps which loads and saves of our scheduler are for it.
+    """Calls a connector, and keeps its loads and saves of our scheduler.
 
-    lives       the requests that have not ended, by id, as the plug-in keeps them
-    recomputes  what did not arrive is computed; else its request ends with an error
+    lives       the plug-in's live requests by id
+    recomputes  the tokens of failed loads are computed; else their requests end with an error
     arrived     ids of requests whose load has ended, until `deliver`
-    ended       ids of requests that have ended, or were withdrawn, before the connector has finished with them, and whether blocks are held
-    external    what was found elsewhere since the last statistics
+    ended       by id of a request that has ended, or was withdrawn, before the connector has finished with it: whether blocks are held
+    external    hits elsewhere since the last statistics
     """
 
     def __init__(self, connector: Any, lives: dict[str, Live], *, recomputes: bool) -> None:
@@ -108,25 +108,25 @@ class Transfers:
         self.arrived: set[str] = set()
         self.ended: dict[str, bool] = {}
         self.external = PrefixCacheStats()
-        # Requests that load: from which token on, and how many tokens. Of those whose load fails in part: up to which token it is right.
+        # Loading requests: the first token, and the number of tokens. For loads that failed in part: the end of the right tokens.
         self.loading: dict[str, tuple[int, int]] = {}
         self._valid_to: dict[str, int] = {}
-        # Answers of this step: hit, tokens elsewhere, whether they come late; of those that were admitted, by what was asked then.
+        # The connector's answers of this step: hit, tokens elsewhere, whether they load asynchronously; and those of admitted requests.
         self._asked: dict[str, tuple[int, int, bool]] = {}
         self._matched: dict[str, tuple[int, int]] = {}
-        # Whether content is to be forgotten before a request comes in.
+        # Whether content has to be forgotten before a request is admitted.
         self._is_spoilt = False
-        # Requests that were withdrawn since the last step, and whose blocks are others' now.
+        # Requests that were withdrawn since the last step.
         self.withdrawn: set[str] = set()
 
     def bind(self, decisions: Decisions) -> None:
-        """Take the scheduler that asks `elsewhere`."""
+        """Take the scheduler that calls `elsewhere`."""
         self._decisions, self._manager = decisions, decisions.manager
 
     # A step is decided.
 
     def ask(self, live: Live) -> bool:
-        """Ask what of the request exists elsewhere. False: the connector does not know yet."""
+        """Look up the request in the connector. Return False if it does not know yet."""
         request, size = live.request, self._manager.block_size
         if request.skip_reading_prefix_cache:
             return True
@@ -140,8 +140,8 @@ class Transfers:
         return True
 
     def elsewhere(self, id: str, hit: int) -> tuple[int, bool]:
-        """Return `Scheduler.elsewhere` of a request that is admitted. The connector is asked again if the hit has changed; what it does
-        not know then is computed."""
+        """Return `Scheduler.elsewhere` of a request at its admission. If the hit has changed, the connector looks it up again; tokens that it does not
+        know then are computed."""
         asked = self._asked.pop(id, None)
         if asked is None or asked[0] != hit:
             asked = (hit, *self.connector.get_num_new_matched_tokens(self.lives[id].request, hit))
@@ -150,14 +150,14 @@ class Transfers:
         return num_more, is_late
 
     def deliver(self) -> list[str]:
-        """Pass loads that have ended to our scheduler. Return the ids of the requests that go on."""
+        """Pass ended loads to our scheduler. Return the ids of requests that go on."""
         goes_on = []
         for id in sorted(self.arrived & self.loading.keys()):
             hit, num = self.loading[id]
             try:
                 self._decisions.loaded(id, min(num, max(self._valid_to.get(id, hit + num) - hit, 0)))
             except RequestInFlight:
-                # It shares a block that a step which is out computes.
+                # It shares a block that an outstanding step computes.
                 continue
             self._stop_loading(id)
             goes_on.append(id)
@@ -187,7 +187,7 @@ class Transfers:
             self.connector.update_state_after_alloc(request, KVCacheBlocks((blocks,)), num_more)
             self._count(request, hit, num_more)
             if self._decisions.status(id) == "loading":
-                # One token at least is left to compute.
+                # At least one token is left to compute.
                 self.loading[id] = hit, min(num_more, request.num_tokens - 1 - hit)
                 request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
             request.num_computed_tokens = hit + num_more
@@ -235,14 +235,14 @@ class Transfers:
     def _blocks_of(self, row: int) -> list[int]:
         return (self._manager.table(row) + FIRST_BLOCK).tolist()
 
-    # What became of it.
+    # A step has run.
 
     def lost_in(self, told: Any, batch: Batch | None) -> Lost:
-        """Return what did not arrive, by a step's KVConnectorOutput. If it is late, no request comes in before all content is forgotten."""
+        """Return the failed loads of a step's KVConnectorOutput. If they are late, no request is admitted before all content is forgotten."""
         invalid = np.array(sorted(told.invalid_block_ids), np.int64) - FIRST_BLOCK
         invalid = invalid[(invalid >= 0) & (invalid < self._manager.num_blocks)]
         found, misled, is_void = dict[str, Live](), list[Live](), False
-        # What has ended left it as content, which others may find.
+        # Requests that have ended left it as content, which others may hit.
         is_late = bool((self._manager.device.states[invalid] == _CACHED).any())
         came_now = () if batch is None else batch.loads[:, 2]
         for id, live in self.lives.items() if len(invalid) else ():
@@ -273,19 +273,19 @@ class Transfers:
         return Lost(list(found.values()), misled, is_void or is_late, is_late)
 
     def is_clean(self) -> bool:
-        """Forget all content, where some may be wrong. False: transfers still hold blocks, and no request may come in."""
+        """Forget all content if some may be wrong. Return False while transfers hold blocks; then no request may be admitted."""
         self._is_spoilt = self._is_spoilt and not self._manager.reset_cache()
         return not self._is_spoilt
 
     def note_ended_step(self, batch: Batch, made: Iterable[Any]) -> None:
-        """Write down in vLLM's requests what was computed of them and what they answered."""
+        """Note in vLLM's requests their computed tokens and outputs."""
         for output in made:
             live = self.lives.get(output.request_id)
             if live is not None and not live.is_watched:
                 live.request.append_output_token_ids(output.new_token_ids)
         for id in batch.ids.tolist():
             if (live := self.lives.get(id)) is not None:
-                # Wrong drafts were computed for nothing.
+                # Wrong drafts do not count.
                 live.request.num_computed_tokens = min(live.request.num_computed_tokens, live.request.num_tokens - 1)
 
     def loading_in(self, batch: Batch) -> list[Live]:
@@ -294,7 +294,7 @@ class Transfers:
         return [self.lives[id] for id in self.loading if rows & set(self._decisions.rows_of(id))]
 
     def note_taken_back(self, batch: Batch) -> None:
-        """Write down in vLLM's requests how far they are now."""
+        """Note in vLLM's requests how far they are computed now."""
         for id in batch.ids.tolist():
             if (live := self.lives.get(id)) is not None and self._decisions.status(id) == "running":
                 row = self._decisions.row_of(id)
@@ -339,7 +339,7 @@ class Transfers:
         return params
 
     def withdraw(self, live: Live) -> None:
-        """Note a request that was taken back from our scheduler. It comes again when its load has ended, and holds nothing then."""
+        """Note a request that was taken back from our scheduler. It holds nothing when it comes again, after its load has ended."""
         self.ended[live.id] = True
         if live.id not in self.loading or live.id in self.arrived:
             self._let_go(live.id)
@@ -348,7 +348,7 @@ class Transfers:
         live.request.status, live.request.num_computed_tokens = RequestStatus.PREEMPTED, 0
 
     def statistics(self, told: Any) -> Any:
-        """Return both sides' statistics of the connector in a step, as one; None: there are none."""
+        """Return the statistics of both sides of the connector in a step, aggregated; None: there are none."""
         worker = None if told is None else told.kv_connector_stats
         own = self.connector.get_kv_connector_stats()
         if own is None or own.is_empty():
@@ -356,12 +356,12 @@ class Transfers:
         return own if worker is None else worker.aggregate(own)
 
     def take_external(self) -> Any:
-        """Return the statistics of what was found elsewhere since the last call."""
+        """Return the statistics of hits elsewhere since the last call."""
         external, self.external = self.external, PrefixCacheStats()
         return external
 
     def reset(self) -> bool:
-        """Forget what the connector holds; False: it cannot."""
+        """Forget what the connector holds. Return False if it cannot."""
         if self.connector.reset_cache() is False:
             return False
         self.external.reset = True

@@ -1,4 +1,4 @@
-"""A request of vLLM's as one of ours."""
+"""Our request for one of vLLM."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from paged.scheduler import Request
 
 
 def request_of(theirs: Any, prompt: Any, max_tokens: int, *, transfers: bool = False) -> Request:
-    """`theirs` with this prompt (its own, or that and what it has answered) and so many tokens to go.
+    """Return our request for `theirs` with this prompt (its own, with outputs after a withdrawal) and so many tokens to go.
 
-    Its stop ids end it here, in one look at all rows. The least number of tokens is vLLM's sampler's business: before it is reached no stop
-    id can be chosen, so that vLLM's own scheduler ends at one whenever it comes. The adapter's name and the salt are part of what content is.
-    `transfers`: a connector may load any of its tokens, and saves its blocks.
+    Stop ids end it here, in one check of all rows. vLLM's sampler enforces min_tokens: it samples no stop id before. Adapter and salt are part of the
+    identity of content. `transfers`: a connector may load any of its tokens, and saves its blocks.
     """
     sampling, adapter = theirs.sampling_params, theirs.lora_request
     return Request(
@@ -31,5 +30,5 @@ def request_of(theirs: Any, prompt: Any, max_tokens: int, *, transfers: bool = F
 
 
 def stop_reason_of(theirs: Any, last_token: int) -> int | None:
-    """The stop id that a stopped request ended with; None: its end-of-sequence token."""
+    """Return the stop id with which a request ended; None: its end-of-sequence token."""
     return None if last_token == theirs.sampling_params.eos_token_id else last_token
