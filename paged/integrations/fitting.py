@@ -29,9 +29,12 @@ def undefined_in(*ours: type) -> list[str]:
     ]
 
 
-def does_not_fit(engine: str, wrong: Collection[str], tried: Collection[str]) -> str:
-    """Return the message on an engine, named with its version, in which `wrong_with` or `undefined_in` found something wrong."""
-    return f"{engine} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(tried)}. Another version of paged may fit."
+def must_fit(wrong: Collection[str], refusal: type[Exception], engine: str, tried: Collection[str]) -> None:
+    """Raise `refusal` for an engine, named with its version, in which `wrong_with` or `undefined_in` found something wrong."""
+    if wrong:
+        raise refusal(
+            f"{engine} does not fit: {'; '.join(wrong)}. Tried versions: {', '.join(tried)}. Another version of paged may fit."
+        )
 
 
 def _wrong_with_one(name: str, used: tuple[str, ...], made: Collection[str]) -> list[str]:

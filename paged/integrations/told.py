@@ -41,12 +41,8 @@ class ToldTables:
     def open(self, row: int, num_prompt: int) -> None:
         """Begin a row for another request, or again for one that had lost it: the engine has nothing of its table."""
         self._hold(row + 1)
-        self._num_told[row], self._is_wrong[row], self._is_due[row], self._num_prompt[row] = (
-            0,
-            True,
-            True,
-            num_prompt,
-        )
+        self._num_told[row], self._num_prompt[row] = 0, num_prompt
+        self._is_wrong[row] = self._is_due[row] = True
 
     def num_prompt(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the prompt tokens of each row, int64 [n]."""
@@ -86,11 +82,8 @@ class ToldTables:
         last = (tables[due.rows, due.stops - 1] + self._first_block).tolist()
         for place, row, start, stop, is_whole, newest in zip(*(column.tolist() for column in due), last):
             # Most rows have one more block.
-            yield (
-                place,
-                [newest] if stop - start == 1 else (tables[row, start:stop] + self._first_block).tolist(),
-                is_whole,
-            )
+            ids = [newest] if stop - start == 1 else (tables[row, start:stop] + self._first_block).tolist()
+            yield place, ids, is_whole
 
     def _hold(self, num_rows: int) -> None:
         if num_rows <= len(self._num_told):

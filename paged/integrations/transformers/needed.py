@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from paged.base.extras import installed_by
 from paged.errors import UnsupportedTransformers
-from paged.integrations.fitting import Needed, does_not_fit, undefined_in, wrong_with
+from paged.integrations.fitting import Needed, must_fit, undefined_in, wrong_with
 
 TRIED = ("5.17.0", "5.23.0")
 """Versions with which all tests were run."""
@@ -63,14 +63,9 @@ def must_have_all() -> None:
         raise UnsupportedTransformers(
             f"paged.integrations.transformers plugs into transformers, which is not installed here; {installed_by('engine')} brings it."
         ) from None
-    _must_be_nothing(wrong_with(NEEDED), installed)
+    must_fit(wrong_with(NEEDED), UnsupportedTransformers, f"transformers {installed}", TRIED)
 
 
 def must_define_all(*ours: type) -> None:
     """Raise UnsupportedTransformers unless these classes define every method that transformers makes abstract."""
-    _must_be_nothing(undefined_in(*ours), version("transformers"))
-
-
-def _must_be_nothing(wrong: list[str], installed: str) -> None:
-    if wrong:
-        raise UnsupportedTransformers(does_not_fit(f"transformers {installed}", wrong, TRIED))
+    must_fit(undefined_in(*ours), UnsupportedTransformers, f"transformers {version('transformers')}", TRIED)

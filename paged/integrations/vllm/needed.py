@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from paged.errors import UnsupportedVllm
-from paged.integrations.fitting import Needed, does_not_fit, undefined_in, wrong_with
+from paged.integrations.fitting import Needed, must_fit, undefined_in, wrong_with
 
 TRIED = ("0.32.0", "0.33.0 (its scheduler, without a model)")
 """Versions with which all tests were run, with exceptions in brackets."""
@@ -185,17 +185,12 @@ def must_have_all() -> None:
         raise UnsupportedVllm(
             "paged.integrations.vllm plugs into vLLM, which is not installed here; paged never installs it. See docs.vllm.ai, or `make vllm`."
         ) from None
-    _must_be_nothing(wrong_with(NEEDED, _MADE))
+    must_fit(wrong_with(NEEDED, _MADE), UnsupportedVllm, f"vLLM {installed()}", TRIED)
 
 
 def must_define_all(*ours: type) -> None:
     """Raise UnsupportedVllm unless these classes define every abstract method of the installed vLLM."""
-    _must_be_nothing(undefined_in(*ours))
-
-
-def _must_be_nothing(wrong: list[str]) -> None:
-    if wrong:
-        raise UnsupportedVllm(does_not_fit(f"vLLM {installed()}", wrong, TRIED))
+    must_fit(undefined_in(*ours), UnsupportedVllm, f"vLLM {installed()}", TRIED)
 
 
 def installed() -> str:

@@ -46,8 +46,12 @@ def flat(outcome: Outcome) -> dict[str, Cell]:
 
 
 def write_csv(path: str | Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a header, and a row for each outcome; a missing value is an empty cell. Raises UnwritablePath."""
-    rows = [flat(outcome) for outcome in outcomes]
+    """Write a row for each outcome. Raises UnwritablePath."""
+    write_rows(path, [flat(outcome) for outcome in outcomes])
+
+
+def write_rows(path: str | Path, rows: Sequence[dict[str, Cell]]) -> None:
+    """Write a header and these rows; a missing value is an empty cell. Raises UnwritablePath."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     with whole_file(path, newline="") as file:
         writer = csv.DictWriter(file, names, restval="")

@@ -1,6 +1,5 @@
 """Plans for people and for programs: a page with the answer, what binds it and all tried values; and these as CSV."""
 
-import csv
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Any
 import msgspec
 
 from paged.base.extras import import_with_extra
-from paged.base.whole_file import whole_file
 from paged.errors import InvalidConfig
+from paged.study.report.columns import write_rows
 from paged.study.report.drawing import QUIET, Figure, axes, beside, figure, line, log_axis, panel_title
 from paged.study.report.frame import as_json, paragraphs, plot_place, row, scrolled, table, write_page
 from paged.study.simulator import Plan, Probe
@@ -42,12 +41,8 @@ def write_plan_html(path: str | Path, pages: Sequence[PlanPage]) -> None:
 
 
 def write_plan_csv(path: str | Path, plans: Sequence[Plan]) -> None:
-    """Write a header, and a row for each tried value of each plan, at least one; a missing value is an empty cell. Raises UnwritablePath."""
-    rows = [_row(plan, probe) for plan in plans for probe in plan.probes]
-    with whole_file(path, newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    """Write a row for each tried value of each plan. Raises UnwritablePath."""
+    write_rows(path, [_row(plan, probe) for plan in plans for probe in plan.probes])
 
 
 def plotted(plan: Plan) -> Figure:

@@ -329,11 +329,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     def settled(self) -> "Scenario":
         """Return the scenario with a trace that lasts long enough at its rate, unless the load has a `least_span_s`."""
         needed = 0.0 if self.load.least_span_s is not None else self.settles_in_s(self.load.build())
-        return (
-            msgspec.structs.replace(self, load=msgspec.structs.replace(self.load, least_span_s=needed))
-            if needed
-            else self
-        )
+        if not needed:
+            return self
+        return msgspec.structs.replace(self, load=msgspec.structs.replace(self.load, least_span_s=needed))
 
     def scheduler(self) -> Scheduler:
         """Make a scheduler on an empty pool. Raises InvalidConfig, UnknownPolicy or what names raise."""

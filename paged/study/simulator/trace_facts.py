@@ -74,6 +74,8 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
         """Return a trace's facts. `is_open`: requests come at the trace's times, and not from a closed loop."""
         span = float(trace.arrival_s[-1])
         fitted = [applied for applied in trace.applied if applied.name == "fitted"]
+        longer = (each for each in trace.applied if each.requests_after > each.requests_before)
+        drawn_from = [each.requests_before for each in longer if each.name == "resampled"]
         return cls(
             name=trace.name,
             requests=len(trace),
@@ -86,14 +88,7 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
             outputs=Lengths.of(trace.output_tokens),
             note=trace.note,
             settles_in_s=settles_in_s,
-            drawn_from=next(
-                (
-                    each.requests_before
-                    for each in trace.applied
-                    if each.name == "resampled" and each.requests_after > each.requests_before
-                ),
-                None,
-            ),
+            drawn_from=drawn_from[0] if drawn_from else None,
         )
 
 
