@@ -106,12 +106,12 @@ class Ingress:
     async def _forward(self, scope: Any, receive: Any, send: Any) -> None:
         """Send a call to a replica, and its answer to the client."""
         answer = _Answer(send, scope["state"]["call"].id)
-        tasks: list[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[Any]] = []
         self._num_open += 1
         try:
             sent = await self._asked(scope)
             work = asyncio.create_task(self._answered(sent, answer))
-            tasks = [work, asyncio.create_task(until_gone(receive)), asyncio.create_task(self._until_the_end())]
+            tasks = [work, asyncio.create_task(until_gone(receive)), asyncio.create_task(self._has_to_end.wait())]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
@@ -126,9 +126,6 @@ class Ingress:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _until_the_end(self) -> None:
-        await self._has_to_end.wait()
 
     async def _asked(self, scope: Any) -> Asked:
         """Return a call for a replica. Raises ApiError."""

@@ -26,7 +26,6 @@ from paged.integrations.ray.scaling import LOAD
 from paged.serving.front import Call
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import Settings
-from paged.serving.wire import Ready
 
 
 class _Exchange:
@@ -132,8 +131,10 @@ class Replica:
             task.exception()
 
     async def ready(self) -> bytes:
-        """Return what its engine has, as JSON of Ready."""
-        return msgspec.json.encode(self._ready())
+        """Return what its engine has, as JSON of Ready. Raises EngineAway before it has begun."""
+        if self._front.engine.ready is None:
+            raise EngineAway("the engine has not begun.", None)
+        return msgspec.json.encode(self._front.engine.ready)
 
     def check_health(self) -> None:
         """Raise EngineAway if the engine is gone for good; Ray then replaces the replica."""
@@ -167,8 +168,3 @@ class Replica:
         """End the engine. Ray calls it at a replica's end, after its requests."""
         if hasattr(self, "_front"):
             await self._front.close()
-
-    def _ready(self) -> Ready:
-        if self._front.engine.ready is None:
-            raise EngineAway("the engine has not begun.", None)
-        return self._front.engine.ready

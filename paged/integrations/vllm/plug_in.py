@@ -196,7 +196,7 @@ class Scheduler(SchedulerInterface):
             request.status = RequestStatus.WAITING
         if request.lora_request is not None and not self._has_room_for(request.lora_request.lora_name):
             return False
-        if live.id in self._ids_that_are_out():
+        if any(batch is not None and live.id in batch.ids for _, batch in self._out):
             # An earlier request of this id was aborted, and its step still runs.
             return False
         if self._transfers is not None and (live.id in self._transfers.ended or not self._transfers.ask(live)):
@@ -218,9 +218,6 @@ class Scheduler(SchedulerInterface):
             if live.is_submitted and live.request.lora_request is not None
         }
         return adapter in active or len(active) < (self._max_adapters or 1)
-
-    def _ids_that_are_out(self) -> set[str]:
-        return {id for _, batch in self._out if batch is not None for id in batch.ids.tolist()}
 
     def _refuse(self, live: Live, problem: str) -> None:
         logger.error('paged: request "%s" ends with "error": %s', live.id, problem)

@@ -93,7 +93,8 @@ class DerivedLayers:
         seconds = np.zeros(len(tokens))
         for name, columns, depth, times in products_of(roofline):
             if name != "LM head":
-                seconds += times * self._product(columns * depth, tokens)
+                timed = [(size, each.seconds(tokens)) for size, each in self._matrices]
+                seconds += times * _by_size(columns * depth, timed)
         heads = heads_of(roofline)["heads"]
         plain, width = model.layers - model.moe_layers, model.intermediate / roofline.tensor_parallel
         for layer, times, size, of in (
@@ -150,9 +151,6 @@ class DerivedLayers:
     @cached_property
     def _matrices(self) -> list[tuple[float, Timed]]:
         return sorted((each for timing in self.timings for each in timing.products()), key=lambda each: each[0])
-
-    def _product(self, weights: float, tokens: Numbers) -> Numbers:
-        return _by_size(weights, [(size, timed.seconds(tokens)) for size, timed in self._matrices])
 
     def _small(self, layer: str, size: float, of: str, tokens: Numbers) -> Numbers:
         """Return the seconds of a kernel over each token's tensors: that of one token, and the time of further tokens scaled by their width."""

@@ -176,10 +176,6 @@ class MeasuredStep:
         return self.launching.host_s / self.roofline.faster.host
 
     @cached_property
-    def _is_plain(self) -> bool:
-        return self.roofline.faster.arithmetic == 1 and self.roofline.faster.bandwidth == 1
-
-    @cached_property
     def _dense(self) -> list[float]:
         """Seconds by a step's tokens, 0 to MOST_TOKENS."""
         tokens = self.launching.padded(np.arange(1, MOST_TOKENS + 1)).astype(np.float64)
@@ -211,7 +207,7 @@ class MeasuredStep:
     def _relief(self, places: slice, work: StepWork) -> Any:
         """Return the share of their time that these parts of a step take on the faster device, by the rooflines of both. Attention and the output
         projection are the last two of a roofline's parts."""
-        if self._is_plain:
+        if self.roofline.faster.arithmetic == self.roofline.faster.bandwidth == 1:
             return 1.0
         parts: tuple[Part, ...] = self.roofline.parts(work)[places]
         faster, published = (

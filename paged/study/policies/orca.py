@@ -41,7 +41,8 @@ class InRegions(Reservation):
         self._regions.give_back(row)
 
     def reason(self, books: Books, request: RequestState, num_free: int) -> str | None:
-        sizes = self._sizes(books, request)
+        live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
+        sizes = [self.blocks_drawn(books, request, sequence) for sequence in live]
         if self._regions.fits(sizes):
             return None
         return (
@@ -54,10 +55,6 @@ class InRegions(Reservation):
         if self._regions.owners != rows:
             found.append(f"8: rows {sorted(self._regions.owners ^ rows)} have a region or live, not both.")
         return found
-
-    def _sizes(self, books: Books, request: RequestState) -> list[int]:
-        live = [sequence for sequence, tokens in enumerate(request.tokens) if tokens is not None]
-        return [self.blocks_drawn(books, request, sequence) for sequence in live]
 
 
 def context(books: Books, request: RequestState, sequence: int) -> int:

@@ -42,13 +42,10 @@ def segment_tokens(contents: Ids, lengths: Ids, seed: int) -> NDArray[np.int32]:
     """
     starts = np.cumsum(lengths) - lengths
     places = np.arange(int(lengths.sum()), dtype=np.uint32) - np.repeat(starts.astype(np.uint32), lengths)
-    tokens = _mixed(np.repeat(_bases(contents, seed), lengths), places)
+    bases = (contents + (seed % 2**31) * 40503).astype(np.uint32) * np.uint32(0x9E3779B1)
+    tokens = _mixed(np.repeat(bases, lengths), places)
     tokens[starts] = contents
     return tokens
-
-
-def _bases(contents: Ids, seed: int) -> NDArray[np.uint32]:
-    return (contents + (seed % 2**31) * 40503).astype(np.uint32) * np.uint32(0x9E3779B1)
 
 
 def _mixed(bases: NDArray[np.uint32], places: NDArray[np.uint32]) -> NDArray[np.int32]:
