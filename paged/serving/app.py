@@ -59,8 +59,8 @@ _ERRORS: dict[int | str, Any] = {
         404: "No such model",
         408: "The body came too slowly",
         413: "The body is too long",
-        429: "Too much at the moment; Retry-After says when to come again",
-        503: "No engine at the moment",
+        429: "Too many requests; Retry-After says when to try again",
+        503: "No engine takes requests now",
         504: "Not finished by its deadline",
     }.items()
 }
@@ -259,7 +259,7 @@ def _say_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:
-        found = ApiError(500, "an error of the server's own; it is in its log.", kind=SERVER, code="internal_error")
+        found = ApiError(500, "an internal error; the server's log has it.", kind=SERVER, code="internal_error")
         return error_response(found, _headers(request))
 
 
@@ -283,7 +283,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
 
     @app.get("/v1/models", responses={status: _ERRORS[status] for status in (401, 503)})
     async def models(request: Request) -> Response:
-        """The model that is served, by all of its names."""
+        """List the served model under each of its names."""
         front.must_have_begun()
         ready = front.engine.ready
         data = [
@@ -302,7 +302,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
 
     @app.get("/v1/models/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def model(name: str, request: Request) -> Response:
-        """One of them."""
+        """Describe the served model by one of its names."""
         front.must_have_begun()
         front.must_know(name)
         found = {"id": name, "object": "model", "created": front.began, "owned_by": "paged"}
@@ -310,7 +310,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
 
     @app.post("/tokenize", responses=_ERRORS)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """Text, or messages, as token ids."""
+        """Return the token ids of text, or of messages."""
         front.must_know(body.model)
         _must_be_one_text(body)
         asking = front.asking
@@ -333,7 +333,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
 
     @app.post("/v1/kv_hints", responses=_ERRORS)
     async def kv_hints(body: KvHintsBody, request: Request) -> Response:
-        """Say what is known of content that is to come, or is not: a KvHintsEnvelope, or one hint of ours."""
+        """Carry out hints on cached content: a KvHintsEnvelope, or one hint of ours."""
         front.must_serve()
         tenant = _call(request).tenant
         if isinstance(body, KvHint):
@@ -345,25 +345,25 @@ def _add_inference(app: FastAPI, front: Front) -> None:
 
     @app.get("/sessions", responses={status: _ERRORS[status] for status in (400, 401, 503)})
     async def sessions(request: Request, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Response:
-        """The caller's sessions, those whose turns ended last first: what was kept for them, where, and until when."""
+        """List the caller's sessions, the latest ended turns first: what is kept for each, where, and until when."""
         front.must_serve()
         return JSONResponse(await front.kept.sessions(_call(request).tenant, limit), headers=_headers(request))
 
     @app.get("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def session(name: str, request: Request) -> Response:
-        """One of them."""
+        """Return one session."""
         front.must_serve()
         return JSONResponse(await front.kept.session(_call(request).tenant, name), headers=_headers(request))
 
     @app.delete("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def end_session(name: str, request: Request) -> Response:
-        """End one: no turn of it comes, and what was kept for it goes next."""
+        """End a session: no further turn of it comes, and what is kept for it is evicted next."""
         front.must_serve()
         return JSONResponse(await front.kept.end(_call(request).tenant, name), headers=_headers(request))
 
     @app.post("/detokenize", responses=_ERRORS)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """Token ids as text."""
+        """Return the text of token ids."""
         front.must_know(body.model)
         text = await asyncio.to_thread(front.asking.text, body.tokens)
         return JSONResponse({"prompt": text}, headers=_headers(request))
@@ -382,7 +382,7 @@ def _must_be_one_text(body: TokenizeRequest | ExplainRequest) -> None:
 def _add_watching(app: FastAPI, front: Front) -> None:
     @app.get("/health", responses={503: _ERRORS[503]})
     async def health() -> Response:
-        """Whether the server lives: 503 until its engine takes requests for the first time, and once that is gone for good."""
+        """Return 200 while the server lives; 503 until its engine has begun for the first time, and once the engine is gone for good."""
         front.must_have_begun()
         return JSONResponse({"status": "ok"})
 
@@ -390,24 +390,24 @@ def _add_watching(app: FastAPI, front: Front) -> None:
 
     @app.get("/ready", responses={503: _ERRORS[503]})
     async def ready() -> Response:
-        """Whether it takes requests now: 503 while an engine is being begun, and once the server is to end."""
+        """Return 200 while the server takes requests; 503 while an engine starts, and once the server is to end."""
         front.must_serve()
         return JSONResponse({"status": "ready"})
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """Prometheus' page."""
+        """Return all metrics for Prometheus."""
         found, kind = front.metrics.render(request.headers.get("accept", ""))
         return Response(found, media_type=kind)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        """The server's version."""
+        """Return the server's version."""
         return {"version": __version__}
 
     @app.get("/load")
     async def load() -> dict[str, int]:
-        """Calls that are being answered."""
+        """Return the number of calls that are being answered."""
         return {"server_load": front.num_open}
 
     def show(name: str) -> Response:
@@ -423,13 +423,13 @@ def _add_watching(app: FastAPI, front: Front) -> None:
 
     @app.get("/dashboard/feed", include_in_schema=False)
     async def feed() -> Response:
-        """What it shows, as server-sent events."""
+        """Send the dashboard's snapshots as server-sent events."""
         front.must_serve()
         return front.viewers.feed()
 
     @app.get("/requests/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def story(name: str, request: Request) -> Response:
-        """A request's life, and why it waits; by the engine's name for it, the id of its answer, or its X-Request-Id."""
+        """Return a request's life, and why it waits, by the engine's id, the id of its answer, or its X-Request-Id."""
         front.must_serve()
         for found in front.engine_ids(name):
             answer = await front.engine.ask("story", found)
@@ -439,7 +439,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
 
     @app.post("/explain", responses=_ERRORS)
     async def explain(body: ExplainRequest, request: Request) -> Response:
-        """What of a prompt is in the cache, and why no more is."""
+        """Return what of a prompt is in the cache, and why no more is."""
         front.must_serve()
         front.must_know(body.model)
         _must_be_one_text(body)
@@ -448,6 +448,6 @@ def _add_watching(app: FastAPI, front: Front) -> None:
 
     @app.get("/debug/{what}", include_in_schema=False)
     async def debug(what: Literal["check", "index"]) -> Response:
-        """Every violated invariant, or the hashes of each tier's content. For tests."""
+        """Return every violated invariant, or the hashes of each tier's content. For tests."""
         front.must_serve()
         return Response(await front.engine.ask(what), media_type="application/json")

@@ -82,19 +82,19 @@ class Settings(Config, frozen=True, kw_only=True):
     of_what: ClassVar[str] = "a server"
 
     engine: EngineConfig = SERVED
-    tenants: Annotated[tuple[Tenant, ...], Field(help="Who shares it.", flag="", rule=_tenants)] = ()
+    tenants: Annotated[tuple[Tenant, ...], Field(help="The clients that share it.", flag="", rule=_tenants)] = ()
 
     host: Annotated[str, Field(help="An address of this machine; 0.0.0.0: all of them.", panel=_LISTEN, vllm=("host",))] = "127.0.0.1"
     port: Annotated[int, Field(help="0: any free port, which is printed.", least=0, most=65535, panel=_LISTEN, vllm=("port",))] = 8000
     tls_certificate: Annotated[str | None, Field(help="PEM; with --tls-key it serves HTTPS.", metavar="FILE", vllm=("ssl_certfile",), panel=_LISTEN)] = None
     tls_key: Annotated[str | None, Field(help="The certificate's key, PEM.", metavar="FILE", vllm=("ssl_keyfile",), panel=_LISTEN)] = None
     tls_client_ca: Annotated[str | None, Field(help="PEM; clients need a certificate that it signed.", metavar="FILE", vllm=("ssl_ca_certs",), panel=_LISTEN)] = None
-    root_path: Annotated[str, Field(help="What a proxy in front strips off the path.", panel=_LISTEN, vllm=("root_path",))] = ""
+    root_path: Annotated[str, Field(help="The beginning of the path that a proxy in front strips off.", panel=_LISTEN, vllm=("root_path",))] = ""
     allowed_origins: Annotated[tuple[str, ...], Field(help="A web page's origin that may call it from a browser; may be given several times.", flag="--allowed-origin", panel=_LISTEN)] = ()
 
     served_model_names: Annotated[tuple[str, ...], Field(help="What clients call the model; may be given several times.", usually='MODEL, or "paged"', flag="--served-model-name", panel=_WHO, vllm=("served_model_name",))] = ()
-    api_keys: Annotated[tuple[str, ...], Field(help='A key that clients have to show, in plain text or as "sha256:" and its digest; may be given several times.', usually="everybody may ask", flag="--api-key", variable="PAGED_API_KEY", panel=_WHO, vllm=("api_key",))] = ()
-    admin_keys: Annotated[tuple[str, ...], Field(help="A key for /requests and the dashboard; may be given several times.", usually="everybody may look", flag="--admin-key", panel=_WHO)] = ()
+    api_keys: Annotated[tuple[str, ...], Field(help='A key that clients have to show, in plain text or as "sha256:" and its digest; may be given several times.', usually="no key is needed", flag="--api-key", variable="PAGED_API_KEY", panel=_WHO, vllm=("api_key",))] = ()
+    admin_keys: Annotated[tuple[str, ...], Field(help="A key for /requests and the dashboard; may be given several times.", usually="the api_keys", flag="--admin-key", panel=_WHO)] = ()
     tenant_header: Annotated[str | None, Field(help="A header that names the tenant, where a gateway sets it.", panel=_WHO)] = None
 
     max_waiting: Annotated[int, Field(help="Requests that wait to begin; further ones get 429 with a time to retry after.", least=1, panel=_LIMITS)] = 256
@@ -117,7 +117,7 @@ class Settings(Config, frozen=True, kw_only=True):
 
     log: Annotated[str, Field(help="json: a line a request on standard error; off.", choices=("json", "off"), panel=_SAYS)] = "json"
     log_prompts: Annotated[bool, Field(help="Log prompts and answers, too.", panel=_SAYS)] = False
-    kv_events: Annotated[KvEventsConfig | None, Field(help="Where events of stored and removed blocks go, as in vLLM.", usually="nowhere", flag="--kv-events-config", metavar="JSON", rule=_kv_events, what="a JSON object or a table", panel=_SAYS, vllm=("kv_events_config",))] = None
+    kv_events: Annotated[KvEventsConfig | None, Field(help="Publication of stored and removed blocks, as in vLLM.", usually="nowhere", flag="--kv-events-config", metavar="JSON", rule=_kv_events, what="a JSON object or a table", panel=_SAYS, vllm=("kv_events_config",))] = None
     traces_endpoint: Annotated[str | None, Field(help="An OpenTelemetry collector, over HTTP.", metavar="URL", vllm=("otlp_traces_endpoint",), panel=_SAYS)] = None
     def __post_init__(self) -> None:
         super().__post_init__()
