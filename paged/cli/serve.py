@@ -130,7 +130,7 @@ def _announce(settings: Settings, num_replicas: int, ready: "Ready", port: int) 
             ("a request", f"up to {ready.max_model_len:,} tokens"),
             ("a step", f"up to {ready.max_sequences:,} sequences and {ready.max_tokens_per_step:,} tokens"),
             ("waiting", f"up to {settings.max_waiting:,} requests{' a replica' if each else ''}"),
-            ("keys", "needed" if settings.needs_key else "none: everybody who reaches it may ask"),
+            ("keys", "needed" if settings.needs_key else "none: every client that reaches it has access"),
         ]
         if not each:
             pairs.append(("dashboard", f"{url}/dashboard"))

@@ -208,7 +208,7 @@ def test_in_a_terminal_a_block_says_what_there_is_and_an_interrupt_ends_it_with_
             rest = answer.read()
         assert process.wait(END_S) == status
     os.close(ours)
-    for words in ("600 blocks of 16 tokens", "up to 1,024 tokens", "none: everybody who reaches it may ask"):
+    for words in ("600 blocks of 16 tokens", "up to 1,024 tokens", "none: every client that reaches it has access"):
         assert words in drawn
     assert b"the server ends, and this request was not finished in time" in rest
     assert b'"code":"shutdown"' in rest
