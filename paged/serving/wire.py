@@ -117,7 +117,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     policy: str
     dtype: str
     device: str
-    backend: str
     prefix_caching: bool
     groups: list[LayerGroup] = []
     rotary_limit: int | None = None
@@ -177,7 +176,6 @@ class Figures(msgspec.Struct, frozen=True):
     host_cached: int
     host_used: int
     totals: dict[str, int]
-    steps: int
     failed_steps: int
     host_s: float
     model_s: float

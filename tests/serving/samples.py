@@ -6,7 +6,7 @@ from paged.serving.wire import Ready
 READY = Ready(
     block_size=16, num_blocks=100, host_blocks=20, block_bytes=4096, cache_tokens=1600, max_model_len=1600, max_sequences=8,
     max_tokens_per_step=256, vocabulary_size=512, policy="paged", dtype="float32", device="cpu",
-    backend="native", prefix_caching=True,
+    prefix_caching=True,
 )  # fmt: skip
 RECORD = RequestRecord(
     id="cmpl-1", endpoint="/v1/completions", arrived=100.0, tenant="research", n=2, answers=2, max_tokens=20,

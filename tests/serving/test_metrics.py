@@ -29,7 +29,7 @@ BLOCKS = {"free": 50, "cached": 20, "used": 30, "shared": 4, "reserved": 6}
 HOST_BLOCKS = {"host_free": 13, "host_cached": 5, "host_used": 2}
 FIGURES = Figures(
     now=1.0, **STATES, **{f"{state}_blocks": count for state, count in BLOCKS.items()}, **HOST_BLOCKS,
-    totals=msgspec.structs.asdict(SchedulerStats()), steps=0, failed_steps=0, host_s=0.0, model_s=0.0,
+    totals=msgspec.structs.asdict(SchedulerStats()), failed_steps=0, host_s=0.0, model_s=0.0,
     forecast=[0.1, 0.2, 0.5, 0.9],
 )  # fmt: skip
 NOTHING = Stepped(**dict.fromkeys(Stepped.__struct_fields__, 0) | {"outputs": [], "completions": [], "begun": []})
