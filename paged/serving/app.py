@@ -23,8 +23,8 @@ from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeReque
 from paged.serving.dashboard import page
 from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
 from paged.serving.front import Call, Front
-from paged.serving.kept import MOST_LISTED
 from paged.serving.kv_hints import KvHint, KvHintsBody
+from paged.serving.memory_calls import MOST_LISTED
 from paged.serving.settings import Settings, digest_of, is_one_of
 from paged.serving.strict import must_be_text, refused
 
@@ -338,28 +338,28 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         tenant = _call(request).tenant
         if isinstance(body, KvHint):
             request_id = None if body.request_id is None else front.engine_id(body.request_id, tenant)
-            found = await front.kept.hint(body, tenant, request_id)
+            found = await front.memory_calls.hint(body, tenant, request_id)
         else:
-            found = await front.kept.envelope(body, tenant)
+            found = await front.memory_calls.envelope(body, tenant)
         return JSONResponse(found, headers=_headers(request))
 
     @app.get("/sessions", responses={status: _ERRORS[status] for status in (400, 401, 503)})
     async def sessions(request: Request, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Response:
         """List the caller's sessions, the latest ended turns first: what is kept for each, where, and until when."""
         front.must_serve()
-        return JSONResponse(await front.kept.sessions(_call(request).tenant, limit), headers=_headers(request))
+        return JSONResponse(await front.memory_calls.sessions(_call(request).tenant, limit), headers=_headers(request))
 
     @app.get("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def session(name: str, request: Request) -> Response:
         """Return one session."""
         front.must_serve()
-        return JSONResponse(await front.kept.session(_call(request).tenant, name), headers=_headers(request))
+        return JSONResponse(await front.memory_calls.session(_call(request).tenant, name), headers=_headers(request))
 
     @app.delete("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def end_session(name: str, request: Request) -> Response:
         """End a session: no further turn of it comes, and what is kept for it is evicted next."""
         front.must_serve()
-        return JSONResponse(await front.kept.end(_call(request).tenant, name), headers=_headers(request))
+        return JSONResponse(await front.memory_calls.end(_call(request).tenant, name), headers=_headers(request))
 
     @app.post("/detokenize", responses=_ERRORS)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
@@ -443,7 +443,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
         front.must_serve()
         front.must_know(body.model)
         _must_be_one_text(body)
-        found = await front.kept.explain(body)
+        found = await front.memory_calls.explain(body)
         return Response(found, media_type="application/json", headers=_headers(request))
 
     @app.get("/debug/{what}", include_in_schema=False)

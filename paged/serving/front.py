@@ -29,8 +29,8 @@ from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.engine_client import EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
 from paged.serving.gate import Gate, fingerprint_of, later
-from paged.serving.kept import Kept
 from paged.serving.kv_hints import KvAction, Origin, actions_of, must_have_one_prompt, scoped
+from paged.serving.memory_calls import MemoryCalls
 from paged.serving.metrics import Metrics
 from paged.serving.records import RequestRecord
 from paged.serving.request_log import RequestLog
@@ -95,7 +95,7 @@ class Front:
         self.gate = Gate(settings)
         self.engine = EngineClient(settings, self.names[0], clock)
         self.viewers = Viewers(self.engine)
-        self.kept = Kept(self.engine, self.asking, salt_of, lambda at: self.wall() + at - self.clock())
+        self.memory_calls = MemoryCalls(self.engine, self.asking, salt_of, lambda at: self.wall() + at - self.clock())
         self.metrics = Metrics(self.names[0])
         self.log = (
             None if settings.log == "off" else RequestLog(sys.stderr, with_prompts=settings.log_prompts, clock=wall)

@@ -1,4 +1,4 @@
-"""Hints outside of requests, sessions, and why no more of a prompt is in the cache: what clients want of memory.
+"""Calls of clients about an engine's memory: hints outside of requests, sessions, and why no more of a prompt is in the cache.
 
 A session belongs to its tenant; other tenants do not see it.
 """
@@ -32,8 +32,8 @@ from paged.serving.kv_hints import (
 MOST_LISTED = 200
 
 
-class Kept:
-    """Answers about an engine's memory, in JSON's own types.
+class MemoryCalls:
+    """Answers calls about an engine's memory, in JSON's own types.
 
     salt_of  the engine's salt of a tenant and the tenant's own salt
     unix     Unix time of a time of the engine's clock
