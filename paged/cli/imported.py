@@ -66,7 +66,7 @@ def imported(
     )
     if spans:
         figures("measured", [(name, f"{least:,} to {most:,}") for name, (least, most) in spans.items()])
-    printed(f"Written to {out}: `paged simulate TRACE --model … --device {on} --profile {out}` goes by it.")
+    printed(f"Written to {out}: `paged simulate TRACE --model … --device {on} --profile {out}` uses it.")
 
 
 def errors_of_layers(tables: LayerTables, measured: LayerMeasurements) -> dict[str, KernelError]:

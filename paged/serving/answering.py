@@ -241,13 +241,13 @@ def _reason_of(error: ApiError) -> str:
 def _must_be_answered(error: str | None, finish_reason: str | None) -> None:
     """Raise ApiError if the engine ended a request without an answer."""
     if error is not None and error.startswith(NoTokenAllowed.__name__):
-        raise wrong("no token may follow: what the request allows and forbids excludes all.", code="no_token_allowed")
+        raise wrong("no token is allowed: the request's own limits exclude every one.", code="no_token_allowed")
     if error is not None and error.startswith(GrammarFailed.__name__):
         raise wrong(error.removeprefix(f"{GrammarFailed.__name__}: "), "structured_outputs", "invalid_value")
     if error is not None:
         raise ApiError(500, f"the engine could not finish this request: {error}", kind=SERVER, code="engine_error")
     if finish_reason == "rejected":
-        raise wrong("the request does not fit into the memory that there is.", code="context_length_exceeded")
+        raise wrong("the request does not fit into the engine's memory.", code="context_length_exceeded")
     if finish_reason == "abort":
         raise ApiError(500, "the request was aborted.", kind=SERVER, code="aborted")
 

@@ -66,7 +66,7 @@ class Asking:
     def _must_not_be_longer(self, num_chars: int, most: int | None, param: str) -> None:
         if most is not None and num_chars > most * self._longest_token:
             raise wrong(
-                f"the text has {num_chars:,} characters, which are more than {most:,} tokens in any case.",
+                f"the text has {num_chars:,} characters, which make more than {most:,} tokens.",
                 param,
                 "context_length_exceeded",
             )

@@ -47,7 +47,7 @@ def snapshots(url: str, key: str | None = None) -> Iterator[Snapshot]:
     except TimeoutError:
         raise NoFeed(url, f"nothing came for {SILENCE_S:.0f} seconds.") from None
     except msgspec.MsgspecError as error:
-        raise NoFeed(url, f"what comes is no picture of a paged server ({error}); is it of another version?") from None
+        raise NoFeed(url, f"the answer is no snapshot of a paged server ({error}); is it of another version?") from None
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         if isinstance(error, NoFeed):
             raise
@@ -64,7 +64,7 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
     except ValueError as error:
         raise NoFeed(url, f"that is no address ({error}).") from None
     if not url.isprintable() or " " in url:
-        raise NoFeed(url, "that is no address: it has a character that none has.")
+        raise NoFeed(url, "that is no address: it has a space, or a character that cannot be printed.")
     if parts.scheme not in ("http", "https") or not host:
         raise NoFeed(url, "that is no address; one looks like http://127.0.0.1:8000.")
     make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection

@@ -325,7 +325,7 @@ class Front:
         engine.submit(adds, inbox)
         record.submitted = now
         if deadline_s is not None:
-            late = ApiError(504, f"not finished within {deadline_s:g} s.", kind=TIMEOUT, code="deadline")
+            late = ApiError(504, f"the request did not finish within {deadline_s:g} s.", kind=TIMEOUT, code="deadline")
             timers.append(loop.call_later(max(0.0, call.arrived + deadline_s - now), answering.fail, late))
         if settings.max_queue_s is not None:
             timers.append(loop.call_later(settings.max_queue_s, self._waited_too_long, answering))
@@ -348,7 +348,7 @@ class Front:
         num, behind = len(prompts), self.gate.all.num
         if deadline_s is not None and behind < len(forecast) and forecast[behind] > deadline_s:
             raise overloaded(
-                f"it could begin in about {forecast[behind]:.1f} s, past its deadline of {deadline_s:g} s.",
+                f"the request could begin in about {forecast[behind]:.1f} s, past its deadline of {deadline_s:g} s.",
                 forecast[behind],
                 "deadline",
             )
@@ -366,7 +366,9 @@ class Front:
             limit = self.settings.max_queue_s
             forecast = self.forecast(self.clock())
             wait = forecast[0] if forecast else 1.0
-            answering.fail(overloaded(f"it waited for {limit:g} s and had not begun.", max(1.0, wait), "queue_timeout"))
+            answering.fail(
+                overloaded(f"the request waited for {limit:g} s, and did not begin.", max(1.0, wait), "queue_timeout")
+            )
 
     async def _sweep(self) -> None:
         """End calls whose clients have read nothing for `stall_timeout_s`."""
@@ -420,7 +422,7 @@ def _must_fit(prompt: list[int], params: SamplingParams, ready: Ready) -> None:
     longest, num = ready.longest(len(prompt)), params.num_sequences
     if len(prompt) + params.max_tokens > longest:
         raise wrong(
-            f"the prompt has {len(prompt):,} tokens, and up to {params.max_tokens:,} are to follow; the most is {longest:,} in all.",
+            f"the prompt has {len(prompt):,} tokens, and its answer may have {params.max_tokens:,}; the most is {longest:,} in all.",
             "max_tokens" if len(prompt) < longest else "prompt",
             "context_length_exceeded",
         )
