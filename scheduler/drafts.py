@@ -86,8 +86,10 @@ def place_drafts(state: State, step: Step, drafts: Drafts) -> None:
         pages += ((wanted > 0) & draws_states) * np.int64(manager.layout.state_pages)
         room[draws_states] = 0
     # Admitted requests' needs and the watermark come before drafts.
-    fits = pages.cumsum() <= max(0, state.books.num_free())
-    wanted, needs = np.where(fits, wanted, np.minimum(room, wanted)), np.where(fits, needs, 0)
+    available = max(0, state.books.num_free())
+    if int(pages.sum()) > available:
+        fits = pages.cumsum() <= available
+        wanted, needs = np.where(fits, wanted, np.minimum(room, wanted)), np.where(fits, needs, 0)
     total = int(wanted.sum())
     if not total:
         return
