@@ -110,8 +110,10 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     rows, todo = rows[is_ready], todo[is_ready]
     granted = np.minimum(composition.wanted(manager, rows, todo), state.limits.max_chunk)
     if len(rows) > step.seats or int(granted.sum()) > step.budget:
-        is_later = todo > 1 if composition.decodes_first else np.zeros(len(todo), np.bool_)
-        granted = _rationed(step, granted, is_later.argsort(kind="stable"))
+        is_later = todo > 1 if composition.decodes_first else np.zeros(len(rows), np.bool_)
+        order = is_later.argsort(kind="stable")[: step.seats]
+        wanted, granted = granted[order], np.zeros(len(rows), np.int64)
+        granted[order] = np.clip(step.budget - (np.cumsum(wanted) - wanted), 0, wanted)
     granted = _fitted(state, step, rows, granted)
     decodes = rows[(granted > 0) & (todo == 1)]
     if len(decodes):
@@ -122,15 +124,6 @@ def _compose_in_parts(state: State, step: Step, rows: Rows, todo: Counts) -> Non
     is_chunk = (granted > 0) & (todo > 1)
     for row, most in zip(rows[is_chunk].tolist(), granted[is_chunk].tolist(), strict=True):
         place_chunk(state, step, state.columns.owner[row], row, most=most)
-
-
-def _rationed(step: Step, wanted: Counts, order: Counts) -> Counts:
-    """Return how many of its `wanted` tokens each row gets, int64 [n], if budget and seats go to rows in this order."""
-    order = order[: step.seats]
-    in_order = wanted[order]
-    granted = np.zeros(len(wanted), np.int64)
-    granted[order] = np.clip(step.budget - (np.cumsum(in_order) - in_order), 0, in_order)
-    return granted
 
 
 def _fitted(state: State, step: Step, rows: Rows, granted: Counts) -> Counts:

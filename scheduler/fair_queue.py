@@ -68,8 +68,10 @@ class FairQueue(Queue):
         tenant = self._tenants.get(name) or self._idle.pop(name, None)
         self._tenants[name] = tenant = tenant or Tenant(name, self._weights.get(name, 1.0), Queue())
         if not tenant.lane.num:
-            # A tenant gains no credit while it has nothing waiting.
-            tenant.start = max(tenant.start, self._least_start(state.order[0]))
+            # A tenant gains no credit while it has nothing waiting: it starts with the first that waits in this priority.
+            place = bisect_left(self._entries, ((state.order[0], -math.inf, 0),))
+            first = [entry[1] for entry, _ in self._entries[place : place + 1] if entry[0] == state.order[0]]
+            tenant.start = max(tenant.start, min([self._virtual_time, *first]))
         tenant.lane.add(state)
         self._stand(tenant)
 
@@ -179,12 +181,6 @@ class FairQueue(Queue):
             self._idle[tenant.name] = tenant
             if len(self._idle) > MOST_IDLE:
                 self._idle.popitem(last=False)
-
-    def _least_start(self, priority: int) -> float:
-        """Return where a tenant that had none waiting starts: with the first one waiting, at most at virtual time."""
-        place = bisect_left(self._entries, ((priority, -math.inf, 0),))
-        first = [start for (its, start, _), _ in self._entries[place : place + 1] if its == priority]
-        return min([self._virtual_time, *first])
 
     def _expected_cost(self, state: RequestState) -> int:
         """Return the tokens that a request will take: its prompt once, and the guessed outputs of each sequence."""
