@@ -16,7 +16,7 @@ from .batch import SchedulerStats
 from .policies import Policy
 from .request import RequestState
 from .reservations import ROWS, Books
-from .rows import NO_ROWS, Counts
+from .rows import Counts
 
 WINDOW = 1000  # ended outputs that are remembered
 # Arrays, because numpy would convert a number in each operation.
@@ -121,8 +121,8 @@ class Foresight:
         self._base, self._excess = policy.quantile, 0.0
         # The first step that looks again for requests that fit.
         self.next_look = 0
-        self._moment: tuple[int, int, int] | None = None  # for which numbers of requests `_in` holds; None: for none
-        self._in: tuple[Counts, Counts, float, int] = NO_ROWS, NO_ROWS, 0.0, 0  # the last result of `_those_in`
+        # The last result of `_those_in`, by numbers of requests that run, are away and are bounded.
+        self._in: dict[tuple[int, int, int], tuple[Counts, Counts, float, int]] = {}
         self._seen = (0, 0)  # total of computed tokens, and of wasted ones, when the last sequence ended
         self._computed = self._wasted = 0.0  # such tokens, older ones with less weight
         # So many requests enter unchecked: without expected_tokens, nothing is known of the first outputs.
@@ -169,7 +169,7 @@ class Foresight:
 
     def forget(self) -> None:
         """Forget what was counted of admitted sequences: they may know other tokens now."""
-        self._moment = None
+        self._in.clear()
 
     def note_none_fits(self) -> None:
         self.next_look = self._stats.steps + STRIDE
@@ -233,7 +233,7 @@ class Foresight:
         newcomer; the quantile of the guesses; and the guess for a sequence without outputs."""
         books, columns, tables = self._books, self._books.columns, self._books.manager.rows
         moment = books.queues.running.num, books.queues.away.num, len(books.bounded)
-        if moment != self._moment:
+        if moment not in self._in:
             # Any row can stand in the newcomer's place.
             rows = np.concatenate([books.rows_in(), _ANY_ROW])
             known, most, quantile = tables.num_tokens[rows], columns.max_total[rows], self._quantile_now()
@@ -246,9 +246,8 @@ class Foresight:
                 expected = np.where(is_theirs, most, 0 if expected is None else expected)
             guessed = self._lengths.remaining(written, quantile)
             slots = self._as_slots(known + self._slack, outputs_left(guessed, expected, known, most))
-            self._in = *slots, quantile, guessed.item(-1)
-            self._moment = moment
-        return self._in
+            self._in = {moment: (*slots, quantile, guessed.item(-1))}
+        return self._in[moment]
 
     def _as_slots(self, held: Counts, remaining: Counts) -> tuple[Counts, Counts]:
         """Return these tokens, int64 [n] each, as slots. What sides hold in the end counts as held from the start."""
