@@ -4,7 +4,6 @@ they may take count as taken from the start. Outcomes have the words of vLLM's R
 from __future__ import annotations
 
 import math
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Literal
@@ -166,9 +165,9 @@ class Hints:
     def _retain(self, hint: Hint, way: list[Node], *, was_left: bool) -> None:
         """Retain a way as the hint says, and no longer as an earlier hint of the same target said."""
         before = self._retained.pop(hint.target, None)
-        # A retention cannot end at infinity.
-        until = min(self._until(hint), sys.float_info.max)
-        if (retained := self._content.retain_way(way, hint.priority, until, was_left=was_left)) is not None:
+        until = self._until(hint)
+        ends = until if until < math.inf else None
+        if (retained := self._content.retain_way(way, hint.priority, ends, was_left=was_left)) is not None:
             self._retained[hint.target] = retained
         if before is not None:
             self._content.retentions.end(before)

@@ -28,11 +28,9 @@ class Reservation:
     """Blocks on demand; or, with `total_of`, a sequence `reserves` blocks for so many tokens when it enters. They are
     drawn at once, or `is_counted`: kept by count, and drawn when tokens need them. Other strategies are subclasses."""
 
-    reserves = is_counted = False
-
     def __init__(self, total_of: Totals | None = None, *, is_counted: bool = False) -> None:
-        if total_of is not None:
-            self.reserves, self.is_counted, self._total_of = True, is_counted, total_of
+        self.reserves, self.is_counted = total_of is not None, is_counted
+        self._total_of = total_of or Books.num_known
 
     def capacity(self, manager: Memory, num_sequences: int) -> int:
         """Return an upper bound of the tokens that each sequence of a group can have in an empty pool."""
@@ -41,7 +39,7 @@ class Reservation:
 
     def total_of(self, books: Books, request: RequestState, sequence: int) -> int:
         """Return the tokens, prompt and outputs, for which a sequence needs blocks when it enters."""
-        return self._total_of(books, request, sequence) if self.reserves else books.num_known(request, sequence)
+        return self._total_of(books, request, sequence)
 
     def blocks_shared(self, books: Books, num_sequences: int, prompt_len: int) -> int:
         """Return the blocks that a group saves by sharing its prompt."""
@@ -108,9 +106,7 @@ class Books:
         most: int,
     ) -> None:
         self.manager, self.columns, self.reservation, self.max_total = manager, columns, reservation, most
-        self._hints = hints
-        self.queues, self._max_preemptions = queues, policy.max_preemptions
-        self._looks_ahead = policy.foresight != "none"
+        self.queues, self._hints, self._policy = queues, hints, policy
         self.bounded: dict[RequestState, None] = {}
         self.watermark_blocks = int(policy.watermark * manager.capacity)
         self._owed: int | None = None
@@ -148,7 +144,8 @@ class Books:
 
     def is_due(self, request: RequestState) -> bool:
         """Whether the request was preempted so often that it re-enters only with its worst case reserved."""
-        return self._max_preemptions is not None and request.preemptions >= self._max_preemptions
+        most = self._policy.max_preemptions
+        return most is not None and request.preemptions >= most
 
     def to_enter(self, request: RequestState) -> int:
         """Return the blocks that a waiting request needs for its known tokens, or reserves, cached ones included."""
@@ -193,10 +190,7 @@ class Books:
 
     def owe(self, request: RequestState) -> None:
         """Count what is owed to a request that was admitted in this step."""
-        if request in self.bounded:
-            # Its worst case is reserved. This is rare, so all is counted again.
-            self._owed = None
-        elif self._owed is not None:
+        if self._owed is not None:
             self._owed += self.owed_to(request.live_rows)
 
     def num_free(self) -> int:
@@ -218,7 +212,7 @@ class Books:
         """Return the blocks that newcomers leave available: 0 if nothing runs; by foresight, fewer for many rows."""
         if not self.queues.running.num:
             return 0
-        if not self._looks_ahead:
+        if self._policy.foresight == "none":
             return self.watermark_blocks
         return int(self.watermark_blocks * min(1.0, math.sqrt(ROWS / self.queues.num_in)))
 
@@ -269,6 +263,8 @@ class Books:
         worst = self.owed_to(rows, at_worst=True) if rows else self.to_enter(request) - self.to_share(request)
         if worst + self.owed_to_bounded() + self.yet_to_pin(request) <= self.manager.device.num_available:
             self.bounded[request] = None
+            # Its worst case is owed now. This is rare, so all is counted again.
+            self._owed = None
 
     def lift_bound(self, request: RequestState) -> None:
         self.bounded.pop(request, None)
