@@ -3,6 +3,8 @@ a chunk. Victims give up blocks before rows are placed: a placed row stays."""
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 import numpy as np
 
 from paged.base.arguments import UNLIMITED
@@ -153,13 +155,8 @@ def _take_from_victims(state: State, step: Step, rows: Rows, *, granted: Counts,
     become 0. Spared: the first request in order that asks, and those before it that go on after outstanding samples."""
     manager = state.manager
     place = {row: i for i, row in enumerate(rows.tolist())}
-    spared: list[RequestState] = []
-    for request in state.running:
-        asks = any(row in place for row in request.rows)
-        if asks or state.outstanding.goes_on(request):
-            spared.append(request)
-        if asks:
-            break
+    first = state.columns.owner[rows[0]]
+    spared = [first, *filter(state.outstanding.goes_on, takewhile(lambda other: other is not first, state.running))]
     for victim in state.victims.candidates(state.books, lambda other: other not in state.books.bounded):
         missing = int(needs.sum()) - (manager.device.num_available - owed)
         if missing <= 0:
