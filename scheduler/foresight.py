@@ -183,7 +183,7 @@ class Foresight:
         worst = columns.sum_max_total + sum(request.max_total)
         if manager.layout.sides:
             longest = np.concatenate([columns.max_total[self._books.rows_in()], request.max_total])
-            worst = (worst if manager.layout.full_pages else 0) + int(manager.layout.side_slots(longest).sum())
+            worst = int(self._as_slots(longest, 0 * longest)[0].sum())
         if worst + (columns.num_bound + request.num_live) * manager.block_size <= slots:
             # All fit at their full length: the usual case where memory is ample.
             return True
