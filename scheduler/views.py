@@ -50,12 +50,27 @@ class RequestView(msgspec.Struct, frozen=True):
     preemptions: int
 
 
+class LayersView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request holds of layers of several kinds. Lengths are in tokens, of its first live sequence.
+
+    pages     (group, pages) that it holds, of all sequences
+    hit       where the lookup of its prompt ended, or, without a row, would end now; None: nothing was found
+    restarts  the least and the most tokens to which its row can be cut, 0 aside, and any number between; (0, 0): no row
+    again     tokens that it would find in the cache now if it gave all its blocks back
+    says      all this in sentences
+    """
+
+    pages: tuple[tuple[str, int], ...] = ()
+    hit: HitEnd | None = None
+    restarts: tuple[int, int] = (0, 0)
+    again: int = 0
+    says: str = ""
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """What `Scheduler.explain` found; str() says it all. blocks_needed: what the request lacks to go on. blocks_free:
     what could be drawn for it. holders: (id, blocks) of other requests, most first. A shared block counts once, for its
-    first holder in order, which gives it up last; and not at all if the request itself holds it. layers: what it holds
-    of layers of several kinds, in sentences. hit: with such layers, where the lookup of its prompt ended, or, without a
-    row, would end now; None: nothing was found."""
+    first holder in order, which gives it up last; and not at all if the request itself holds it."""
 
     id: str
     status: str
@@ -63,11 +78,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     blocks_needed: int = 0
     blocks_free: int = 0
     holders: tuple[tuple[str, int], ...] = ()
-    hit: HitEnd | None = None
-    layers: str = ""
+    layers: LayersView | None = None
 
     def __str__(self) -> str:
-        text = f'request "{self.id}" is {self.status}: {self.reason}{self.layers}'
+        text = f'request "{self.id}" is {self.status}: {self.reason}'
+        if self.layers is not None:
+            text += self.layers.says
         if self.blocks_needed > self.blocks_free and self.holders:
             held = [f'"{name}" {blocks}' for name, blocks in self.holders]
             text += f" Blocks are held by {_first_of(held)}."
@@ -128,7 +144,6 @@ def explain(state: State, request_id: str, request: RequestState | None, *, with
         status, sentence = state.ended[request_id]
         return Explanation(id=request_id, status=status.value, reason=sentence)
     sentence, needed, free = _found(state, request)
-    hit, layers = _layers(state.manager, request) if with_holders and state.manager.layout.sides else (None, "")
     return Explanation(
         id=request.id,
         status=request.status.value,
@@ -136,26 +151,25 @@ def explain(state: State, request_id: str, request: RequestState | None, *, with
         blocks_needed=needed,
         blocks_free=free,
         holders=_holders(state, request) if with_holders else (),
-        hit=hit,
-        layers=layers,
+        layers=_layers(state.manager, request) if with_holders and state.manager.layout.sides else None,
     )
 
 
-def _layers(manager: Memory, request: RequestState) -> tuple[HitEnd | None, str]:
-    """Return where the request's hit ended or would end, and what it holds of layers of several kinds, in sentences."""
-    rows, now, hit, says = request.live_rows, None, None, ""
+def _layers(manager: Memory, request: RequestState) -> LayersView:
+    rows, restarts, again = request.live_rows, (0, 0), 0
+    pages = tuple(zip([group.name for group in manager.layout.groups], manager.pages_by_group(rows), strict=True))
     tokens = manager.rows.tokens[rows[0], : manager.rows.num_tokens[rows[0]]] if rows else request.first_tokens
+    hit, says = None, ""
     if manager.prefix_caching and request.request.reads_cache:
         now = manager.content.hit_end(tokens, request.root)
-        hit = manager.sides.end_of(rows[0]) if rows else now
+        hit, again = manager.sides.end_of(rows[0]) if rows else now, now.num_tokens
         says = f" {'Its hit ended' if rows else 'It would begin'} {_where(manager, hit)}."
     if rows:
-        names, pages = [group.name for group in manager.layout.groups], manager.pages_by_group(rows)
-        held = ", ".join(f"{counted(num, 'page')} of {name}" for name, num in zip(names, pages, strict=True))
-        lengths = " to ".join(f"{length:,}" for length in sorted(set(manager.growth.restarts(rows[0]))))
-        again = f"{0 if now is None else now.num_tokens:,} with what is cached"
-        says += f" It holds {held}. It can stand at {lengths} tokens, and begin again at {again}."
-    return hit, says
+        restarts = manager.growth.restarts(rows[0])
+        lengths = " to ".join(f"{length:,}" for length in sorted(set(restarts)))
+        held = ", ".join(f"{counted(num, 'page')} of {name}" for name, num in pages)
+        says += f" It holds {held}. It can stand at {lengths} tokens, and begin again at {again:,} with what is cached."
+    return LayersView(pages=pages, hit=hit, restarts=restarts, again=again, says=says)
 
 
 def _where(manager: Memory, hit: HitEnd | None) -> str:

@@ -110,9 +110,9 @@ def test_a_request_is_told_what_came_from_the_host_and_what_did_not(make, serve,
         for prompt in (A, B, C):
             serve(scheduler, prompt)
         scheduler.add(request_of("r", [*A, 9], max_tokens=1))
-        assert f"It would begin {says}" in scheduler.explain("r").layers
+        assert f"It would begin {says}" in scheduler.explain("r").layers.says
         scheduler.schedule()
-        assert f"Its hit ended {says}" in scheduler.explain("r").layers
+        assert f"Its hit ended {says}" in scheduler.explain("r").layers.says
 
 
 def test_the_end_of_a_row_within_a_block_goes_to_the_host_and_comes_back(make, serve):

@@ -99,12 +99,12 @@ def test_a_request_is_told_where_its_hit_ended(
     asked = {20: [*tokens[:14], *range(90, 96)], 30: tokens[:30], 40: tokens}[prompt]
     scheduler.add(request_of("b", asked, max_tokens=9))
     before = scheduler.explain("b")
-    assert before.layers == f" It would begin {says}"
+    assert before.layers.says == f" It would begin {says}"
     scheduler.schedule()
-    hit = scheduler.explain("b").hit
+    hit = scheduler.explain("b").layers.hit
     assert (hit.num_tokens, hit.alone, hit.why) == (num_tokens, alone, why)
     assert f" Its hit ended {says}" in str(scheduler.explain("b"))
-    assert (scheduler.request("b").hit_tokens, hit) == (num_tokens, before.hit)
+    assert (scheduler.request("b").hit_tokens, hit) == (num_tokens, before.layers.hit)
 
 
 def test_what_was_evicted_is_said_to_have_been(make_scheduler, request_of):
@@ -113,17 +113,17 @@ def test_what_was_evicted_is_said_to_have_been(make_scheduler, request_of):
     first = list(range(1, 10))
     serve(scheduler, request_of("a", first, max_tokens=1))
     scheduler.add(request_of("b", [*first[:6], 90], max_tokens=1))
-    assert scheduler.explain("b").hit.why == "not kept"
+    assert scheduler.explain("b").layers.hit.why == "not kept"
     scheduler.abort("b")
     serve(scheduler, request_of("other", 7, max_tokens=1))
     scheduler.add(request_of("c", [*first[:6], 90, 91, 92], max_tokens=1))
-    found = scheduler.explain("c")
-    assert (found.hit.num_tokens, found.hit.confirmed, found.hit.why) == (0, 6, "evicted")
-    assert found.layers.endswith("state layers allow 0; state layers had more, which was evicted.")
+    layers = scheduler.explain("c").layers
+    assert (layers.hit.num_tokens, layers.hit.confirmed, layers.hit.why) == (0, 6, "evicted")
+    assert layers.says.endswith("state layers allow 0; state layers had more, which was evicted.")
     # It computes 4 of these tokens, and looks again: its hit ended where it began.
     for _ in range(2):
         scheduler.update(scheduler.schedule(), [])
-        assert scheduler.explain("c").hit == found.hit
+        assert scheduler.explain("c").layers.hit == layers.hit
 
 
 def test_what_was_evicted_in_front_of_the_window_that_is_lacking_is_not_why_a_hit_ended(make_manager):
@@ -141,7 +141,7 @@ def test_what_was_evicted_in_front_of_the_window_that_is_lacking_is_not_why_a_hi
 def test_what_is_still_being_computed_is_said_to_be(make_scheduler):
     scheduler = make_scheduler(40, 2, {"a": ([1, 2, 3, 4, 5], 1), "b": ([1, 2, 3, 4, 5], 1)}, groups=[FULL, STATE])
     scheduler.schedule()
-    hit = scheduler.explain("b").hit
+    hit = scheduler.explain("b").layers.hit
     assert (hit.num_tokens, hit.confirmed, hit.found, hit.why) == (0, 0, 4, "pending")
     assert "at 0 tokens: of 4 cached tokens state layers allow 0; what comes next was still being computed." in str(
         scheduler.explain("b")
@@ -155,10 +155,10 @@ def test_who_found_nothing_and_who_does_not_look_are_told_apart(make_scheduler, 
     begun(scheduler, request_of("a", 9, max_tokens=5))
     assert " Its hit ended at 0 tokens: nothing of its prompt was cached. " in str(scheduler.explain("a"))
     begun(scheduler, request_of("b", 9, max_tokens=5, reads_cache=False))
-    assert "hit" not in scheduler.explain("b").layers
+    assert "hit" not in scheduler.explain("b").layers.says
     uncached = make_scheduler(60, 4, groups=[FULL, STATE], prefix_caching=False)
     begun(uncached, request_of("c", 9, max_tokens=5))
-    assert uncached.explain("c").layers == (
+    assert uncached.explain("c").layers.says == (
         " It holds 3 pages of full layers, 1 page of state layers. It can stand at 9 tokens, and begin again at 0 with what is cached."
     )
 
@@ -179,9 +179,9 @@ def test_a_running_request_is_told_where_it_can_restart(make_scheduler, request_
     batch = begun(scheduler, request_of("a", 30))
     scheduler.update(batch, [7])
     layers = scheduler.explain("a").layers
-    assert f" It holds {8 * groups[0].pages} pages of full layers, " in layers
+    assert (layers.restarts, dict(layers.pages)["full layers"]) == (restarts, 8 * groups[0].pages)
     lengths = " to ".join(map(str, sorted(set(restarts))))
-    assert f"It can stand at {lengths} tokens, and begin again at 0 with what is cached." in layers
+    assert f"It can stand at {lengths} tokens, and begin again at 0 with what is cached." in layers.says
 
 
 def test_pages_wasted_by_rounding_are_told_of_each_group(make_manager, compute):

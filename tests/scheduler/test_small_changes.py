@@ -35,7 +35,7 @@ def test_what_is_handed_out_cannot_be_changed_but_for_what_counts():
     }.items():
         assert sorted(name for name in how if not getattr(how[name], flag)) == names.split(), flag
     are_named = {each.__name__: {field.kind for field in signature(each).parameters.values()} for each in kinds}
-    names = "Batch Costs Explanation Hint Limits Policy PrefixExplanation Request Retention SessionView"
+    names = "Batch Costs Explanation Hint LayersView Limits Policy PrefixExplanation Request Retention SessionView"
     assert sorted(name for name in are_named if are_named[name] == {Parameter.KEYWORD_ONLY}) == names.split()
 
 
