@@ -207,7 +207,7 @@ class BlockManager(Uncopyable):
         memory.place(array, launched, launched + wanted)
         memory.growth.draw_promised()
         memory.keep_states()
-        return memory.take_moves()
+        return memory.growth.copies.take()
 
     def confirm(self) -> int:
         """End the oldest outstanding batch, or without one the composed batch, which has run: confirm its tokens, make
@@ -289,19 +289,19 @@ class BlockManager(Uncopyable):
         if not is_integer(keep) or not 0 <= keep <= least:
             raise InvalidConfig(f"cannot keep {keep} blocks; the shortest of these tables has {least}.")
         moves = memory.tiers.swap_out(array, int(keep))
-        return joined([memory.take_moves(), moves])
+        return joined([memory.growth.copies.take(), moves])
 
     def swap_in(self, rows: RowsLike) -> Moves:
         """Move the rows' host blocks back. Raises UnknownRow, DuplicateRow or OutOfBlocks, changing nothing."""
         memory = self._own("swap_in")
         array = memory.tables.checked(rows, allow_swapped=True)
         moves = memory.tiers.swap_in(array)
-        return joined([memory.take_moves(), moves])
+        return joined([memory.growth.copies.take(), moves])
 
     def take_moves(self) -> Moves:
         """Return the copies of content that calls without moves planned. Run them before the batch's forward pass.
         Always empty without `host_caching` and ends of rows."""
-        return self._own("take_moves").take_moves()
+        return self._own("take_moves").growth.copies.take()
 
     def table(self, row: int) -> NDArray[np.int32]:
         """The row's device blocks in order, int32 [n]; a copy. Raises UnknownRow."""

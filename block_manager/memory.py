@@ -160,9 +160,6 @@ class Memory:
         if self.layout.states:
             self.sides.keep_states(self.flights.composed)
 
-    def take_moves(self) -> Moves:
-        return self.growth.copies.take()
-
     def extend(self, rows: Rows, tokens: NDArray[np.int32], ends: NDArray[np.int64]) -> NDArray[np.int64]:
         """Append a token, int32 [n], to each of these distinct rows, which know `ends` tokens. Returns `ends` + 1."""
         tables, totals = self.tables, ends + 1
@@ -314,9 +311,9 @@ class Memory:
         self.content.retentions.expire(now)
         flight, changes = self.flights.composed, NO_CHANGES
         if flight.is_used:
-            # Before `take_moves`: content that this evicts is copied before the batch writes there.
+            # Before the copies are taken: content that this evicts is copied before the batch writes there.
             self.keep_states()
-        number, moves = self.batch, self.take_moves()
+        number, moves = self.batch, self.growth.copies.take()
         is_empty = not (flight.is_used or has_more or len(moves))
         if not is_empty:
             # No engine runs an empty batch: changes wait for the next one.

@@ -470,11 +470,8 @@ class Retentions:
         # Of retentions that end: (time, number), rising; and by number, the time and the runs, last one first.
         self._ends: list[tuple[float, int]] = []
         self._of_number: dict[int, tuple[float, list[Run]]] = {}
-
-    @property
-    def next_end(self) -> float:
-        """The earliest logical time at which a retention ends."""
-        return self._ends[0][0] if self._ends else np.inf
+        # The earliest time at which one ends. Every step reads it.
+        self.next_end = np.inf
 
     def retain(self, reaches: dict[Run, list[Reach]], level: int, until: float | None) -> Retained:
         """Retain nodes, by run, last one first, at `level` at least (`until` None: for good). Raises InvalidConfig."""
@@ -484,7 +481,7 @@ class Retentions:
             if not self.now < until < np.inf:
                 raise InvalidConfig(f"until has to be a logical time after {self.now}; got {until!r}.")
             insort(self._ends, (until, number))
-            self._of_number[number] = until, runs
+            self._of_number[number], self.next_end = (until, runs), self._ends[0][0]
         # Last run first: children become older than their parents, and are evicted before them.
         for run, of_run in reaches.items():
             run.retain(number, of_run, level)
@@ -497,6 +494,7 @@ class Retentions:
         if number in self._of_number:
             until, _ = self._of_number.pop(number)
             del self._ends[bisect_left(self._ends, (until, number))]
+            self.next_end = self._ends[0][0] if self._ends else np.inf
         for run in runs:
             if run.end_retention(number):
                 self.apply_to(run)
@@ -512,13 +510,14 @@ class Retentions:
     def expire(self, now: float) -> None:
         """End the retentions whose time is `now` or earlier. A `now` before an earlier call's changes nothing."""
         self.now = max(self.now, now)
-        while self.next_end <= self.now:
+        while self._ends and self.next_end <= self.now:
             _, number = self._ends[0]
             self.end((number, self._of_number[number][1]))
 
     def clear(self) -> None:
         self._ends.clear()
         self._of_number.clear()
+        self.next_end = np.inf
 
     def levels_of(self, place: int, run: Run, offsets: Blocks) -> NDArray[np.int8]:
         """The level of each node's block in a place, int8 [n]."""

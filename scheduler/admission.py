@@ -14,7 +14,9 @@ from .composition import place_chunk
 from .ending import end_request
 from .policies import Policy
 from .preemption import preempt
+from .queues import Queue
 from .request import LENGTH, RequestState, Status, wrong
+from .reservations import Books
 from .state import Limits, State, Step
 
 NUM_PASSING = 4
@@ -100,7 +102,9 @@ def _first_to_enter(state: State, step: Step, head: RequestState, *, may_pass: b
 
 def _may_enter(state: State, step: Step, request: RequestState, free: int | None, *, is_head: bool) -> bool:
     """Whether a waiting request has seats, and memory now and at the peak. `free`: blocks, if the short way is open."""
-    has_room = _has_plain_room(state, request, free, is_head=is_head) if free is not None and request.is_plain else None
+    has_room: bool | None = None
+    if free is not None and request.is_plain:
+        has_room = _has_plain_room(state.books, request, free, is_head=is_head)
     if has_room is None:
         if not _has_seats(state, step, request):
             return False
@@ -112,14 +116,13 @@ def _may_enter(state: State, step: Step, request: RequestState, free: int | None
     return has_room and (state.foresight is None or state.foresight.fits(request))
 
 
-def _has_plain_room(state: State, request: RequestState, free: int, *, is_head: bool) -> bool | None:
+def _has_plain_room(books: Books, request: RequestState, free: int, *, is_head: bool) -> bool | None:
     """Return whether `free` blocks hold a plain request without what is cached; None if its cached prefix may count:
     one that lacks blocks shares it, and one that passes the head must not draw blocks that it hits."""
     # For most requests, no promised blocks are drawn first: `benchmarks/compare.py --only churn`.
-    manager = state.manager
-    has_room = state.books.blocks_for(len(request.first_tokens)) + manager.layout.spare_pages <= free
+    has_room = books.blocks_for(len(request.first_tokens)) + books.manager.layout.spare_pages <= free
     may_share = not is_head if has_room else free > 0
-    if may_share and manager.content.has_first(request.first_tokens, request.root):
+    if may_share and books.manager.content.has_first(request.first_tokens, request.root):
         return None
     return has_room
 
@@ -139,10 +142,14 @@ def bring_back(state: State, step: Step, request: RequestState) -> None:
 def admit(state: State, step: Step, request: RequestState) -> None:
     """Give a waiting request its rows and place what the budget allows; there is room for it."""
     has_sides = bool(state.manager.layout.sides)
-    keep_at, level = (_lengths_to_keep(state, request), _level(state, request)) if has_sides else ((), 0)
+    keep_at, level = (_lengths_to_keep(state.waiting, request), _level(state, request)) if has_sides else ((), 0)
     state.waiting.let_in(request)
     step.admitted.append(request.id)
-    elsewhere = _ask_before_its_hit(state, request)
+    elsewhere: tuple[int, bool] | None = _NOTHING
+    if request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0):
+        # How many tokens exist behind its hit is asked when it has a row. Most often nothing is hit, nor elsewhere.
+        may_hit = not request.is_plain or state.manager.content.has_first(request.first_tokens, request.root)
+        elsewhere = None if may_hit else _ask(state, request, 0)
     if request.is_plain and elsewhere == _NOTHING and _are_ordinary(state, step):
         _admit_plain(state, step, request, keep_at, level)
         return
@@ -198,11 +205,11 @@ def _level(state: State, request: RequestState) -> int:
     return max([int(wish.priority) for wish in wishes], default=0)
 
 
-def _lengths_to_keep(state: State, request: RequestState) -> Sequence[int]:
+def _lengths_to_keep(waiting: Queue, request: RequestState) -> Sequence[int]:
     """Return the lengths of a prompt at which others may begin: those of `keep_at`, and where it differs from the next
     waiting prompts. Windows and states are kept there."""
     tokens, lengths = request.first_tokens, list(request.request.keep_at)
-    for other in (state.waiting.head(), *state.waiting.behind(NUM_PASSING)):
+    for other in (waiting.head(), *waiting.behind(NUM_PASSING)):
         if other is not request and other.root == request.root:
             num = min(len(tokens), len(other.first_tokens))
             differs = tokens[:num] != other.first_tokens[:num]
@@ -225,16 +232,6 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
     request.follow(None if any(map(manager.is_placed, rows)) else follows)
     if not is_whole or len(request.rows) > 1:
         state.books.owe(request)
-
-
-def _ask_before_its_hit(state: State, request: RequestState) -> tuple[int, bool] | None:
-    """Return `_ask` of a waiting request; None: it depends on what is cached, and is asked when the request has a row."""
-    if request.num_loading is not None and (state.elsewhere is None or not request.request.num_computed):
-        return _NOTHING
-    if not request.is_plain or state.manager.content.has_first(request.first_tokens, request.root):
-        return None
-    # None of its tokens are here, and most often none elsewhere.
-    return _ask(state, request, 0)
 
 
 def _ask(state: State, request: RequestState, have: int) -> tuple[int, bool]:

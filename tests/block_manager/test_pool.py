@@ -38,3 +38,5 @@ def test_retentions_that_ended_early_hide_none_that_ends_later():
     for _ in range(70):
         retentions.end(retentions.retain({run: [(0, 0, 1)]}, 1, 100.0))
     assert retentions.next_end == 2.0
+    retentions.expire(np.inf)
+    assert retentions.next_end == np.inf
