@@ -172,6 +172,8 @@ class Outstanding:
 
     def is_busy(self, request_id: str) -> bool:
         """Whether a batch has a void share of a request with this id, or blocks of an ended one stay held."""
+        if not self.batches and not self.held:
+            return False
         held = [other for blocks in self.held.values() for other, _ in blocks]
         void = [left.request.id for batch in self.batches for left in batch.ticket.gone.values() if left.is_void]
         return request_id in self.held or request_id in held or request_id in void

@@ -36,10 +36,11 @@ class Queue:
         return iter(self._states[self._head :])
 
     def add(self, state: RequestState) -> None:
-        if self._is_last(state):
-            self._states.append(state)
+        states = self._states
+        if not self.num or states[-1].order < state.order:
+            states.append(state)
         else:
-            self._states.insert(self._place_of(state), state)
+            states.insert(self._place_of(state), state)
         self.num += 1
 
     def head(self) -> RequestState:
@@ -66,10 +67,6 @@ class Queue:
     # Called for a request that is admitted.
     let_in = remove
 
-    def _is_last(self, state: RequestState) -> bool:
-        """Whether the request comes after all others."""
-        return not self.num or self._states[-1].order < state.order
-
     def _place_of(self, state: RequestState) -> int:
         return bisect_left(self._states, state.order, self._head, key=_order_of)
 
@@ -83,13 +80,14 @@ class Queue:
 
 
 class Running(Queue):
-    """The running requests, and the array of their rows, int64 [n], in the same order. Rows that leave are masked out of
-    it once a step. Where the place of a row that joins is not known, the array is made anew."""
+    """The running requests, and the array of their rows, int64 [n], in the same order. Rows that join last are
+    appended, and rows that leave are masked out, once a step. Where a row's place is not known, it is made anew."""
 
     def __init__(self) -> None:
         super().__init__()
         self._rows: Rows = NO_ROWS
-        # Rows to mask out, and whether the array has to be made anew.
+        # Rows to append or to mask out, never both, and whether the array has to be made anew.
+        self._joined: list[int] = []
         self._left: list[int] = []
         self._is_stale = False
         self.num_rows = 0
@@ -105,14 +103,18 @@ class Running(Queue):
 
     def add(self, state: RequestState) -> None:
         """Add a request, and the rows that it has."""
-        rows, place = state.live_rows, self.num_rows
-        if not self._is_last(state):
-            # Where all others have one row each, the place of a row is that of its request.
-            place = self._place_of(state) - self._head
-            self._is_stale = self._is_stale or self.num_rows != self.num
-        if not self._is_stale:
+        rows, is_last = state.live_rows, not self.num or self._states[-1].order < state.order
+        if self._left or not is_last:
+            # First, because memory may be short.
             before = self.rows()
+        if is_last:
+            self._joined += rows
+        elif self.num_rows == self.num:
+            # All others have one row each, so the place of a row is that of its request.
+            place = self._place_of(state) - self._head
             self._rows = np.concatenate([before[:place], rows, before[place:]])
+        else:
+            self._is_stale = True
         self.num_rows += len(rows)
         self.change()
         super().add(state)
@@ -130,6 +132,8 @@ class Running(Queue):
     def leave(self, rows: list[int]) -> None:
         """Remove rows of a request that goes on or ends."""
         self.num_rows -= len(rows)
+        if self._joined:
+            self.rows()
         self._left += rows
         self.change()
 
@@ -138,13 +142,17 @@ class Running(Queue):
         # Most often it is the same array, which costs least to see.
         if len(rows) == self.num_rows and (rows is (mine := self.rows()) or rows.tobytes() == mine.tobytes()):
             return self.version
-        self.change()
+        if len(rows):
+            self.change()
         return -1
 
     def settle(self, going: Counts | None, computed: Counts, known: Counts) -> None:
-        """Set `steady` from the computed and known tokens of the rows before those that ended left, int64 [n] each.
-        `going`: the places of those that go on, int64 [k]; None: all."""
-        self.steady = (computed, known) if going is None else (computed[going], known[going])
+        """Set `steady` from the computed and known tokens of the rows before some ended, int64 [n] each. `going`: the
+        places of those that go on, int64 [k]; None: all."""
+        if going is not None:
+            self._rows, self._left = self._rows[going], []
+            computed, known = computed[going], known[going]
+        self.steady = computed, known
 
     def take_steady(self) -> tuple[Counts, Counts] | None:
         """Return `steady`, and forget it, because the rows get other tokens from now on."""
@@ -154,7 +162,9 @@ class Running(Queue):
     def rows(self) -> Rows:
         if self._is_stale:
             self._rows = np.array([row for request in self for row in request.live_rows], np.int64)
-            self._is_stale, self._left = False, []
+            self._is_stale, self._joined, self._left = False, [], []
+        elif self._joined:
+            self._rows, self._joined = np.concatenate([self._rows, self._joined]), []
         elif self._left:
             stays = np.ones(max(*self._left, int(self._rows.max(initial=0))) + 1, np.bool_)
             stays[self._left] = False

@@ -62,7 +62,8 @@ class RowColumns:
         self.sequence[row] = sequence
         if state.has_sampled[sequence]:
             self.not_sampling.add(row)
-        self._count_stops(state, 1)
+        if state.stops:
+            self._count_stops(state, 1)
 
     def prolong(self, row: int, num_appended: int, max_total: int) -> None:
         """Lengthen the row by `num_appended` tokens from the caller. Its full length is `max_total` now."""
@@ -120,7 +121,8 @@ class RowColumns:
         return (left <= 0).nonzero()[0] if least <= 0 else NO_ROWS
 
     def release(self, row: int) -> None:
-        self._count_stops(self.owner[row], -1)
+        if (state := self.owner[row]).stops:
+            self._count_stops(state, -1)
         self.num_bound -= 1
         self.sum_max_total -= self.max_total.item(row)
         self.owner[row] = self.id[row] = None
