@@ -12,6 +12,7 @@ from itertools import count
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
@@ -138,10 +139,14 @@ class PrefixIndex:
         spans = self.paths[row].closed(self.confirmed_length).spans(0)
         return [digest for run, first, stop in spans for digest in self.digests(run, stop, first)]
 
-    def match(self, path: Path, data: bytes, limit: int, place: int = DEVICE, after: Sequence[Span] = ()) -> Match:
-        """Find the longest content that continues the closed `path`, or the nodes `after` it; both together have at
-        most `limit` blocks. `data` are the tokens behind the path. Finds confirmed nodes that reside in the place; on
-        the device also pending ones, which later batches may share. Changes nothing."""
+    def match(
+        self, path: Path, tokens: NDArray[np.int32], limit: int, place: int = DEVICE, after: Sequence[Span] = ()
+    ) -> Match:
+        """Find the longest content of these tokens, from the root on, behind the closed `path` and the nodes `after` it:
+        at most `limit` blocks behind the path. Finds confirmed nodes that reside in the place; on the device also
+        pending ones, which later batches may share. Changes nothing."""
+        start = path.published * self._block_size
+        data = tokens[start : start + limit * self._block_size].tobytes()
         run, at = path.run, path.at
         if after:
             run, _, stop = after[-1]
@@ -176,11 +181,11 @@ class PrefixIndex:
             run, at = child, -1
         return Match(spans, num_pending)
 
-    def match_tiers(self, path: Path, data: bytes, limit: int, match: Match) -> Match:
+    def match_tiers(self, path: Path, tokens: NDArray[np.int32], limit: int, match: Match) -> Match:
         """Add to a match what only the host has behind it, if no node of it is pending."""
-        return (
-            match if match.num_pending else Match(match.spans + self.match(path, data, limit, HOST, match.spans).spans)
-        )
+        if match.num_pending:
+            return match
+        return Match(match.spans + self.match(path, tokens, limit, HOST, match.spans).spans)
 
     def blocks_of(self, place: int, spans: list[Span]) -> Blocks:
         """The block of each of these nodes in a place, int64 [n], -1: it has none; of the full group in open runs, too."""

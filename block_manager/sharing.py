@@ -73,7 +73,7 @@ class Sharing:
         if self._offload is not None:
             # Before the lookup, so that this draw evicts nothing that is found.
             self._growth.draw_promised()
-        match, loaded = self._match(row, limit), 0
+        match, loaded = self._index.match(self._index.paths[row], self._tables.tokens[row], limit), 0
         if self._growth.layout.sides:
             won, loaded = self._take_where_sides_stand(row, match, limit, room, count=count)
         else:
@@ -100,12 +100,6 @@ class Sharing:
             # The first block of most new prompts is not cached.
             return 0
         return (int(tables.num_tokens[row]) - 1) // tables.block_size - path.published
-
-    def _match(self, row: int, limit: int, place: int = DEVICE) -> Match:
-        """Find what a place has of the row's next `limit` blocks behind its closed path."""
-        path, size = self._index.paths[row], self._tables.block_size
-        data = self._tables.tokens[row, path.published * size : (path.published + limit) * size].tobytes()
-        return self._index.match(path, data, limit, place)
 
     def _take_where_sides_stand(
         self, row: int, match: Match, limit: int, room: int | None, *, count: bool
@@ -160,7 +154,7 @@ class Sharing:
             if path.open is not None or not path.reads:
                 continue
             first = path.published
-            match = self._match(row, stop - first)
+            match = index.match(path, tables.tokens[row], stop - first)
             blocks = index.blocks_of(DEVICE, match.spans)[: match.num_confirmed]
             held = tables.blocks[0, row, first:have]
             # Behind its nodes the row may hold blocks of its own, which it has to write.
@@ -181,9 +175,10 @@ class Sharing:
 
     def _load(self, row: int, offload: Offload, limit: int, room: int | None) -> int:
         """Load what only the host has of the row's next `limit` blocks: draw blocks, plan copies. Returns tokens."""
-        match, size, pages = self._match(row, limit, HOST), self._tables.block_size, self._growth.layout.full_pages
+        path, size, pages = self._index.paths[row], self._tables.block_size, self._growth.layout.full_pages
+        match = self._index.match(path, self._tables.tokens[row], limit, HOST)
         room = self._device.num_available if room is None else min(room, self._device.num_available)
-        num_blocks, start = min(match.num_blocks, room // pages), self._index.paths[row].published * size
+        num_blocks, start = min(match.num_blocks, room // pages), path.published * size
         if num_blocks <= 0 or not offload.is_worth_loading(start, start + num_blocks * size, num_blocks * pages):
             return 0
         spans = first_of(match.spans, num_blocks)
@@ -278,7 +273,7 @@ class Content:
         if not self.has_first(tokens, root):
             # The usual miss, found without copying the tokens.
             return Match([])
-        return self._index.match(Path(root), tokens.tobytes(), (len(tokens) - 1) // self._tables.block_size)
+        return self._index.match(Path(root), tokens, (len(tokens) - 1) // self._tables.block_size)
 
     def _hit(self, tokens: NDArray[np.int32], root: bytes) -> Match:
         """The part of `_match` after which every group can stand."""
@@ -300,12 +295,12 @@ class Content:
         index, size, end, on_host = self._index, self._tables.block_size, None, 0
         match = self._match(tokens, root)
         if self._growth.layout.sides:
-            here, both = self._sides.find(Path(root), tokens, match)
-            on_host = self._sides.length_of(both) - self._sides.length_of(here)
+            here, there = self._sides.find(Path(root), tokens, match)
+            on_host = self._sides.length_of(there) - self._sides.length_of(here)
             match, end = here.hit, here.end
         elif self._offload is not None:
-            everywhere = index.match_tiers(Path(root), tokens.tobytes(), (len(tokens) - 1) // size, match)
-            on_host = (everywhere.num_blocks - match.num_blocks) * size
+            both = index.match_tiers(Path(root), tokens, (len(tokens) - 1) // size, match)
+            on_host = (both.num_blocks - match.num_blocks) * size
         blocks = index.blocks_of(DEVICE, match.spans)
         if end is not None:
             return Hit(match.num_blocks * size + len(end.tokens) // 4, np.append(blocks, end.block(DEVICE, 0)), on_host)
@@ -385,8 +380,8 @@ class Ways:
 
     def confirmed(self, tokens: NDArray[np.int32], root: bytes) -> list[Span]:
         """The confirmed nodes of a prefix, all of these tokens at most: those on the device, then those on the host."""
-        path, data, limit = Path(root), tokens.tobytes(), len(tokens) // self._layout.block_size
-        match = self._index.match_tiers(path, data, limit, self._index.match(path, data, limit))
+        path, limit = Path(root), len(tokens) // self._layout.block_size
+        match = self._index.match_tiers(path, tokens, limit, self._index.match(path, tokens, limit))
         return first_of(match.spans, match.num_confirmed)
 
     def way_of(self, row: int) -> list[Node]:

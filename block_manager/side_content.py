@@ -162,9 +162,7 @@ class SideContent:
         here = self.ends.find(path, tokens, have, here, 1)
         if self._num_tiers == 1 or match.num_pending:
             return here, here
-        stop = (len(tokens) - 1) // self._size
-        data = tokens[have * self._size : stop * self._size].tobytes()
-        match = self._index.match_tiers(path, data, stop - have, match)
+        match = self._index.match_tiers(path, tokens, (len(tokens) - 1) // self._size - have, match)
         return here, self.ends.find(path, tokens, have, self.longest(match, have, 2), 2)
 
     def cheapest(
