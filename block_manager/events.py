@@ -8,7 +8,6 @@ Nothing is recorded before the first `take`. From then on the index notes the ru
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from .growth import Growth
 from .layout import LayerGroup
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, NUM_PLACES, Run, stretches, upwards
+from .runs import DEVICE, NUM_PLACES, Run, num_nodes, spans_to, stretches, upwards
 from .side_content import SideContent
 
 # Consecutive nodes of a run: the first offset, and the one after the last.
@@ -157,9 +156,9 @@ class EventLog:
         for start, stop in parts:
             hashes = tuple(index.digests(run, stop, start))
             if kind == _RESTARTS:
-                before, groups = 1 + sum([at + 1 for _, at in upwards(run.parent, run.at)]), self._layout.groups
-                lengths = range((before + start) * self._layout.block_size, sys.maxsize, self._layout.block_size)
-                found += [RestartPoint(*each, groups, are_stored) for each in zip(hashes, lengths, strict=False)]
+                for num_blocks, digest in enumerate(hashes, 1 + num_nodes(spans_to(run, start - 1))):
+                    length = num_blocks * self._layout.block_size
+                    found.append(RestartPoint(digest, length, self._layout.groups, are_stored))
             elif are_stored:
                 tokens = np.frombuffer(index.run_tokens(run, start, stop), np.int32)
                 *_, (top, _) = upwards(run, start)

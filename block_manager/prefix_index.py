@@ -387,8 +387,7 @@ class PrefixIndex:
         if path.run is not None:
             path.run.add_child(path.at)
         for place, block in blocks.items():
-            self.pools[place].carry(np.array([block]), end, place)
-            end.put(place, 0, np.array([block]))
+            self.reside(place, end, 0, np.array([block]))
 
     def reside(self, place: int, run: Run, first: int, blocks: Blocks) -> None:
         """Let the run's nodes from `first` on reside in these used blocks of a place, int64 [n]."""

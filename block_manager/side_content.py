@@ -543,10 +543,9 @@ class RowEnds:
         stands = stands and column < tables.num_blocks[row]
         if not stands or not path.writes:
             return
-        blocks = {DEVICE: tables.blocks.item(0, row, column)}
+        pools, blocks = self._index.pools, {DEVICE: tables.blocks.item(0, row, column)}
         for side in self._layout.sides:
             blocks[side.place] = tables.blocks.item(side.table, row, 0 if side.is_state else column)
-        pools = self._index.pools
         if not any(pools[place].has_content(block) for place, block in blocks.items()):
             self._index.add_end(path, tables.tokens[row, column * self._size : computed].tobytes(), blocks)
 
