@@ -24,7 +24,7 @@ from .layout import Counts
 from .pool import Retained
 from .prefix_index import Match, PrefixIndex
 from .runs import DEVICE, HOST, NO_BLOCKS, Blocks, Node, Path, Span, first_of, num_nodes, rest_of, upwards
-from .side_content import HitEnd, Part, SideContent
+from .side_content import Found, HitEnd, Part, SideContent
 from .tables import Rows
 from .tiers import Offload, Tiers
 from .views import WINDOW
@@ -118,15 +118,15 @@ class Sharing:
         loaded = sides.length_of(found) - sides.length_of(here)
         sides.note(row, both.cut(found.num_blocks, found.end), have + limit, have, count=count, from_host=loaded)
         if found.num_blocks:
-            won = self._take(row, found.hit, count=count, with_states=found.end is None)
+            won = self._take(row, found.hit, count=count, found=found)
         if found.end is not None:
             won += sides.ends.take(row, have, found.end)
         for place, blocks in brought:
             self._index.pools[place].release(blocks)
         return won, loaded
 
-    def _take(self, row: int, match: Match, *, count: bool, with_states: bool = True) -> int:
-        """Let the row share what was found on the device. Returns the tokens won."""
+    def _take(self, row: int, match: Match, *, count: bool, found: Found | None = None) -> int:
+        """Let the row share what was found on the device; where there are sides, `found`. Returns the tokens won."""
         index, tables, size = self._index, self._tables, self._tables.block_size
         if match.num_pending:
             # A pending block may be promised and not drawn yet. The caller made sure that this draw evicts nothing.
@@ -134,8 +134,8 @@ class Sharing:
         have, blocks = index.paths[row].published, index.blocks_of(DEVICE, match.spans)
         tables.ensure_columns(have + len(blocks))
         self._device.hold(blocks)
-        if self._growth.layout.sides:
-            self._sides.take(row, have, match, with_states=with_states)
+        if found is not None:
+            self._sides.take(row, have, found)
         won = self._go_on(row, blocks, match.spans[-1])
         if match.num_pending:
             self._sharers.append(Sharer(index.batch, row, tables.uid.item(row), count))

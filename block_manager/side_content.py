@@ -192,20 +192,21 @@ class SideContent:
 
     def parts_of(self, found: Found, have: int) -> list[Part]:
         """What a row with `have` blocks takes of a hit: from each side what it reads there, then all of the full group."""
-        parts, spans, end = self._side_parts(found, have), found.hit.spans, found.end
+        spans, end = found.hit.spans, found.end
+        parts = [Part(side.place, read, blocks) for side, read, blocks in self._read_by_sides(found, have)]
         parts.append(Part(DEVICE, spans, self._index.blocks_of(DEVICE, spans)))
         if end is not None:
             parts += [Part(place, [(end, 0, 1)], end.blocks_in(place, 0, 1)) for place in self._pages]
         return parts
 
-    def _side_parts(self, found: Found, have: int = 0) -> list[Part]:
-        parts, spans = list[Part](), found.hit.spans
+    def _read_by_sides(self, found: Found, have: int = 0) -> Iterator[tuple[Side, list[Span], Blocks]]:
+        """By side: the nodes of a hit from which a row with `have` blocks goes on, and their blocks."""
+        spans = found.hit.spans
         for side in self._layout.sides:
             # The end of a row has a state of its own.
             if found.end is None or not side.is_state:
                 read = rest_of(spans, side.reads_from(have + found.num_blocks) - have)
-                parts.append(Part(side.place, read, self._residence(side, read)))
-        return parts
+                yield side, read, self._residence(side, read)
 
     def reached(self, spans: list[Span], *, with_end: bool) -> dict[Run, list[Reach]]:
         """What a retention of confirmed nodes covers, by run, last run first: these nodes and all before them, and what
@@ -223,9 +224,9 @@ class SideContent:
             hits.append(self.standing(before, with_end=False))
         hits += [furthest.cut(num) for num in self._layout.even_restarts(len(stands)) if stands[num - 1]]
         for hit in hits:
-            for part in self._side_parts(hit):
-                for run, first, stop in part.spans:
-                    reaches[run].append((part.place // NUM_PLACES, first, stop))
+            for side, nodes, _ in self._read_by_sides(hit):
+                for run, first, stop in nodes:
+                    reaches[run].append((side.table, first, stop))
         if furthest.end is None:
             return reaches
         return {furthest.end: [(place // NUM_PLACES, 0, 1) for place in self._pages], **reaches}
@@ -343,21 +344,18 @@ class SideContent:
             found.append(blocks[self._index.pages(tier).state[blocks] < 0])
         return found
 
-    def take(self, row: int, have: int, match: Match, *, with_states: bool) -> None:
+    def take(self, row: int, have: int, found: Found) -> None:
         """Let the row hold what every side has of a hit behind its `have` blocks; its tables have the columns."""
-        tables, stop = self._tables, have + match.num_blocks
+        tables, stop = self._tables, have + found.num_blocks
         if not have:
-            self.renew(match.spans)
-        for side in self._layout.sides:
-            if side.is_state and not with_states:
-                continue
-            begin, first = side.reads_from(stop), tables.first.item(side.table, row)
-            blocks = self._residence(side, rest_of(match.spans, begin - have))
-            passed, taken = slice(first, min(begin, have)), slice(stop - len(blocks), stop)
+            self.renew(found.hit.spans)
+        for side, _, blocks in self._read_by_sides(found, have):
             if side.is_state:
                 passed, taken = slice(min(have, 1)), slice(1)
                 tables.let_move(row, True)
             else:
+                begin, first = side.reads_from(stop), tables.first.item(side.table, row)
+                passed, taken = slice(first, min(begin, have)), slice(stop - len(blocks), stop)
                 tables.set_first(side.table, row, max(begin, first))
             self._device.hold(blocks)
             if have:
