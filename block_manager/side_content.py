@@ -237,14 +237,12 @@ class SideContent:
         ends = np.arange(have + 1, have + most + 1)
         for side in self._layout.sides:
             blocks = np.maximum.reduce([self._residence(side, match.spans, tier) for tier in range(tiers)])
-            is_there = blocks[:most] >= 0
-            found.append(is_there)
-            if side.is_state:
-                continue
-            begins = side.first_column(ends * self._size)
-            # Holes before each column. A window stands if none lies between its first column and its end.
-            holes = np.concatenate([[0], np.cumsum(~is_there)])
-            found[-1] = holes[1:] == holes[np.maximum(begins - have, 0)]
+            stands = blocks[:most] >= 0
+            if not side.is_state:
+                # Holes before each column. A window stands if none lies between its first column and its end.
+                holes = np.concatenate([[0], np.cumsum(~stands)])
+                stands = holes[1:] == holes[np.maximum(side.first_column(ends * self._size) - have, 0)]
+            found.append(stands)
         return [np.logical_and.reduce(found), *found]
 
     def can_stand(self, run: Run, length: int) -> NDArray[np.bool_]:
@@ -257,12 +255,12 @@ class SideContent:
         size, most, found = self._size, have + len(stands[0]), (have + match.num_blocks) * self._size
         taken = have * size + self.length_of(lookup)
         alone = [have + _last(each) for each in stands[1:]]
-        limit, why = alone.index(min(alone)), "whole" if taken >= sought * size else "not cached"
-        side, least = self._layout.sides[limit], min(alone)
+        least, why = min(alone), "whole" if taken >= sought * size else "not cached"
+        limit = alone.index(least)
         if taken < found:
-            # The first column that the side needs to stand one block further on.
-            first = side.reads_from(least + 1) - have
-            lacking = rest_of(first_of(match.spans, most - have), first)
+            # What the side lacks to stand one block further on.
+            side = self._layout.sides[limit]
+            lacking = rest_of(first_of(match.spans, most - have), side.reads_from(least + 1) - have)
             is_evicted = any(run.was_evicted(side.place, begin, stop) for run, begin, stop in lacking)
             why = "pending" if least == most else "evicted" if is_evicted else "not kept"
             if (have + _last(stands[0])) * size > taken:
