@@ -12,7 +12,8 @@ from itertools import count
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from paged.base.arguments import Tokens
 
 from .content_key import extend_chain, namespace_digest, node_prefix
 from .flights import Flight, Flights
@@ -139,9 +140,7 @@ class PrefixIndex:
         spans = self.paths[row].closed(self.confirmed_length).spans(0)
         return [digest for run, first, stop in spans for digest in self.digests(run, stop, first)]
 
-    def match(
-        self, path: Path, tokens: NDArray[np.int32], limit: int, place: int = DEVICE, after: Sequence[Span] = ()
-    ) -> Match:
+    def match(self, path: Path, tokens: Tokens, limit: int, place: int = DEVICE, after: Sequence[Span] = ()) -> Match:
         """Find the longest content of these tokens, from the root on, behind the closed `path` and the nodes `after` it:
         at most `limit` blocks behind the path. Finds confirmed nodes that reside in the place; on the device also
         pending ones, which later batches may share. Changes nothing."""
@@ -181,7 +180,7 @@ class PrefixIndex:
             run, at = child, -1
         return Match(spans, num_pending)
 
-    def match_tiers(self, path: Path, tokens: NDArray[np.int32], limit: int, match: Match) -> Match:
+    def match_tiers(self, path: Path, tokens: Tokens, limit: int, match: Match) -> Match:
         """Add to a match what only the host has behind it, if no node of it is pending."""
         if match.num_pending:
             return match

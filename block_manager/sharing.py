@@ -75,7 +75,7 @@ class Sharing:
             self._growth.draw_promised()
         match, loaded = self._index.match(self._index.paths[row], self._tables.tokens[row], limit), 0
         if self._growth.layout.sides:
-            won, loaded = self._take_where_sides_stand(row, match, limit, room, count=count)
+            won, loaded = self._take_standing(row, match, limit, room, count=count)
         else:
             won = self._take(row, match, count=count) if match.spans else 0
             if self._offload is not None and self._growth.copies.may_copy_content and not match.num_pending:
@@ -101,9 +101,7 @@ class Sharing:
             return 0
         return (int(tables.num_tokens[row]) - 1) // tables.block_size - path.published
 
-    def _take_where_sides_stand(
-        self, row: int, match: Match, limit: int, room: int | None, *, count: bool
-    ) -> tuple[int, int]:
+    def _take_standing(self, row: int, match: Match, limit: int, room: int | None, *, count: bool) -> tuple[int, int]:
         """Choose the part of the match, or a longer one with loads, that all groups have, load it, and let the row
         share it. Returns the tokens won, and how many of them were loaded."""
         tables, sides, path = self._tables, self._sides, self._index.paths[row]

@@ -26,22 +26,7 @@ from .flights import Flight, StateRead
 from .growth import Growth
 from .layout import Side
 from .prefix_index import Match, PrefixIndex
-from .runs import (
-    DEVICE,
-    NO_BLOCKS,
-    NUM_PLACES,
-    Blocks,
-    Path,
-    Reach,
-    Run,
-    Span,
-    first_of,
-    num_nodes,
-    rest_of,
-    spans_to,
-    stretches,
-    upwards,
-)
+from .runs import DEVICE, NO_BLOCKS, NUM_PLACES, Blocks, Path, Reach, Run, Span, first_of, rest_of, spans_to, stretches
 from .tables import Rows
 
 # Indices in `tables.wanted`. Index 0 is the prompt's end, which is kept only while pages are free. Then come its last
@@ -144,8 +129,7 @@ class SideContent:
         return Found(match, stands, _last(stands[0]), None)
 
     def standing(self, spans: list[Span], *, with_end: bool, tiers: int | None = None) -> Found:
-        """`longest` of confirmed nodes, by default on all tiers; `with_end`: the end of a row behind all of them, if there
-        is one."""
+        """`longest` of confirmed nodes, by default on all tiers; `with_end`: or the end of a row behind all of them."""
         tiers = tiers or self._num_tiers
         found = self.longest(Match(spans), tiers=tiers)
         return self.ends.behind(found, tiers) if with_end and spans else found
@@ -213,14 +197,15 @@ class SideContent:
         the sides have at their last restart point, and at even ones. `with_end`: a row ended behind them; its end, and
         the restart point before it."""
         last, _, stop = spans[-1]
-        reaches: dict[Run, list[Reach]] = {run: [(0, 0, at + 1)] for run, at in upwards(last, stop - 1)}
+        way = reversed(spans_to(last, stop - 1))
+        reaches: dict[Run, list[Reach]] = {run: [(0, first, end)] for run, first, end in way}
         if not self._layout.sides:
             return reaches
         furthest = self.standing(spans, with_end=with_end)
         stands, hits = furthest.stands[0], [furthest]
         if with_end:
             # The next prompt may leave out this row's answer, and then begins where the prompt ended.
-            before = first_of(spans, num_nodes(spans) - (furthest.end is None))
+            before = first_of(spans, furthest.match.num_blocks - (furthest.end is None))
             hits.append(self.standing(before, with_end=False))
         hits += [furthest.cut(num) for num in self._layout.even_restarts(len(stands)) if stands[num - 1]]
         for hit in hits:
@@ -334,7 +319,7 @@ class SideContent:
 
     def even_blocks(self, spans: list[Span], tier: int = DEVICE) -> list[Blocks]:
         """By side, its cached blocks on a tier at even restarts of these nodes, from the root on; the last node's first."""
-        restarts, found = self._layout.even_restarts(num_nodes(spans)), list[Blocks]()
+        restarts, found = self._layout.even_restarts(Match(spans).num_blocks), list[Blocks]()
         for side in self._layout.sides if restarts else ():
             columns = np.unique(np.concatenate([np.arange(side.reads_from(num), num) for num in restarts]))
             blocks = self._residence(side, spans, tier)[columns[::-1]]
