@@ -576,9 +576,8 @@ class PrefixIndex:
             if not run.length:
                 continue
             own = -1 if child is None else child.at
-            first = max(
-                (offset + 1 for offset in run.children if self.num_behind(run, offset) > (offset == own)), default=0
-            )
+            branching = [offset for offset in run.children if self.num_behind(run, offset) > (offset == own)]
+            first = max(branching, default=-1) + 1
             there, child = run.blocks[place], run
             if len(there) > at + 1:
                 break
@@ -616,18 +615,16 @@ class PrefixIndex:
 
     def node_of_each(self, place: int, blocks: Blocks) -> list[Node | None]:
         pool = self.pools[place]
-        each = zip(blocks.tolist(), pool.run[blocks].tolist(), pool.has_content(blocks).tolist(), strict=True)
-        return [
-            (run, int((run.blocks[place] == block).argmax())) if has_node else None for block, run, has_node in each
-        ]
+        carries = pool.has_content(blocks).tolist()
+        each = zip(blocks.tolist(), pool.run[blocks].tolist(), carries, strict=True)
+        return [(run, int((run.blocks[place] == block).argmax())) if has else None for block, run, has in each]
 
     def forget(self, place: int, spans: list[Span]) -> None:
         """Remove these nodes from a place. `spans`: oldest first, so that children go before parents."""
         if self.has_sides:
             # Ends first, so that `_lose` does not withdraw them, too. Skip runs that went when the host made room.
-            spans = sorted(
-                [span for span in spans if span[0].length or span[0].row >= 0], key=lambda span: not span[0].is_end
-            )
+            spans = [span for span in spans if span[0].length or span[0].row >= 0]
+            spans.sort(key=lambda span: not span[0].is_end)
         if self.changed is not None:
             self.changed.update(run for run, _, _ in spans if not run.is_end)
         pool, are_sides = self.pools[place], place >= NUM_PLACES
