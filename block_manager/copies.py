@@ -48,18 +48,19 @@ class Copies:
 
     def plan_out(self, place: int, sources: Blocks, targets: Blocks, pages: int) -> None:
         """Plan copies of blocks of so many pages from a place on the device to the host."""
-        self._out.append(self._pairs((place, sources), (place + HOST, targets), pages))
+        self._out.append(self.pairs((place, sources), (place + HOST, targets), pages))
 
     def plan_in(self, place: int, sources: Blocks, targets: Blocks, pages: int) -> None:
         """Plan copies from the host to a place on the device."""
-        self._in.append(self._pairs((place + HOST, sources), (place, targets), pages))
+        self._in.append(self.pairs((place + HOST, sources), (place, targets), pages))
 
     def plan_within(self, row: int, place: int, block: int, copy: int, pages: int) -> None:
         """Plan the copy of a device block into another one, which the row has now."""
-        pairs = self._pairs((place, np.array([block])), (place, np.array([copy])), pages)
+        pairs = self.pairs((place, np.array([block])), (place, np.array([copy])), pages)
         self._within += [(row, source, target) for source, target in pairs.tolist()]
 
-    def _pairs(self, source: tuple[int, Blocks], target: tuple[int, Blocks], pages: int) -> Pairs:
+    def pairs(self, source: tuple[int, Blocks], target: tuple[int, Blocks], pages: int) -> Pairs:
+        """The pages of the blocks of two places, one block after the other: (source, target) of each."""
         return np.stack([self._pools[at].pages_of(blocks, pages).ravel() for at, blocks in (source, target)], axis=1)
 
     def forget_loads(self, blocks: Blocks) -> int:

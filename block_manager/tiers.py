@@ -158,13 +158,13 @@ class Tiers:
         """The pool of a table's blocks, on the device or the host."""
         return self._index.pools[NUM_PLACES * table + place]
 
-    def host_blocks_wanted(self, rows: list[int], keep: int = 0) -> int:
+    def host_pages_wanted(self, rows: list[int], keep: int = 0) -> int:
         """Host pages that `swap_out` of these rows would draw. Closes their open runs, so that they go as nodes."""
         for row in rows:
             self._index.close_run(row)
         return self._pages_wanted(HOST, [self._entries_on_device(row, keep) for row in rows])
 
-    def device_blocks_wanted(self, rows: list[int]) -> int:
+    def device_pages_wanted(self, rows: list[int]) -> int:
         """Available device pages that `swap_in` of these rows would take. What several share counts once; a node that
         another row holds on the device does not count."""
         return self._pages_wanted(DEVICE, [self._entries_on_host(self.tails[row]) for row in rows if row in self.tails])
@@ -172,7 +172,7 @@ class Tiers:
     def swap_out(self, rows: Rows, keep: int) -> Moves:
         """Move the rows' blocks from column `keep` on to the host. Raises OutOfBlocks. Closes open runs in any case."""
         tables = self._tables
-        self._index.pages(HOST).require(self.host_blocks_wanted(rows.tolist(), keep))
+        self._index.pages(HOST).require(self.host_pages_wanted(rows.tolist(), keep))
         copied, pairs = defaultdict[int, dict[int, int]](dict), list[tuple[int, int]]()
         for row in rows.tolist():
             tails = self._moved_to(HOST, self._entries_on_device(row, keep), copied, pairs)
@@ -198,7 +198,7 @@ class Tiers:
         """Move the host tails of these rows back, of those that have one. Raises OutOfBlocks, changing nothing."""
         tables = self._tables
         rows = rows[tables.is_swapped[rows]]
-        self._index.pages(DEVICE).require(self.device_blocks_wanted(rows.tolist()))
+        self._index.pages(DEVICE).require(self.device_pages_wanted(rows.tolist()))
         for row in rows.tolist():
             # Before a tail is taken out: this may raise MemoryError.
             tables.ensure_columns(int(tables.num_blocks[row]) + self.num_on_host(row))
@@ -265,8 +265,8 @@ class Tiers:
         blocks = tables.blocks[0, row, keep:stop].tolist()
         found: list[list[Entry]] = [[(block, nodes[i] if i < len(nodes) else None) for i, block in enumerate(blocks)]]
         for side in self._layout.sides:
-            first, last = max(keep, int(tables.first[side.table, row])), min(stop, 1) if side.is_state else stop
-            found.append([(block, None) for block in tables.blocks[side.table, row, first : max(first, last)].tolist()])
+            first, last = max(keep, tables.first.item(side.table, row)), min(stop, 1) if side.is_state else stop
+            found.append([(block, None) for block in tables.blocks[side.table, row, first:last].tolist()])
         return found
 
     def _entries_on_host(self, tails: list[Blocks]) -> list[list[Entry]]:
@@ -308,8 +308,9 @@ class Tiers:
                     new.append((source, block))
                 blocks.append(block)
             if new:
-                of_places = zip((1 - place, place), np.array(new).T, strict=True)
-                both = [self.pool(at, table).pages_of(its, pages).ravel().tolist() for at, its in of_places]
-                pairs += zip(*both, strict=True)
+                sources, targets = np.array(new).T
+                at = NUM_PLACES * table
+                both = (at + 1 - place, sources), (at + place, targets)
+                pairs += self._growth.copies.pairs(*both, pages).tolist()
             found.append(np.array(blocks, np.int64))
         return found

@@ -95,7 +95,7 @@ def _swaps(state: State, step: Step, rows: list[int], keep: int) -> bool:
     if any(len(moves.host_to_device) for moves in step.moves):
         # The batch reads host blocks, and must not write these.
         return False
-    wanted = manager.tiers.host_blocks_wanted(rows, keep)
+    wanted = manager.tiers.host_pages_wanted(rows, keep)
     lost = [(min(keep * manager.block_size, total), total) for total in map(tables.num_launched.item, rows)]
     return wanted <= manager.host.num_available and state.victims.swaps(state.costs, lost, wanted)
 

@@ -182,7 +182,7 @@ class Books:
         """Return the blocks that a request needs to have its rows on the device, with room for `ends` tokens."""
         tiers, rows = self.manager.tiers, np.array(request.live_rows, np.int64)
         have = self.manager.rows.num_blocks[rows] + np.array([*map(tiers.num_on_host, rows.tolist())], np.int64)
-        return tiers.device_blocks_wanted(rows.tolist()) + int(lacking(rows, ends, have).sum())
+        return tiers.device_pages_wanted(rows.tolist()) + int(lacking(rows, ends, have).sum())
 
     def set_owed(self, num_blocks: int | None) -> None:
         """Note how many blocks all admitted requests are owed now; None: they are counted when needed."""
