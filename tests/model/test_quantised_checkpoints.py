@@ -79,7 +79,7 @@ def held_part(folder, part):
 @pytest.mark.parametrize("name", TITLES)
 def test_codes_are_the_floats_that_the_library_makes_of_them(name):
     found, expected = reader(MADE / name), load_file(MADE / f"{name}.expected.safetensors")
-    assert found.format.title == TITLES[name]
+    assert found.format.codes.title == TITLES[name]
     assert set(found.layers) == {f"model.{path}" for path in expected}
     assert len(found.layers) == 7 * AutoConfig.from_pretrained(MADE / name).num_hidden_layers
     for path, products in expected.items():
@@ -271,7 +271,7 @@ def test_planning_counts_the_bytes_of_the_files(name):
     # compressed-tensors writes each layer's shape, too.
     shapes = sum(header.num_bytes for tensor, header in files.headers.items() if tensor.endswith("weight_shape"))
     assert found.weight_bytes == sum(header.num_bytes for header in files.headers.values()) - shapes
-    assert found.codes.title == reader(folder).format.title
+    assert found.codes.title == reader(folder).format.codes.title
 
 
 @pytest.mark.parametrize("asked", [{"quantization": "int8"}, {"quantization": "int4", "quantize_head": True}])
