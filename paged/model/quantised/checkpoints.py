@@ -114,7 +114,7 @@ def format_of(settings: dict[str, Any], folder: Path) -> Format:
         found: Format = make(settings)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{folder}: {error} {READABLE}.") from None
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, KeyError) as error:
         raise BrokenCheckpoint(
             f"{folder}: what its configuration says of quantisation cannot be read: {error!r}."
         ) from error
