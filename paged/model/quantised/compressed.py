@@ -142,10 +142,11 @@ def _scheme(group: dict[str, Any], usual: str | None) -> _Scheme:
     if how not in (PACKED, PLAIN):
         raise UnsupportedModel(f"its weights are quantised ({METHOD}, {how}), which is not read.")
     bits, strategy = weights["num_bits"], weights.get("strategy")
-    is_read = weights.get("type", "int") == "int" and bits in (4, 8) and strategy in ("group", "channel")
+    is_read = weights.get("type", "int") == "int" and strategy in ("group", "channel")
+    is_read = is_read and bits in ((4, 8) if how == PACKED else (8,))
     if not is_read or weights.get("dynamic"):
         raise UnsupportedModel(
-            f"its weights are quantised ({METHOD}) as {weights.get('type', 'int')} of {bits} bits with a scale a {strategy}"
+            f"its weights are quantised ({METHOD}, {how}) as {weights.get('type', 'int')} of {bits} bits with a scale a {strategy}"
             f"{', dynamically' if weights.get('dynamic') else ''}, which is not read."
         )
     inputs = group.get("input_activations")
