@@ -10,7 +10,7 @@ from pathlib import Path
 from paged import __version__
 
 
-def processor() -> str:
+def processor_name() -> str:
     """Return the processor's name, or its architecture if it has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -23,7 +23,7 @@ def processor() -> str:
 def machine() -> dict[str, str]:
     """Return hardware and versions, by name."""
     found = {
-        "processor": processor(),
+        "processor": processor_name(),
         "cores": str(os.cpu_count() or 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

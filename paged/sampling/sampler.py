@@ -66,14 +66,7 @@ class _Draws(NamedTuple):
 
     def of(self, rows: NDArray[np.int64]) -> _Draws:
         """Return those of some rows."""
-        return _Draws(
-            self.temperature[rows],
-            self.top_k[rows],
-            self.top_p[rows],
-            self.min_p[rows],
-            self.typical_p[rows],
-            self.uniforms[rows],
-        )
+        return _Draws._make(each[rows] for each in self)
 
 
 def seed_of_sequence(seed: int, sequence: int) -> int:

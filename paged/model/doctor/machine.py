@@ -11,7 +11,7 @@ from paged.attention.native import build
 from paged.base.extras import DISTRIBUTIONS, EXTRAS
 from paged.model.doctor.findings import Machine, Problem
 from paged.model.free_memory import free_bytes_of_host
-from paged.model.machine import processor
+from paged.model.machine import processor_name
 from paged.model.threads import FreeCores, usable_cores
 
 _NEEDED = ("numpy", "msgspec")
@@ -34,7 +34,7 @@ def machine(free_cores: FreeCores) -> Machine:
     return Machine(
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        processor=processor(),
+        processor=processor_name(),
         instructions=next((name for flag, name in _VECTORS.items() if build.has_instructions(flag)), ""),
         cores=usable_cores(),
         free_cores=free_cores.count(),

@@ -215,15 +215,12 @@ class PassStates:
         return self._states[unit][piece].read(self._sources)
 
     def write(self, unit: int, piece: int, states: Tensor) -> None:
-        """As RowStates."""
         self._states[unit][piece].write(self._targets, states, is_whole=self._is_whole)
 
     def pages_of(self, unit: int) -> list[RowPages]:
-        """As RowStates."""
         return [RowPages(each, self._read, self._write) for each in self._states[unit]]
 
     def of_row(self, row: int, count: int, *, has_begun: bool) -> PassStates:
-        """As RowStates."""
         its, only = copy(self), slice(row, row + 1)
         its.starts, its.is_new = [0, count], [self.is_new[row] and not has_begun]
         its._read, its._sources = (self._write, self._targets) if has_begun else (self._read, self._sources)
