@@ -161,9 +161,7 @@ def test_without_torch_it_says_what_brings_it(run_without):
     done = run_without(GONE, WITHOUT_RECORDS)
     assert (done.returncode, done.stderr) == (0, "")
     assert "not installed: torch, transformers, tokenizers, safetensors, tqdm" in done.stdout
-    assert (
-        "hint: No model runs here, since torch, transformers, tokenizers, safetensors and tqdm are not" in done.stdout
-    )
+    assert "hint: No model runs here: torch, transformers, tokenizers, safetensors, tqdm are not" in done.stdout
     assert "`pip install '.[engine]'` in a checkout of paged" in done.stdout
     assert "attention backends" not in done.stdout
 

@@ -18,7 +18,6 @@ from paged.model.doctor.findings import (
     Machine,
     Problem,
     cause,
-    listed,
 )
 from paged.model.doctor.machine import libraries, machine, unfit_versions
 from paged.model.threads import FreeCores
@@ -64,7 +63,7 @@ def _missing(installed: dict[str, dict[str, str | None]]) -> list[Problem]:
         return []
     return [
         Problem(
-            what=f"No model runs here, since {listed(names)} {'is' if len(names) == 1 else 'are'} not installed.",
+            what=f"No model runs here: {', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed.",
             remedy=f"{installed_by('engine')} brings what is missing; the memory layer, the scheduler and the simulator do without.",
             is_broken=False,
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from paged.base.words import short_cause
+
 REPORT = "That is a bug: please report it, with what `paged doctor --json` says."
-# Characters that are kept of a library's message, which may have pages.
-_LONGEST_CAUSE = 300
 
 State = Literal["found", "compiled", "not built", "failed"]
 """State of a native library: built before, compiled now, not built since `build` is false, or impossible to build here."""
@@ -126,11 +125,4 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 def cause(error: Exception) -> str:
     """Return the error's class and message in one line, without a full stop."""
-    words = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
-    return words if len(words) <= _LONGEST_CAUSE else f"{words[:_LONGEST_CAUSE]} …"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names by commas, with "and" before the last."""
-    *others, last = names
-    return f"{', '.join(others)} and {last}" if others else last
+    return f"{type(error).__name__}: {short_cause(error)}".rstrip(".")
