@@ -110,10 +110,9 @@ def test_two_that_run_at_once_leave_the_number_of_threads_as_it_was():
 
 
 def test_a_trial_of_c_code_that_outlasts_another_caller_leaves_the_number_of_threads_as_it_was(monkeypatch):
-    with ExitStack() as other:
-        other.enter_context(THREADS.at_most(1))
-        monkeypatch.setattr(packed, "_check_invariance", lambda *_: other.close())
-        packed.model_library.__wrapped__()
+    (other := ExitStack()).enter_context(THREADS.at_most(1))
+    monkeypatch.setattr(packed, "_check_invariance", lambda *_: other.close())
+    packed.model_library.__wrapped__()
     assert torch.get_num_threads() == 3
 
 

@@ -123,10 +123,7 @@ def test_a_full_disk_is_told_by_the_folder_and_leaves_nothing_behind(draft, tmp_
 
 @pytest.mark.parametrize("call", ["chmod", "rename"])
 def test_a_file_system_that_refuses_a_mode_or_a_name_is_told_by_the_folder(draft, tmp_path, monkeypatch, call):
-    def refused(*_):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Path, call, refused)
+    monkeypatch.setattr(Path, call, lambda *_: os.rmdir("/proc/self/task"))
     with pytest.raises(UnwritablePath, match=rf"^{tmp_path / 'out'}: cannot be written, .*Operation not permitted"):
         write_quantised(draft, tmp_path / "out", weights="int4")
 

@@ -17,6 +17,7 @@ from paged.model.loading import DTYPES, LoadedModel, as_loaded, config_of, silen
 from paged.model.parallel.layers import join_ranks
 from paged.model.parallel.split import Part, Sizes, config_of_part, slice_of, whole_shape
 from paged.model.parallel.sums import Sums
+from paged.model.quantised.checkpoints import check_floats
 from paged.model.quantised.files import Header, TensorFiles
 from paged.model.quantised.reading import renamed
 from paged.model.tokenizer import load_tokenizer
@@ -61,6 +62,7 @@ def _read(config: Any, wanted: Wanted) -> tuple[Any, str]:
         torch.float32 if wanted.device.type == "cpu" else config.dtype or torch.float32
     )
     files = TensorFiles(wanted.folder)
+    check_floats(files)
     sizes = Sizes.of(config)
     # Other tensors in the files are ignored, as in transformers.
     found = {key: name for name, key, _, joined in renamed(module, files) if joined is None}

@@ -30,8 +30,6 @@ from paged.model.parallel.loading import Wanted, load_part
 from paged.model.parallel.messages import Begin, Channel, Failed, Go, Hello, Join, Loaded, Made, Make, Read, versions
 from paged.model.parallel.split import Part, check_split
 from paged.model.parallel.sums import Sums, store_of_first
-from paged.model.quantised.checkpoints import check_floats
-from paged.model.quantised.files import TensorFiles
 from paged.model.runner import Runner
 from paged.model.threads import THREADS, usable_cores
 
@@ -243,7 +241,6 @@ def load_split(folder: Path, ranks: int, *, dtype: str, device: str) -> tuple[Lo
     check_dtype(dtype)
     where = usable_device(device)
     check_split(config_of(folder), ranks, folder)
-    check_floats(TensorFiles(folder))
     if not torch.distributed.is_available():
         raise InvalidConfig(f"tensor_parallel_size={ranks}: this torch was built without torch.distributed.")
     if where.type == "cuda":

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import paged.model.parallel.ranks
 from paged import Engine, EngineConfig, SamplingParams
@@ -254,9 +252,7 @@ def test_a_rank_that_differs_is_named_and_more_ranks_than_cores_are_said(folder,
 
 
 @pytest.mark.parametrize(("call", "shown"), shown_in("model/parallel/refused_splits.txt", ">>>"))
-def test_what_cannot_be_split_is_refused_before_any_rank_is_started(
-    checkpoint, loaded, tmp_path, monkeypatch, call, shown
-):
+def test_what_cannot_be_split_is_refused_before_any_rank_is_started(checkpoint, loaded, monkeypatch, call, shown):
     monkeypatch.setattr(Ranks, "__init__", lambda *_: pytest.fail("ranks were started"))
 
     def checked(architecture, degree=2, **stored):
@@ -264,17 +260,9 @@ def test_what_cannot_be_split_is_refused_before_any_rank_is_started(
         config.quantization_config = stored or None
         check_split(config, degree, "folder")
 
-    def with_codes(folder):
-        weights = load_file(folder / "model.safetensors")
-        (made := tmp_path / "codes").mkdir()
-        save_file(weights | {"lm_head.weight": weights["lm_head.weight"].to(torch.int8)}, made / "model.safetensors")
-        shutil.copyfile(folder / "config.json", made / "config.json")
-        return made
-
     with suppress(PagedWarning):
         names = {"Engine": Engine, "asked": partial(EngineConfig.of, "no folder", tensor_parallel_size=2)}
-        names |= {"checked": checked, "checkpoint": checkpoint, "loaded": loaded, "with_codes": with_codes}
-        error = assert_refused(call, shown, names)
+        error = assert_refused(call, shown, {**names, "checked": checked, "checkpoint": checkpoint, "loaded": loaded})
     if isinstance(error, UnevenSplit):
         assert (error.degree, error.heads, error.kv_heads, error.degrees) == (3, 4, 2, [2, 4])
 
