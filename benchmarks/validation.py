@@ -30,8 +30,8 @@ from paged.study.report import validation_rows
 from paged.study.simulator import (
     METRICS,
     STATISTICS,
-    Asked,
     Cell,
+    RunOptions,
     Validation,
     by_engine,
     closed_loops,
@@ -209,7 +209,7 @@ def _with_host(path: Path, host_s: float) -> Validation:
     """A run under vLLM 0.19 with another share of the host."""
     engine = engine_named("vllm-0.19")
     other = msgspec.structs.replace(engine, launching=msgspec.structs.replace(engine.launching, host_s=host_s))
-    return validated(read_run(path), Asked(), engine=other)
+    return validated(read_run(path), RunOptions(), engine=other)
 
 
 def _closed(cells: list[Cell]) -> Iterator[str]:

@@ -73,7 +73,7 @@ class Lending:
     num_made = 0
     _live: dict[str, Any]
     _transfers: Any
-    _telling: Any
+    _view: Any
     decisions: Any
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -112,11 +112,11 @@ class Lending:
     @property
     def use_v2_model_runner(self) -> bool:
         """Which runner steps are told to; tests write it."""
-        return bool(self._telling._uses_v2_runner)
+        return bool(self._view._uses_v2_runner)
 
     @use_v2_model_runner.setter
     def use_v2_model_runner(self, uses: bool) -> None:
-        self._telling._uses_v2_runner = uses
+        self._view._uses_v2_runner = uses
 
     @property
     def finished_recving_kv_req_ids(self) -> set[str]:

@@ -14,7 +14,7 @@ from paged.cli.show import print_json, printed, table
 from paged.errors import InvalidConfig
 from paged.study.hardware import device_names, model_names
 from paged.study.report import validation_rows, write_validation_html
-from paged.study.simulator import Asked, Cell, by_engine, closed_loops, engine_names, read_run, validated
+from paged.study.simulator import Cell, RunOptions, by_engine, closed_loops, engine_names, read_run, validated
 
 _ENGINE_HELP = f"{', '.join(engine_names())}; or a JSON file of your own (docs/simulator.md)."
 
@@ -57,7 +57,7 @@ def validate(
 
     Example: `paged validate RUN --html run.html`
     """
-    asked = Asked(
+    asked = RunOptions(
         model=model,
         device=device,
         dtype=dtype,

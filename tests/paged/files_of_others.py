@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from paged.study.hardware import Profile, Tiling
-from paged.study.simulator import Asked, read_run
+from paged.study.simulator import RunOptions, read_run
 from paged.study.simulator.closed_loops import COLUMNS
 from paged.study.simulator.validation import prepared, simulation_of, taken_in
 from paged.study.traces import Trace
@@ -94,7 +94,7 @@ def simulated():
     with TemporaryDirectory() as folder:
         write_rows(Path(folder), blank)
         run = read_run(Path(folder))
-    simulation = simulation_of(Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS), prepared(run.setup, Asked()))
+    simulation = simulation_of(Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS), prepared(run.setup, RunOptions()))
     for _ in simulation.steps():
         pass
     return simulation, blank

@@ -16,7 +16,7 @@ from paged.study.hardware.kernels import KernelTables, fit_folder, kernels_named
 from paged.study.hardware.kernels.layer_measurements import read_layers
 from paged.study.hardware.measured import layers_in
 from paged.study.report import writable
-from paged.study.simulator import Asked, closed_loops, read_run, validated
+from paged.study.simulator import RunOptions, closed_loops, read_run, validated
 from paged.study.simulator.closed_loops import COLUMNS
 from paged.study.traces import read_sessions, read_trace
 from paged.testing.saved import load, rerun

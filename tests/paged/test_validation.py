@@ -14,7 +14,7 @@ from paged.study.hardware.kernels.layer_tables import LayerTables
 from paged.study.simulator import (
     METRICS,
     STATISTICS,
-    Asked,
+    RunOptions,
     closed_loops,
     engine_named,
     engine_names,
@@ -75,7 +75,7 @@ def test_a_result_of_bench_serve_is_a_run(tmp_path):
     # In order of arrival; who has no token is left out.
     assert (run.arrival.tolist(), run.prompt_tokens.tolist()) == ([0, 1], [200, 100])
     assert run.last == pytest.approx([0.24, 1.15])
-    assert validated(run, Asked(device="h100")).measured["tpot"].mean == pytest.approx((0.04 + 0.025) / 2)
+    assert validated(run, RunOptions(device="h100")).measured["tpot"].mean == pytest.approx((0.04 + 0.025) / 2)
     del found["start_times"]
     (tmp_path / "bench.json").write_text(json.dumps({**found, "max_concurrency": 2}))
     assert read_run(tmp_path / "bench.json").clients == 2
@@ -144,7 +144,7 @@ RESOLVED = {
     **meta_of(),
     "resolved_config": {"parallel_config": {"data_parallel_size": 2}, "scheduler_config": {"async_scheduling": False}},
 }
-SLOW = Asked(link_gbps=4, link_us=50)
+SLOW = RunOptions(link_gbps=4, link_us=50)
 UNSTATED = {"precision": "", "backend": "trtllm", "version": "1.0"}
 
 
@@ -166,7 +166,7 @@ def test_what_is_made_of_a_run_is_what_it_is_by_hand(tmp_path, call, by_hand):
 
     def setup(described_as, **asked):
         run = recorded(described_as)
-        return prepared(run.setup, Asked(**asked), name=run.name)
+        return prepared(run.setup, RunOptions(**asked), name=run.name)
 
     def said(described_as, *words):
         notes = " ".join(setup(described_as).assumed)

@@ -19,7 +19,7 @@ from transformers.generation.continuous_batching.scheduler import Scheduler as T
 
 from paged.block_manager import BlockManager
 from paged.errors import PagedError, Unfinished
-from paged.integrations.told import ToldTables
+from paged.integrations.engine_tables import EngineTables
 from paged.integrations.transformers.block_store import BlockStore
 from paged.scheduler import Batch, Costs, Request, Scheduler as Decisions
 
@@ -74,7 +74,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
             max_tokens_per_step=self.cache.max_batch_tokens,
             max_sequences=self.max_requests_per_batch,
         )
-        self._told = ToldTables(self.decisions.manager, first_block=self._store.first_block)
+        self._tables = EngineTables(self.decisions.manager, first_block=self._store.first_block)
         # The outstanding step, its rows' states, and its parts that are still to run: ranges of places.
         self._batch: Batch | None = None
         self._states: list[Any] = []
@@ -164,8 +164,8 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
             batch = self.decisions.schedule(self._clock())
             for id in batch.admitted:
                 for row in self.decisions.rows_of(id):
-                    self._told.open(row, len(self._groups[id][0].initial_tokens))
-            self._told.note(batch)
+                    self._tables.open(row, len(self._groups[id][0].initial_tokens))
+            self._tables.note(batch)
             if batch.is_empty:
                 return
             self._store.run(batch.moves)
@@ -177,7 +177,7 @@ class Scheduler(TheirScheduler):  # type: ignore[misc]
                 break
             self._take_in()
         tables = self._store.tables
-        for place, blocks, is_whole in self._told.tell(batch):
+        for place, blocks, is_whole in self._tables.changes(batch):
             id = self._states[place].request_id
             if is_whole:
                 tables[id] = blocks

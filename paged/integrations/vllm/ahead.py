@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from paged.integrations.vllm.live import Live
 from paged.integrations.vllm.plug_in import Scheduler
-from paged.integrations.vllm.telling import Telling
+from paged.integrations.vllm.runner_view import RunnerView
 from paged.scheduler import Batch
 
 
-class TellingAhead(Telling):
+class RunnerViewAhead(RunnerView):
     """Counts tokens of outstanding steps among a row's outputs, and sends all tokens of a row that was not in the step before."""
 
     _before: Collection[str] = ()
@@ -49,10 +49,10 @@ class AsyncScheduler(Scheduler):
     """
 
     is_ahead = True
-    _telling_class = TellingAhead
+    _view_class = RunnerViewAhead
 
-    def _told(self, batch: Batch, now: float) -> Any:
-        output = super()._told(batch, now)
+    def _output_of(self, batch: Batch, now: float) -> Any:
+        output = super()._output_of(batch, now)
         if output.has_structured_output_requests:
             rests_on_a_sample = batch.samples & (batch.seq_lens > self.manager.rows.num_tokens[batch.rows])
             # A grammar has to see that token before it masks the next one, so vLLM samples this step after the update of the one before.

@@ -27,7 +27,7 @@ from vllm.v1.kv_cache_interface import (
 
 from paged.base.growing import rising_from
 from paged.block_manager import BlockManager, LayerGroup
-from paged.integrations.told import ToldTables
+from paged.integrations.engine_tables import EngineTables
 from paged.scheduler import Batch
 
 _STATES = LayerGroup("state")
@@ -109,14 +109,14 @@ def groups_of(memory: Any) -> Groups:
     return Groups(size, layers, tuple(parts), bool(memory.needs_kv_cache_zeroing))
 
 
-class ToldGroups:
+class RunnerTables:
     """The state of each group's tables in the runner. In a new table, blocks that a window has passed are the null block. In a table that only grew
     they stay, since the runner no longer reads them."""
 
     def __init__(self, manager: BlockManager, groups: Groups, most_tokens: int) -> None:
         """`most_tokens`: of a sequence; the runner's tables have no columns beyond them."""
         self._manager, self._groups, self._most_tokens = manager, groups, most_tokens
-        self.told = ToldTables(manager, FIRST_BLOCK)
+        self.tables = EngineTables(manager, FIRST_BLOCK)
         self._states = [number for number, group in enumerate(groups.layers) if group.kind == "state"]
 
     def copies_of(self, batch: Batch) -> list[Any]:
@@ -128,7 +128,7 @@ class ToldGroups:
             read, write = batch.groups[number].read, batch.groups[number].write
             moves = ((read != write) & (read >= 0)).any(axis=1)
             if moves.any():
-                self.told.mark_wrong(batch.rows[moves])
+                self.tables.mark_wrong(batch.rows[moves])
                 pairs += zip(read[moves].ravel().tolist(), write[moves].ravel().tolist())
         return [KVCacheBlockCopy(source + FIRST_BLOCK, target + FIRST_BLOCK) for source, target in pairs]
 
@@ -144,14 +144,14 @@ class ToldGroups:
         found = [self._ids(batch, number, rows, columns).ravel() for number in kept]
         return np.concatenate(found).tolist() if found and len(rows) else None
 
-    def tell(self, batch: Batch) -> Iterator[tuple[int, tuple[list[int], ...], bool]]:
+    def changes(self, batch: Batch) -> Iterator[tuple[int, tuple[list[int], ...], bool]]:
         """Yield each row of the batch whose tables differ from the runner's: its place, by vLLM group the block ids to put at the end of its tables, and
         whether to replace the tables by them."""
         if self._groups.is_plain:
-            for place, table, is_whole in self.told.tell(batch):
+            for place, table, is_whole in self.tables.changes(batch):
                 yield place, (table,), is_whole
             return
-        due = self.told.take_due(batch)
+        due = self.tables.take_due(batch)
         if due is None:
             return
         counts = due.stops - due.starts

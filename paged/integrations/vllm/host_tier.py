@@ -32,7 +32,7 @@ class HostMoves(KVConnectorMetadata):  # type: ignore[misc]
     host_to_device: NDArray[np.int32]
 
 
-def told_moves(moves: Moves) -> HostMoves:
+def host_moves_of(moves: Moves) -> HostMoves:
     """Return our moves between the tiers for vLLM, which reserves block 0."""
     out, back = moves.device_to_host, moves.host_to_device
     return HostMoves(out + np.array([1, 0], np.int32), back + np.array([0, 1], np.int32))
@@ -92,7 +92,7 @@ class HostTier(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> HostMoves:
         """Return no copies."""
-        return told_moves(Moves())
+        return host_moves_of(Moves())
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
         """Return that its blocks may be freed."""

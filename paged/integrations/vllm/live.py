@@ -15,7 +15,7 @@ class Live(msgspec.Struct, eq=False):
     num_left      output tokens that it may still have
     is_submitted  our scheduler has it
     was_admitted  it has run before
-    is_told       the runner has it
+    is_sent       the runner has it
     problem       why it is refused
     """
 
@@ -25,7 +25,7 @@ class Live(msgspec.Struct, eq=False):
     num_left: int = 0
     is_submitted: bool = False
     was_admitted: bool = False
-    is_told: bool = False
+    is_sent: bool = False
     problem: str | None = None
 
     def __post_init__(self) -> None:

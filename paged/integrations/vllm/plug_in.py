@@ -1,7 +1,7 @@
 """A scheduler for vLLM: its interface over our scheduler.
 
     vLLM's Request  →  paged.Request             a request comes (translation.py), or is held back until its grammar, its adapter or its id is free
-    paged.Batch     →  SchedulerOutput           a step is decided; the runner gets what differs (telling.py)
+    paged.Batch     →  SchedulerOutput           a step is decided; the runner gets what differs (runner_view.py)
     ModelRunnerOutput → tokens → EngineCoreOutput   the step ends with its sampled tokens (answers.py)
 
 `paged.Scheduler` decides tokens, blocks and ends. vLLM's own Request objects are only written for the parts of vLLM that read
@@ -26,12 +26,12 @@ from paged.block_manager import BlockManager, Moves
 from paged.errors import PagedError, WrongAnswer
 from paged.integrations.vllm.answers import Answers, packed_for_clients, sampled_by_row, speculation_of
 from paged.integrations.vllm.groups import FIRST_BLOCK
-from paged.integrations.vllm.host_tier import told_moves
+from paged.integrations.vllm.host_tier import host_moves_of
 from paged.integrations.vllm.live import Live
 from paged.integrations.vllm.needed import installed
 from paged.integrations.vllm.options import Options, host_blocks_of, options_of
 from paged.integrations.vllm.refusals import carried, why_not
-from paged.integrations.vllm.telling import Telling
+from paged.integrations.vllm.runner_view import RunnerView
 from paged.integrations.vllm.transfers import Transfers, connector_of, encoder_connector_of
 from paged.integrations.vllm.translation import request_of
 from paged.scheduler import POLICIES, Batch, Policy, Scheduler as Decisions
@@ -51,7 +51,7 @@ class Scheduler(SchedulerInterface):
     """
 
     is_ahead = False
-    _telling_class = Telling
+    _view_class = RunnerView
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Scheduler(SchedulerInterface):
         self._unplaced: dict[str, Live] = {}
         self._hits = PrefixCacheStats()
         self._num_drafts = vllm_config.num_speculative_tokens
-        self._telling = self._telling_class(
+        self._view = self._view_class(
             self.decisions,
             groups,
             self._num_drafts,
@@ -252,16 +252,16 @@ class Scheduler(SchedulerInterface):
                     self._held.pop(live.id, None)
         batch = None
         if self._pause == PauseState.PAUSED_ALL:
-            output = self._telling.nothing()
+            output = self._view.nothing()
         else:
             now = self.clock()
             batch = self.decisions.schedule(now, self._drafts_of_running())
-            output = self._told(batch, now)
+            output = self._output_of(batch, now)
         if self._num_host_blocks:
-            output.kv_connector_metadata = told_moves(Moves() if batch is None else batch.moves)
+            output.kv_connector_metadata = host_moves_of(Moves() if batch is None else batch.moves)
         output.finished_req_ids, self._finished_ids = self._finished_ids, set()
         if self._transfers is not None:
-            self._transfers.tell(output, batch)
+            self._transfers.fill_in(output, batch)
         if self.ec_connector is not None:
             output.ec_connector_metadata = self.ec_connector.build_connector_meta(output)
         if self._transfers is not None and batch is not None and not len(batch.rows) and not batch.has_outputs:
@@ -276,7 +276,7 @@ class Scheduler(SchedulerInterface):
         drafts, self._drafts = self._drafts, {}
         return {id: tokens for id, tokens in drafts.items() if self.decisions.status(id) == "running"} or None
 
-    def _told(self, batch: Batch, now: float) -> Any:
+    def _output_of(self, batch: Batch, now: float) -> Any:
         if self._transfers is not None:
             for id, found in self._transfers.note_admitted(batch).items():
                 self._note_hit(self._live[id], *found)
@@ -284,7 +284,7 @@ class Scheduler(SchedulerInterface):
         for id in batch.admitted:
             if id not in loading:
                 self._note_admitted(id, now)
-        output = self._telling.output_of(batch, self._live)
+        output = self._view.output_of(batch, self._live)
         placed = self._unplaced.keys() & output.num_scheduled_tokens.keys()
         if placed:
             starts = dict(zip(batch.ids.tolist(), (batch.seq_lens - batch.num_tokens).tolist()))
@@ -302,7 +302,7 @@ class Scheduler(SchedulerInterface):
 
     def _note_admitted(self, id: str, now: float) -> None:
         live = self._live[id]
-        self._telling.open(live)
+        self._view.open(live)
         live.request.status = RequestStatus.RUNNING
         if self._transfers is None:
             self._unplaced[id] = live
@@ -371,8 +371,8 @@ class Scheduler(SchedulerInterface):
             )
         made: list[Any] = []
         ended: list[Live] = []
-        told = None if self._transfers is None else model_runner_output.kv_connector_output
-        if told is not None and self._is_taken_back(batch, told):
+        reported = None if self._transfers is None else model_runner_output.kv_connector_output
+        if reported is not None and self._is_taken_back(batch, reported):
             batch = None
         if batch is not None:
             tokens, counts = sampled_by_row(batch, model_runner_output, drafts=self._num_drafts > 0)
@@ -400,17 +400,17 @@ class Scheduler(SchedulerInterface):
             said = self._forget(live)
             if said is not None:
                 last[live.id].kv_transfer_params = said
-        if told is not None and self._transfers is not None:
-            self._transfers.take(told)
+        if reported is not None and self._transfers is not None:
+            self._transfers.take(reported)
         finished = self._finished_by_client
         if finished:
             self._finished_by_client = {}
-        return packed_for_clients(clients, finished, self.make_stats(speculation, told))
+        return packed_for_clients(clients, finished, self.make_stats(speculation, reported))
 
-    def _is_taken_back(self, batch: Batch | None, told: Any) -> bool:
+    def _is_taken_back(self, batch: Batch | None, reported: Any) -> bool:
         """Handle failed loads. Return whether the step was taken back because it computed after one."""
-        assert self._transfers is not None, "a connector has told something"
-        lost = self._transfers.lost_in(told, batch)
+        assert self._transfers is not None, "a connector reported something"
+        lost = self._transfers.lost_in(reported, batch)
         refused = lost.misled if self._transfers.recomputes else lost.lives
         why = "it may have answered behind it" if self._transfers.recomputes else "kv_load_failure_policy is fail"
         for live in refused:
@@ -420,7 +420,7 @@ class Scheduler(SchedulerInterface):
                 # It may share blocks that are taken back.
                 self._withdraw(live)
             self.decisions.cancel(batch, moved=True)
-            self._telling.tell_anew(batch)
+            self._view.resend(batch)
             self._transfers.note_taken_back(batch)
         if lost.is_late:
             for live in [each for each in self._live.values() if each.is_submitted and each not in refused]:
@@ -521,9 +521,9 @@ class Scheduler(SchedulerInterface):
     def reset_encoder_cache(self) -> None:
         """Do nothing: there is none."""
 
-    def make_stats(self, speculation: Any = None, told: Any = None) -> Any:
-        """Return the statistics for vLLM's metrics; None if they are off. `told`: a connector's output of the step."""
-        moved = None if self._transfers is None else self._transfers.statistics(told)
+    def make_stats(self, speculation: Any = None, reported: Any = None) -> Any:
+        """Return the statistics for vLLM's metrics; None if they are off. `reported`: a connector's output of the step."""
+        moved = None if self._transfers is None else self._transfers.statistics(reported)
         if not self._log_stats:
             return None
         hits, self._hits = self._hits, PrefixCacheStats()

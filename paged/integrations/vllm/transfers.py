@@ -207,7 +207,7 @@ class Transfers:
                 hits_by_source=sources,
             )
 
-    def tell(self, output: Any, batch: Batch | None) -> None:
+    def fill_in(self, output: Any, batch: Batch | None) -> None:
         """Put the connector's work of this step into the runner's output."""
         preempted = {id for id, _ in batch.preempted} if batch is not None else set()
         if lost := self.withdrawn | preempted:
@@ -237,9 +237,9 @@ class Transfers:
 
     # A step has run.
 
-    def lost_in(self, told: Any, batch: Batch | None) -> Lost:
+    def lost_in(self, reported: Any, batch: Batch | None) -> Lost:
         """Return the failed loads of a step's KVConnectorOutput. If they are late, no request is admitted before all content is forgotten."""
-        invalid = np.array(sorted(told.invalid_block_ids), np.int64) - FIRST_BLOCK
+        invalid = np.array(sorted(reported.invalid_block_ids), np.int64) - FIRST_BLOCK
         invalid = invalid[(invalid >= 0) & (invalid < self._manager.num_blocks)]
         found, misled, is_void = dict[str, Live](), list[Live](), False
         # Requests that have ended left it as content, which others may hit.
@@ -260,7 +260,7 @@ class Transfers:
                 else:
                     is_late = True
                     misled += [live] if live.request.num_tokens > live.request.num_prompt_tokens else []
-        for id in told.failed_recving & self.loading.keys():
+        for id in reported.failed_recving & self.loading.keys():
             found[id], self._valid_to[id] = self.lives[id], 0
         if found:
             what = "what did not arrive is computed" if self.recomputes else "they end with an error"
@@ -300,17 +300,17 @@ class Transfers:
                 row = self._decisions.row_of(id)
                 live.request.num_computed_tokens = int(self._manager.rows.num_computed[row])
 
-    def take(self, told: Any) -> None:
+    def take(self, reported: Any) -> None:
         """Note the transfers that have ended."""
-        self.connector.update_connector_output(told)
-        for id in sorted(told.finished_recving or ()):
+        self.connector.update_connector_output(reported)
+        for id in sorted(reported.finished_recving or ()):
             if id in self.ended:
                 self._let_go(id)
             elif id in self.loading:
                 self.arrived.add(id)
             else:
                 logger.warning('paged: the connector has loaded for request "%s", which waits for nothing.', id)
-        for id in sorted(told.finished_sending or ()):
+        for id in sorted(reported.finished_sending or ()):
             if id in self.ended:
                 self._let_go(id)
             else:
@@ -347,9 +347,9 @@ class Transfers:
         self.withdrawn.add(live.id)
         live.request.status, live.request.num_computed_tokens = RequestStatus.PREEMPTED, 0
 
-    def statistics(self, told: Any) -> Any:
+    def statistics(self, reported: Any) -> Any:
         """Return the statistics of both sides of the connector in a step, aggregated; None: there are none."""
-        worker = None if told is None else told.kv_connector_stats
+        worker = None if reported is None else reported.kv_connector_stats
         own = self.connector.get_kv_connector_stats()
         if own is None or own.is_empty():
             return worker

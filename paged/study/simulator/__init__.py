@@ -19,7 +19,7 @@ from paged.study.simulator.step_time import StepTime
 from paged.study.simulator.study import Interval, by_seed, grid, interval, run_all
 from paged.study.simulator.targets import Miss, P99s, Probe, Targets
 from paged.study.simulator.trace_facts import Lengths, TraceFacts
-from paged.study.simulator.validation import METRICS, STATISTICS, Asked, Figures, Validation, validated
+from paged.study.simulator.validation import METRICS, STATISTICS, Figures, RunOptions, Validation, validated
 from paged.study.simulator.work import work_of
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "STATISTICS",
     "TURN_GROUPS",
     "UNBOUNDED",
-    "Asked",
     "Binding",
     "Cell",
     "Decision",
@@ -53,6 +52,7 @@ __all__ = [
     "Recording",
     "Replicas",
     "Routing",
+    "RunOptions",
     "RunSetup",
     "Scenario",
     "SessionResult",

@@ -12,7 +12,7 @@ from paged.study.hardware import budgets
 from paged.study.simulator.driver import Search, driven
 from paged.study.simulator.ledger import UNBOUNDED
 from paged.study.simulator.plan import Find, Plan
-from paged.study.simulator.planning import Sought, improved
+from paged.study.simulator.planning import PlanSearch, improved
 from paged.study.simulator.scenario import Scenario
 from paged.study.simulator.search import Value
 from paged.study.simulator.trial import trace_of
@@ -134,8 +134,8 @@ def _next_budgets(scenario: Scenario) -> list[int]:
     return [2 * budget] if half >= budget else [half, 2 * budget]
 
 
-def _sought(plan: Plan, scenario: Scenario) -> Sought:
-    return Sought(plan.find, scenario, plan.targets, seeds=plan.seeds, tolerance=plan.tolerance)
+def _search_over(plan: Plan, scenario: Scenario) -> PlanSearch:
+    return PlanSearch(plan.find, scenario, plan.targets, seeds=plan.seeds, tolerance=plan.tolerance)
 
 
 def _tried_at(plan: Plan) -> Value | None:
@@ -143,18 +143,18 @@ def _tried_at(plan: Plan) -> Value | None:
         return plan.best.value
     if plan.missed is None:
         return None
-    return _sought(plan, plan.scenario).harder(plan.answer, _STEP_OF_ANSWER[plan.find])
+    return _search_over(plan, plan.scenario).harder(plan.answer, _STEP_OF_ANSWER[plan.find])
 
 
 def _effect(plan: Plan, step: _Step, harder: Value) -> Search[Effect | None]:
     """Return the effect of a step; None if the activations of so many tokens leave no room for KV."""
     try:
-        sought = _sought(plan, step.scenario)
+        plan_search = _search_over(plan, step.scenario)
     except BudgetTooSmall:
         return None
     answer = plan.answer
-    if (yield from sought.probed(harder)).met:
-        answer = (yield from sought.search(harder)).answer
+    if (yield from plan_search.probed(harder)).met:
+        answer = (yield from plan_search.search(harder)).answer
     return Effect(knob=step.knob, was=step.was, becomes=step.becomes, answer=answer, gain=_gain(plan, answer))
 
 
@@ -162,7 +162,7 @@ def _best_budget(plan: Plan) -> Search[Effect | None]:
     """Return the effect of the best budget beside the next ones; None if none is better than the named one."""
     scenario = plan.scenario
     others = [budget for budget in budgets(scenario.block_size) if budget not in _next_budgets(scenario)]
-    best, _ = yield from improved(_sought(plan, scenario), plan, others)
+    best, _ = yield from improved(_search_over(plan, scenario), plan, others)
     gain = _gain(plan, best.answer)
     if gain == 1:
         return None

@@ -18,7 +18,7 @@ import numpy as np
 from paged.errors import BadRun
 from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator.recorded_run import RunSetup
-from paged.study.simulator.validation import Asked, Prepared, prepared, simulation_of
+from paged.study.simulator.validation import Prepared, RunOptions, prepared, simulation_of
 from paged.study.traces import Trace
 
 COLUMNS = (
@@ -69,9 +69,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return self.simulated_tpot_s / self.tpot_s - 1
 
 
-def closed_loops(path: str | Path, asked: Asked | None = None) -> Iterator[Cell]:
+def closed_loops(path: str | Path, options: RunOptions | None = None) -> Iterator[Cell]:
     """Simulate each line, in order. Raises BadRun with file and row, OSError, and what names raise."""
-    path, asked = Path(path), asked or Asked()
+    path, options = Path(path), options or RunOptions()
     with path.open(newline="") as file:
         rows = csv.DictReader(file)
         missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
@@ -81,7 +81,7 @@ def closed_loops(path: str | Path, asked: Asked | None = None) -> Iterator[Cell]
             if None in row.values():
                 raise BadRun(path, number, f"it has fewer cells than the {len(rows.fieldnames or ())} of the header")
             try:
-                yield _cell(row, asked)
+                yield _cell(row, options)
             except _BadCell as error:
                 raise BadRun(path, number, str(error)) from None
 
@@ -99,7 +99,7 @@ class _BadCell(Exception):
     """The fault of a line, without its place."""
 
 
-def _cell(row: dict[str, str], asked: Asked) -> Cell:
+def _cell(row: dict[str, str], options: RunOptions) -> Cell:
     prompt, output, clients, degree = (
         _count(row, name) for name in ("input_tokens", "output_tokens", "concurrency", "tensor_parallel")
     )
@@ -108,13 +108,13 @@ def _cell(row: dict[str, str], asked: Asked) -> Cell:
         raise _BadCell(f"backend is {row['backend']}; described are {', '.join(_ENGINES)}")
     if row["precision"] not in _PRECISIONS:
         raise _BadCell(f"precision is {row['precision']}; known are {', '.join(filter(None, _PRECISIONS))}")
-    dtype = asked.dtype or _PRECISIONS[row["precision"]]
+    dtype = options.dtype or _PRECISIONS[row["precision"]]
     device = row["system"].split("_")[0]
-    assumed = [] if row["precision"] or asked.dtype else [f"precision is not stated: {dtype}"]
+    assumed = [] if row["precision"] or options.dtype else [f"precision is not stated: {dtype}"]
     if not row["version"]:
         assumed.append(f"version is not stated: as {_ENGINES[row['backend']]}")
     own = msgspec.structs.replace(
-        asked, device=asked.device or device, dtype=dtype, engine=asked.engine or _ENGINES[row["backend"]]
+        options, device=options.device or device, dtype=dtype, engine=options.engine or _ENGINES[row["backend"]]
     )
     setup = prepared(RunSetup(model=row["model"], tensor_parallel=degree), own)
     step = setup.step

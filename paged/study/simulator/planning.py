@@ -47,33 +47,33 @@ def plans(
     if seeds < 1:
         raise InvalidConfig(f"{seeds} seeds were asked for; at least 1 is needed")
     if find not in TOLERANCES:
-        raise InvalidConfig(f'"{find}" cannot be sought. Known are {", ".join(TOLERANCES)}')
+        raise InvalidConfig(f'find is "{find}"; known are {", ".join(TOLERANCES)}')
     share = TOLERANCES[find] if tolerance is None else tolerance
     if not (0 < share < 1 or (share == 0 and find != "rate")):
         raise InvalidConfig(f"the tolerance is {share}; it must be a share between 0 and 1")
     try:
         begun = [
-            Sought(find, scenario, targets, seeds=seeds, tolerance=share, place=place, watch=watch)
+            PlanSearch(find, scenario, targets, seeds=seeds, tolerance=share, place=place, watch=watch)
             for place, scenario in enumerate(scenarios)
         ]
         if find != "devices":
             # More processes than trials at a time have nothing to do.
             jobs = min(jobs, max(1, len(scenarios) * seeds))
-        return driven([_told(sought) for sought in begun], jobs=jobs)
+        return driven([_reported(plan_search) for plan_search in begun], jobs=jobs)
     finally:
         # Files may change before the next plan.
         trace_of.cache_clear()
 
 
-def _told(sought: Sought) -> Search[Plan]:
+def _reported(plan_search: PlanSearch) -> Search[Plan]:
     """Search for a plan, with the best budget if budgets are weighed, and report its end."""
-    weighs = sought.scenario.max_tokens_per_step == "auto" and sought.scenario.policy_rules().chunked
-    plan = yield from weighed_search(sought) if weighs else sought.search()
-    sought.watch(Progress(sought.place, plan, None))
+    weighs = plan_search.scenario.max_tokens_per_step == "auto" and plan_search.scenario.policy_rules().chunked
+    plan = yield from weighed_search(plan_search) if weighs else plan_search.search()
+    plan_search.watch(Progress(plan_search.place, plan, None))
     return plan
 
 
-class Sought:
+class PlanSearch:
     """A search over one scenario. Raises for a bad scenario before anything is simulated."""
 
     def __init__(
@@ -106,12 +106,12 @@ class Sought:
         """The trace of the first seed."""
         return self._traces[0]
 
-    def of(self, scenario: Scenario) -> Sought:
+    def of(self, scenario: Scenario) -> PlanSearch:
         """Return the same search over another scenario. Raises as for the first."""
         more: Any = {"seeds": self.seeds, "tolerance": self.tolerance, "place": self.place}
-        return Sought(self.find, scenario, self.targets, watch=self.watch, **more)
+        return PlanSearch(self.find, scenario, self.targets, watch=self.watch, **more)
 
-    def at_budget(self, budget: int) -> Sought | None:
+    def at_budget(self, budget: int) -> PlanSearch | None:
         """Return the same search with so many tokens a step; None if their activations leave no room for KV."""
         try:
             return self.of(msgspec.structs.replace(self.scenario, max_tokens_per_step=budget))
@@ -206,24 +206,24 @@ class Sought:
         )
 
 
-def weighed_search(sought: Sought) -> Search[Plan]:
+def weighed_search(plan_search: PlanSearch) -> Search[Plan]:
     """Search for the plan with the best budget, for `driven`. Raises BudgetTooSmall if the suggested budget leaves no room for KV.
 
     The search begins with the budget that the cost model suggests. Then every other budget is tried at the nearest value that missed. One that meets
     is better, and the search goes on with it. Trials that miss end early, so they cost little.
     """
-    choices = budgets(sought.scenario.block_size)
+    choices = budgets(plan_search.scenario.block_size)
     # With steps of equal length, a step may take the smaller target between two tokens.
-    limit = min((seconds for name, seconds in sought.targets.given() if name != "ttft_s"), default=None)
-    first = _suggested(sought, choices, limit)
+    limit = min((seconds for name, seconds in plan_search.targets.given() if name != "ttft_s"), default=None)
+    first = _suggested(plan_search, choices, limit)
     # Raises if its activations leave no room for KV.
-    begun = sought.of(msgspec.structs.replace(sought.scenario, max_tokens_per_step=first))
-    plan, against = yield from improved(sought, (yield from begun.search()), choices)
-    step_s = _full_step(plan.scenario, sought.trace)
+    begun = plan_search.of(msgspec.structs.replace(plan_search.scenario, max_tokens_per_step=first))
+    plan, against = yield from improved(plan_search, (yield from begun.search()), choices)
+    step_s = _full_step(plan.scenario, plan_search.trace)
     return msgspec.structs.replace(plan, weighed=Weighed(first=first, step_s=step_s, limit_s=limit, against=against))
 
 
-def improved(sought: Sought, plan: Plan, choices: Iterable[int]) -> Search[tuple[Plan, dict[int, bool]]]:
+def improved(plan_search: PlanSearch, plan: Plan, choices: Iterable[int]) -> Search[tuple[Plan, dict[int, bool]]]:
     """Search for the best plan over these budgets and the plan's own, for `driven`. Return it, and by budget whether it met where the best before had
     missed."""
     own = plan.scenario.budget()
@@ -231,7 +231,7 @@ def improved(sought: Sought, plan: Plan, choices: Iterable[int]) -> Search[tuple
     for budget in sorted(choices, key=lambda budget: max(budget / own, own / budget)):
         # Without an answer, the easiest value has to be met.
         harder = plan.best.value if plan.answer is None else plan.missed
-        if budget == plan.scenario.budget() or harder is None or (other := sought.at_budget(budget)) is None:
+        if budget == plan.scenario.budget() or harder is None or (other := plan_search.at_budget(budget)) is None:
             continue
         against[budget] = (yield from other.probed(harder)).met
         if against[budget]:
@@ -239,15 +239,15 @@ def improved(sought: Sought, plan: Plan, choices: Iterable[int]) -> Search[tuple
     return plan, dict(sorted(against.items()))
 
 
-def _suggested(sought: Sought, choices: tuple[int, ...], limit: float | None) -> int:
+def _suggested(plan_search: PlanSearch, choices: tuple[int, ...], limit: float | None) -> int:
     """Return the largest budget whose full step is within the limit, or the smallest; without a limit the one that suits the cost model."""
-    scenario = sought.scenario
+    scenario = plan_search.scenario
     if limit is None:
         return suiting_budget(
             scenario.device.cost_model(), max_sequences=scenario.max_sequences, block_size=scenario.block_size
         )
-    found = [other.scenario for budget in choices if (other := sought.at_budget(budget)) is not None]
-    short = [each.budget() for each in found if _full_step(each, sought.trace) <= limit]
+    found = [other.scenario for budget in choices if (other := plan_search.at_budget(budget)) is not None]
+    short = [each.budget() for each in found if _full_step(each, plan_search.trace) <= limit]
     return max(short, default=choices[0])
 
 

@@ -76,7 +76,7 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
     series: dict[str, list[float]] = {}
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """A caller's options for a run; None: as the run states, or as the engine has it."""
 
     model: str | None = None
@@ -110,20 +110,20 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepared(
-    setup: RunSetup, asked: Asked, *, name: str | None = None, engine: EngineDescription | None = None
+    setup: RunSetup, options: RunOptions, *, name: str | None = None, engine: EngineDescription | None = None
 ) -> Prepared:
     """Complete a run's setup by the caller's options and assumptions. The device may be in the run's `name`; `engine` replaces an engine known by name.
     Raises InvalidConfig if neither states model or device, and what names raise."""
     assumed = list[str]()
-    engine = engine or engine_named(asked.engine or _engine_of(setup.engine_version, assumed))
+    engine = engine or engine_named(options.engine or _engine_of(setup.engine_version, assumed))
     if setup.refused:
         raise InvalidConfig(
             f"the run has {'; '.join(setup.refused)}, which changes what is simulated and is not modelled"
         )
     if setup.runs_ahead is not None:
         engine = msgspec.structs.replace(engine, runs_ahead=setup.runs_ahead)
-    model = asked.model or setup.model
-    device = asked.device or _device_of(setup.device_name, name, assumed)
+    model = options.model or setup.model
+    device = options.device or _device_of(setup.device_name, name, assumed)
     if model is None or device is None:
         what = "model" if model is None else "device"
         raise InvalidConfig(f"the run does not say its {what}; --{what} does")
@@ -132,13 +132,13 @@ def prepared(
         raise InvalidConfig(
             f"{shape.name} has layers that keep a state; how a recorded engine keeps one is not modelled"
         )
-    _check_quantization(setup.quantization, shape, asked)
+    _check_quantization(setup.quantization, shape, options)
     # A checkpoint in 8 bits stays so, whatever dtype its activations have.
     is_quantised = shape.dtype is not None and usual_dtype(shape, placed) == shape.dtype
-    dtype = asked.dtype or (usual_dtype(shape, placed) if is_quantised else _dtype_of(setup.dtype, assumed))
-    kv_dtype = asked.kv_dtype or _kv_dtype_of(setup.kv_dtype)
-    degree = asked.tensor_parallel or setup.tensor_parallel
-    ranks = asked.data_parallel or setup.data_parallel
+    dtype = options.dtype or (usual_dtype(shape, placed) if is_quantised else _dtype_of(setup.dtype, assumed))
+    kv_dtype = options.kv_dtype or _kv_dtype_of(setup.kv_dtype)
+    degree = options.tensor_parallel or setup.tensor_parallel
+    ranks = options.data_parallel or setup.data_parallel
     budget = setup.max_tokens_per_step or engine.max_tokens_per_step
     sequences = setup.max_sequences or engine.max_sequences
     block_size = setup.block_size or engine.block_size
@@ -147,19 +147,19 @@ def prepared(
         device=placed,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        quantization=asked.quantization,
-        quantize_head=asked.quantize_head,
+        quantization=options.quantization,
+        quantize_head=options.quantize_head,
         tensor_parallel=degree,
         data_parallel=ranks,
-        link=link_of(placed, asked.link_gbps, asked.link_us),
+        link=link_of(placed, options.link_gbps, options.link_us),
         host_overhead_s=engine.launching.host_s,
     )
     assumed += [*roofline.notes, *(f"not modelled: {each}" for each in shape.not_modelled)]
-    step = step_of(roofline, launching=engine.launching, published=asked.published)
+    step = step_of(roofline, launching=engine.launching, published=options.published)
     if isinstance(step, MeasuredStep):
         assumed += step.layers.notes
     assumed += [*_of_ranks(roofline), *setup.not_modelled]
-    counted = setup.num_blocks if asked.blocks is None else asked.blocks
+    counted = setup.num_blocks if options.blocks is None else options.blocks
     if shape.kept:
         assumed.append(
             "memory keeps all tokens of every layer, also of those that read a window or a chunk of them alone"
@@ -179,7 +179,7 @@ def prepared(
     return Prepared(
         engine=engine,
         step=step,
-        cost_model=timed_by(step, published=asked.published),
+        cost_model=timed_by(step, published=options.published),
         blocks=blocks,
         block_size=block_size,
         max_tokens_per_step=budget,
@@ -228,9 +228,11 @@ def _of_ranks(roofline: Roofline) -> list[str]:
     return said
 
 
-def validated(run: RecordedRun, asked: Asked | None = None, *, engine: EngineDescription | None = None) -> Validation:
+def validated(
+    run: RecordedRun, options: RunOptions | None = None, *, engine: EngineDescription | None = None
+) -> Validation:
     """Simulate the run from its arrivals and lengths alone. Raises what `prepared` raises, and InvalidConfig if no request fits."""
-    setup = prepared(run.setup, asked or Asked(), name=run.name, engine=engine)
+    setup = prepared(run.setup, options or RunOptions(), name=run.name, engine=engine)
     trace = Trace.from_lengths(run.arrival, run.prompt_tokens, run.output_tokens, name=run.name)
     simulation = simulation_of(trace, setup, clients=run.clients)
     for _ in simulation.steps():
@@ -382,9 +384,9 @@ def _device_of(device_name: str | None, run_name: str | None, assumed: list[str]
     return None
 
 
-def _check_quantization(found: str | None, shape: ModelShape, asked: Asked) -> None:
+def _check_quantization(found: str | None, shape: ModelShape, options: RunOptions) -> None:
     """Raise InvalidConfig for a format of weights unless the model is published in it or an option says how to count them."""
-    if found is None or asked.dtype or asked.quantization:
+    if found is None or options.dtype or options.quantization:
         return
     stored = shape.dtype or (shape.codes.title if shape.codes and shape.codes.bits else "")
     if not stored.lower().startswith(found.removesuffix("_marlin")):

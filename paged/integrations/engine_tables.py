@@ -25,14 +25,14 @@ class Due(NamedTuple):
     is_wrong: NDArray[np.bool_]
 
 
-class ToldTables:
+class EngineTables:
     """Columns over rows, which grow with the rows in batches. first_block: the engine's id of our block 0."""
 
     def __init__(self, manager: Any, first_block: int) -> None:
         self._manager = manager
         self._first_block = first_block
         # How many blocks of each row the engine has right, int64 [rows]; whether its table is wrong, and whether it has to be sent.
-        self._num_told = np.zeros(0, np.int64)
+        self._num_sent = np.zeros(0, np.int64)
         self._is_wrong = np.zeros(0, np.bool_)
         self._is_due = np.zeros(0, np.bool_)
         # Prompt tokens of the row's request, int64 [rows]: further known tokens are outputs.
@@ -41,7 +41,7 @@ class ToldTables:
     def open(self, row: int, num_prompt: int) -> None:
         """Begin a row for another request, or again for one that had lost it: the engine has nothing of its table."""
         self._hold(row + 1)
-        self._num_told[row], self._num_prompt[row] = 0, num_prompt
+        self._num_sent[row], self._num_prompt[row] = 0, num_prompt
         self._is_wrong[row] = self._is_due[row] = True
 
     def num_prompt(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -55,7 +55,7 @@ class ToldTables:
             return
         self._hold(int(rows.max()) + 1)
         self._is_due[rows] = True
-        self._is_wrong[rows[columns < self._num_told[rows]]] = True
+        self._is_wrong[rows[columns < self._num_sent[rows]]] = True
 
     def mark_wrong(self, rows: NDArray[np.int64]) -> None:
         """Mark the tables of these rows, int64 [n], as wrong in the engine, whatever batches say."""
@@ -68,11 +68,11 @@ class ToldTables:
             return None
         rows = batch.rows[places]
         wrong, stops = self._is_wrong[rows], self._manager.rows.num_blocks[rows]
-        starts = np.where(wrong, 0, self._num_told[rows])
-        self._num_told[rows], self._is_wrong[rows], self._is_due[rows] = stops, False, False
+        starts = np.where(wrong, 0, self._num_sent[rows])
+        self._num_sent[rows], self._is_wrong[rows], self._is_due[rows] = stops, False, False
         return Due(places, rows, starts, stops, wrong)
 
-    def tell(self, batch: Any) -> Iterator[tuple[int, list[int], bool]]:
+    def changes(self, batch: Any) -> Iterator[tuple[int, list[int], bool]]:
         """Yield each row of the batch whose table differs from the engine's: its place, the engine's ids to put at the end of its table, and whether to
         replace the table by them."""
         due = self.take_due(batch)
@@ -86,10 +86,10 @@ class ToldTables:
             yield place, ids, is_whole
 
     def _hold(self, num_rows: int) -> None:
-        if num_rows <= len(self._num_told):
+        if num_rows <= len(self._num_sent):
             return
-        num_held = max(num_rows, 2 * len(self._num_told), 64)
-        for name in ("_num_told", "_is_wrong", "_is_due", "_num_prompt"):
+        num_held = max(num_rows, 2 * len(self._num_sent), 64)
+        for name in ("_num_sent", "_is_wrong", "_is_due", "_num_prompt"):
             column = getattr(self, name)
             longer = np.zeros(num_held, column.dtype)
             longer[: len(column)] = column

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 
-from paged.integrations.vllm.groups import Groups, ToldGroups
+from paged.integrations.vllm.groups import Groups, RunnerTables
 from paged.integrations.vllm.live import Live
 from paged.scheduler import Batch, Scheduler as Decisions
 
@@ -17,7 +17,7 @@ Tables = tuple[list[int], ...]
 """Block ids by vLLM group."""
 
 
-class Telling:
+class RunnerView:
     """Keeps the runner's state of each row.
 
     groups          what the model's layers keep
@@ -30,8 +30,8 @@ class Telling:
         self, decisions: Decisions, groups: Groups, num_drafts: int, most_tokens: int, *, uses_v2_runner: bool
     ) -> None:
         self._decisions = decisions
-        self._groups = ToldGroups(decisions.manager, groups, most_tokens)
-        self._tables = self._groups.told
+        self._groups = RunnerTables(decisions.manager, groups, most_tokens)
+        self._tables = self._groups.tables
         self._num_drafts = num_drafts
         self._uses_v2_runner = uses_v2_runner
 
@@ -46,9 +46,9 @@ class Telling:
         self._tables.note(batch)
         copies = self._groups.copies_of(batch)
         blocks: list[Tables | None] = [None] * len(ids)
-        new, resumed = self._told_whole(batch, ids, lives, blocks)
+        new, resumed = self._changed(batch, ids, lives, blocks)
         # The runner drops a request that it has, and then takes it as new.
-        retold = {ids[place] for place, _ in new if lives[ids[place]].is_told}
+        resent = {ids[place] for place, _ in new if lives[ids[place]].is_sent}
         output = SchedulerOutput(
             scheduled_new_reqs=[self._new_request(lives[ids[place]], tables, starts[place]) for place, tables in new],
             scheduled_cached_reqs=self._known(batch, ids, starts, blocks, resumed, {place for place, _ in new}),
@@ -61,14 +61,14 @@ class Telling:
             num_spec_tokens_to_schedule=self._num_drafts,
         )
         if self._uses_v2_runner:
-            output.preempted_req_ids = retold
+            output.preempted_req_ids = resent
         if self._num_drafts and batch.num_drafts.any():
             output.scheduled_spec_decode_tokens = _drafts_in(batch, ids)
         output.kv_cache_block_copies = copies or None
         output.new_block_ids_to_zero = self._groups.new_in(batch)
         return output
 
-    def tell_anew(self, batch: Batch) -> None:
+    def resend(self, batch: Batch) -> None:
         """Note that the step was taken back, so the whole tables of its rows are sent again."""
         self._tables.mark_wrong(batch.rows.astype(np.int64))
 
@@ -76,14 +76,14 @@ class Telling:
         """Return a step in which nothing was decided."""
         return SchedulerOutput.make_empty()
 
-    def _told_whole(
+    def _changed(
         self, batch: Batch, ids: list[str], lives: dict[str, Live], blocks: list[Tables | None]
     ) -> tuple[list[tuple[int, Tables]], set[str]]:
         """Sort the rows whose tables differ from the runner's. Return place and tables of rows to send as new, and the ids of others whose table is
         replaced; fill in the `blocks` of these others."""
         new, resumed = [], set()
-        for place, tables, is_whole in self._groups.tell(batch):
-            if not lives[ids[place]].is_told or (is_whole and self._uses_v2_runner):
+        for place, tables, is_whole in self._groups.changes(batch):
+            if not lives[ids[place]].is_sent or (is_whole and self._uses_v2_runner):
                 new.append((place, tables))
                 continue
             blocks[place] = tables
@@ -121,7 +121,7 @@ class Telling:
 
     def _new_request(self, live: Live, tables: Tables, start: int) -> Any:
         request = live.request
-        live.is_told = True
+        live.is_sent = True
         return NewRequestData(
             req_id=live.id,
             prompt_token_ids=request.prompt_token_ids,
