@@ -1,6 +1,8 @@
-"""JSON files that describe a model, a device or a profile, and the field that is wrong in a bad one."""
+"""JSON files that describe a model, a device or a profile, and tables in CSV, with the field or row that is wrong in a bad one."""
 
+import csv
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +38,30 @@ def check_format(path: Path, wanted: int, what: str, hint: str = "") -> None:
     if found != wanted:
         its = "no known format" if found is None else f"format {found}"
         raise BadHardwareFile(path, "format", f"{what} of {its}; this paged reads {wanted}{hint}")
+
+
+def csv_rows(
+    path: Path, columns: Iterable[str], refuse: Callable[[Path, int | None, str], Exception]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the rows of a CSV file in UTF-8 that has these columns, with their numbers, from 2 on. Raises what `refuse` makes of path, row (None: the
+    file) and problem, and OSError."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            names = rows.fieldnames or ()
+            if missing := [name for name in columns if name not in names]:
+                raise refuse(path, None, f"there is no column {missing[0]}; there are {', '.join(names)}")
+            for number, row in enumerate(rows, 2):
+                if None in row.values():
+                    raise refuse(path, number, f"it has fewer cells than the {len(names)} of the header")
+                yield number, {name: row[name] for name in names}
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise refuse(path, None, f"no CSV in UTF-8: {error}") from None
+
+
+def bad_table(path: Path, row: int | None, problem: str) -> BadHardwareFile:
+    """Return the error for a table of timings; see `csv_rows`."""
+    return BadHardwareFile(path, None, problem if row is None else f"row {row:,}: {problem}")
 
 
 class _Head(msgspec.Struct):

@@ -8,7 +8,6 @@ about one length, when their last one has ended.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 
 from paged.errors import BadRun
+from paged.study.hardware.files import csv_rows
 from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator.recorded_run import RunSetup
 from paged.study.simulator.validation import Prepared, RunOptions, prepared, simulation_of
@@ -72,18 +72,11 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 def closed_loops(path: str | Path, options: RunOptions | None = None) -> Iterator[Cell]:
     """Simulate each line, in order. Raises BadRun with file and row, OSError, and what names raise."""
     path, options = Path(path), options or RunOptions()
-    with path.open(newline="") as file:
-        rows = csv.DictReader(file)
-        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
-            raise BadRun(path, None, f"there is no column {missing[0]}")
-        for number, row in enumerate(rows, 2):
-            if None in row.values():
-                raise BadRun(path, number, f"it has fewer cells than the {len(rows.fieldnames or ())} of the header")
-            try:
-                yield _cell(row, options)
-            except _BadCell as error:
-                raise BadRun(path, number, str(error)) from None
+    for number, row in csv_rows(path, COLUMNS, BadRun):
+        try:
+            yield _cell(row, options)
+        except _BadCell as error:
+            raise BadRun(path, number, str(error)) from None
 
 
 def by_engine(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], list[Cell]]:

@@ -9,7 +9,6 @@ or one JSON file as `vllm bench serve --save-result --save-detailed` writes it.
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import BadRun
+from paged.study.hardware.files import csv_rows
 from paged.study.simulator import run_fields
 
 Times = NDArray[np.float64]
@@ -211,17 +211,12 @@ def _series(path: Path) -> Series | None:
     if not path.exists():
         return None
     table: list[list[float]] = []
-    with path.open(newline="") as file:
-        rows = csv.DictReader(file)
-        missing = [name for name in _SERIES if name not in (rows.fieldnames or ())]
-        if missing:
-            raise BadRun(path, None, f"there is no column {missing[0]}")
-        for number, row in enumerate(rows, 2):
-            try:
-                table.append([float(row[name]) for name in _SERIES])
-            except (TypeError, ValueError):
-                shown = ", ".join(f"{name} is {row[name]}" for name in _SERIES)
-                raise BadRun(path, number, f"{shown}; each has to be a number") from None
+    for number, row in csv_rows(path, _SERIES, BadRun):
+        try:
+            table.append([float(row[name]) for name in _SERIES])
+        except ValueError:
+            shown = ", ".join(f"{name} is {row[name]}" for name in _SERIES)
+            raise BadRun(path, number, f"{shown}; each has to be a number") from None
     if not table:
         return None
     t, running, waiting, percent = np.array(table).T

@@ -8,7 +8,6 @@ attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import BadHardwareFile, BadKernelRow
+from paged.study.hardware.files import bad_table, csv_rows
 
 Numbers = NDArray[np.float64]
 SIZES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -90,24 +90,19 @@ def _columns(path: Path, numeric: tuple[str, ...], words: tuple[str, ...]) -> tu
     """Return a table's column of words, and its numbers, float64 [rows, numeric]."""
     if not path.exists():
         raise BadHardwareFile(path, None, "there is no such file")
-    with path.open(newline="") as file:
-        rows = csv.DictReader(file)
-        missing = [name for name in (*words, *numeric) if name not in (rows.fieldnames or ())]
-        if missing:
-            raise BadHardwareFile(path, missing[0], f"no such column; there are {', '.join(rows.fieldnames or ())}")
-        names: list[str] = []
-        values: list[list[float]] = []
-        for number, row in enumerate(rows, 2):
-            names.extend(row[name] for name in words)
-            values.append([_number(path, name, number, row[name]) for name in numeric])
+    names: list[str] = []
+    values: list[list[float]] = []
+    for number, row in csv_rows(path, (*words, *numeric), bad_table):
+        names.extend(row[name] for name in words)
+        values.append([_number(path, name, number, row[name]) for name in numeric])
     if not values:
         raise BadHardwareFile(path, None, "it has no rows")
     return names, np.array(values)
 
 
-def _number(path: Path, name: str, row: int, text: str | None) -> float:
+def _number(path: Path, name: str, row: int, text: str) -> float:
     try:
-        value = float(text or "")
+        value = float(text)
     except ValueError:
         raise BadKernelRow(path, name, row, text, "it has to be a number") from None
     if name == "time_us":

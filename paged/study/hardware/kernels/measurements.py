@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from paged.base.extras import import_with_extra
 from paged.errors import BadHardwareFile, BadKernelRow
 from paged.study.hardware.catalogue import device_names
 from paged.study.hardware.device import Device
+from paged.study.hardware.files import bad_table, csv_rows
 from paged.study.hardware.kernels import guide
 
 Columns = Mapping[str, NDArray[Any]]
@@ -101,13 +101,10 @@ class _Table:
             table = import_with_extra("pyarrow.parquet", "study.hardware.kernels").ParquetFile(parquet).read()
             return cls(parquet, {column: np.asarray(table[column].to_pylist()) for column in table.column_names})
         if text.exists():
-            with text.open(newline="", encoding="utf-8") as file:
-                header, *rows = [row for row in csv.reader(file) if row] or [[]]
-            for number, row in enumerate(rows):
-                if len(row) != len(header):
-                    problem = f"row {number:,} has {len(row)} cells; the header has {len(header)}"
-                    raise BadHardwareFile(text, None, problem)
-            return cls(text, {column: np.asarray([row[place] for row in rows]) for place, column in enumerate(header)})
+            rows = [row for _, row in csv_rows(text, (), bad_table)]
+            return cls(
+                text, {column: np.asarray([row[column] for row in rows]) for column in (rows[0] if rows else ())}
+            )
         raise BadHardwareFile(folder, name, "there is neither a .parquet nor a .csv file of this name")
 
     def must_be_of(self, device: Device) -> None:
