@@ -93,7 +93,7 @@ class Watch:
         stats = scheduler.stats()
         batch = self._last.batch if self._last else None
         return Frame(
-            step=simulation.num_steps,
+            step=simulation.ledger.num_steps,
             now_s=simulation.now_s,
             cells=self._cells(),
             block_size=manager.block_size,

@@ -15,11 +15,11 @@ from paged.study.report import write_html, write_plan_html, write_sessions_html,
 from paged.study.report.comparisons import preemptions, under_load
 from paged.study.report.drawing import count_axis
 from paged.study.report.facts import facts, sentence
-from paged.study.report.naming import by_setting, named
+from paged.study.report.naming import named
 from paged.study.report.over_time import averaged, edges_of, memory_parts
 from paged.study.report.roof import points, roofline
 from paged.study.report.table import lines
-from paged.study.simulator import Device, Load, Scenario, run
+from paged.study.simulator import Device, Load, Scenario, grouped, run
 
 
 def scenario_of(policy="vllm", rate=20.0, seed=0, **more):
@@ -98,7 +98,7 @@ SIMULATED = [
 def test_the_page_says_what_was_simulated_and_shows_every_figure_of_every_outcome(page, outcomes):
     shown = [
         text
-        for group in by_setting(named(outcomes)).values()
+        for group in grouped(named(outcomes), lambda one: one.setting).values()
         for _, heading_lines in lines(group)
         for line in heading_lines
         for text, _ in line.cells(group)
@@ -201,7 +201,7 @@ def test_parts_of_memory_add_up_to_the_pool_and_keep_the_mean_of_filled_slots(ou
 
 
 def test_a_setting_is_what_tells_the_runs_of_one_policy_apart_and_a_policy_has_one_colour(outcomes):
-    groups = by_setting(named(outcomes))
+    groups = grouped(named(outcomes), lambda one: one.setting)
     assert list(groups) == ["15.1 requests/s", "30.1 requests/s"]
     first, second = groups.values()
     assert [one.label for one in first] == ["vllm", "paged", "static"]
@@ -259,7 +259,7 @@ def test_an_axis_of_counts_has_each_whole_number_once(outcomes):
 
 
 def test_the_setting_with_the_fullest_memory_is_shown_first(page, outcomes):
-    settings = by_setting(named(outcomes))
+    settings = grouped(named(outcomes), lambda one: one.setting)
     fullest = max(settings, key=lambda name: sum(one.outcome.result.memory.of_pool for one in settings[name]))
     tables = [attributes for tag, attributes in page.tags if tag == "table"]
     assert ["hidden" not in attributes for attributes in tables] == [name == fullest for name in settings]

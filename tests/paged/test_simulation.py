@@ -166,7 +166,7 @@ def test_a_simulation_by_tiles_has_the_same_clock_whether_it_takes_steps_at_once
         scheduler = Scheduler(BlockManager(48, 4), max_tokens_per_step=32)
         simulation = Simulation(trace, scheduler, PROFILE, fast_forward=fast_forward)
         found = {number: step.now_s for step in simulation.steps() for number in step.ended}
-        return found, simulation.num_skipped
+        return found, simulation.ledger.num_skipped
 
     (at_once, skipped), (one_by_one, none) = ends(True), ends(False)
     assert at_once == one_by_one

@@ -21,7 +21,7 @@ from paged.study.report.drawing import (
     panel_title,
 )
 from paged.study.report.naming import Named
-from paged.study.simulator import SimulationResult
+from paged.study.simulator import SimulationResult, grouped
 
 _BAR = 30
 """Pixels of height a bar."""
@@ -138,7 +138,7 @@ def under_load(outcomes: Sequence[Named]) -> Figure | None:
         return None
     data = [
         drawn
-        for group in _groups(outcomes, lambda named: named.policy)
+        for group in grouped(outcomes, lambda named: named.policy).values()
         for i, latency in enumerate(panels.values())
         if (drawn := _load_line(group, latency, i)) is not None
     ]
@@ -152,7 +152,7 @@ def under_load(outcomes: Sequence[Named]) -> Figure | None:
 def _load_line(group: Sequence[Named], latency: Figures, panel: int) -> Figure | None:
     """Draw one policy's loads, lightest first: mean, smallest and largest over seeds."""
     loads, rates, seconds = [], [], []
-    for same in sorted(_groups(group, lambda named: named.load), key=_heaviness):
+    for same in sorted(grouped(group, lambda named: named.load).values(), key=_heaviness):
         results = [named.outcome.result for named in same]
         known = [value for result in results if (value := latency(result)) is not None and value > 0]
         if known:
@@ -188,13 +188,6 @@ def _whiskers(samples: Sequence[Sequence[float]]) -> Figure:
     """Return bars from the mean of each list to its largest and its smallest."""
     mean, low, high = (np.array([of(values) for values in samples]) for of in (np.mean, np.min, np.max))
     return {"type": "data", "array": high - mean, "arrayminus": mean - low, "thickness": 1, "width": 3}
-
-
-def _groups(outcomes: Sequence[Named], key: Callable[[Named], str]) -> list[list[Named]]:
-    groups: dict[str, list[Named]] = {}
-    for named in outcomes:
-        groups.setdefault(key(named), []).append(named)
-    return list(groups.values())
 
 
 def _bars(outcomes: Sequence[Named], kinds: Kinds, panel: int) -> list[Figure]:

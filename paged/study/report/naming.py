@@ -86,14 +86,6 @@ def ours_last(outcomes: Sequence[Named]) -> list[Named]:
     return sorted(outcomes, key=lambda one: one.policy == _OURS)
 
 
-def by_setting(outcomes: Sequence[Named]) -> dict[str, list[Named]]:
-    """Group outcomes by setting, in order of appearance."""
-    groups: dict[str, list[Named]] = {}
-    for outcome in outcomes:
-        groups.setdefault(outcome.setting, []).append(outcome)
-    return groups
-
-
 def _varying(outcome: Outcome, paces: Mapping[tuple[str, float], str]) -> dict[str, str]:
     """Return all options that a study may vary beside the policy, as text; `paces` by trace and rate."""
     scenario, load, device = outcome.scenario, outcome.scenario.load, outcome.scenario.device

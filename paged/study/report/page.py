@@ -12,11 +12,11 @@ from paged.study.report.comparisons import cost, distributions, preemptions, und
 from paged.study.report.drawing import Figure
 from paged.study.report.facts import facts, sentence
 from paged.study.report.frame import as_json, inert, paragraphs, plot_place, row, scrolled, table, write_page
-from paged.study.report.naming import Look, Named, by_setting, named, ours_last
+from paged.study.report.naming import Look, Named, named, ours_last
 from paged.study.report.over_time import NUM_LINE_POINTS, NUM_POINTS, memory, occupancy, queues
 from paged.study.report.roof import NUM_STEPS, roofline
 from paged.study.report.table import lines
-from paged.study.simulator import Outcome
+from paged.study.simulator import Outcome, grouped
 
 _DASHES = {"solid": "", "dash": "6 3", "dot": "2 2"}
 
@@ -81,7 +81,7 @@ def write_html(path: str | Path, outcomes: Sequence[Outcome]) -> None:
     import_with_extra("plotly.offline", "study.report.write_html")
     if not outcomes:
         raise InvalidConfig("a report needs at least one outcome; there is none")
-    settings = by_setting(named(outcomes))
+    settings = grouped(named(outcomes), lambda one: one.setting)
     first = _most_pressed(settings)
     every = [one for group in settings.values() for one in group]
     body = [

@@ -16,7 +16,7 @@ from paged.study.simulator.scenario import Device, Load, Outcome, Scenario, outc
 from paged.study.simulator.sessions import KEEPS, TURN_GROUPS, SessionResult, SessionRun, Tiers
 from paged.study.simulator.simulation import Simulation, Step, simulate
 from paged.study.simulator.step_time import StepTime
-from paged.study.simulator.study import Interval, by_seed, grid, interval, run_all
+from paged.study.simulator.study import Interval, by_seed, grid, grouped, interval, run_all
 from paged.study.simulator.targets import Miss, P99s, Probe, Targets
 from paged.study.simulator.trace_facts import Lengths, TraceFacts
 from paged.study.simulator.validation import METRICS, STATISTICS, Figures, RunOptions, Validation, validated
@@ -74,6 +74,7 @@ __all__ = [
     "engine_named",
     "engine_names",
     "grid",
+    "grouped",
     "interval",
     "outcome_of",
     "plans",

@@ -18,6 +18,7 @@ from paged.errors import BadRun
 from paged.study.hardware.files import csv_rows
 from paged.study.hardware.measured_step import MeasuredStep
 from paged.study.simulator.recorded_run import RunSetup
+from paged.study.simulator.study import grouped
 from paged.study.simulator.validation import Prepared, RunOptions, prepared, simulation_of
 from paged.study.traces import Trace
 
@@ -81,11 +82,9 @@ def closed_loops(path: str | Path, options: RunOptions | None = None) -> Iterato
 
 def by_engine(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], list[Cell]]:
     """Group cells by engine, model, dtype and devices, in order."""
-    groups: dict[tuple[str, str, str, str], list[Cell]] = {}
-    for cell in cells:
-        key = (cell.backend, cell.model, cell.dtype, f"{cell.tensor_parallel} × {cell.device}")
-        groups.setdefault(key, []).append(cell)
-    return groups
+    return grouped(
+        cells, lambda cell: (cell.backend, cell.model, cell.dtype, f"{cell.tensor_parallel} × {cell.device}")
+    )
 
 
 class _BadCell(Exception):

@@ -82,8 +82,8 @@ class Simulation:
         self.cost_model: CostModel = StepTime() if cost_model is None else cost_model
         self.check = check
         self.now_s = 0.0
-        self._ledger = Ledger(trace, scheduler, price_per_hour, latencies)
-        self.latencies, self.timeline = self._ledger.latencies, self._ledger.timeline
+        self.ledger = Ledger(trace, scheduler, price_per_hour, latencies)
+        self.latencies, self.timeline = self.ledger.latencies, self.ledger.timeline
         self._prompt_tokens = trace.prompt_tokens
         self._any_ends_early = bool((trace.max_tokens > trace.output_tokens).any())
         self._answers = Answers(trace)
@@ -116,13 +116,13 @@ class Simulation:
 
     def advance(self) -> Step | None:
         """Run the steps without a decision and the next step. Return it; None if no request can run. Raises SimulationStuck."""
-        before, skipped = self.num_skipped, self.skip_ahead()
+        before, skipped = self.ledger.num_skipped, self.skip_ahead()
         if skipped:
             self.deliver(self.seen_s)
         step = self.run_step()
         if step is None or not skipped:
             return step
-        return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.num_skipped - before)
+        return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.ledger.num_skipped - before)
 
     def run_step(self) -> Step | None:
         """Run the next step alone. Return it; None if no request can run. Raises SimulationStuck."""
@@ -143,7 +143,7 @@ class Simulation:
             waiting = self.scheduler.waiting_ids()
             first = f" {self.scheduler.explain(waiting[0])}" if waiting else ""
             raise SimulationStuck(
-                f"step {self.num_steps}: {self.scheduler.counts()}, and nothing was scheduled twice.{first}"
+                f"step {self.ledger.num_steps}: {self.scheduler.counts()}, and nothing was scheduled twice.{first}"
             )
 
     @property
@@ -205,11 +205,11 @@ class Simulation:
             return 0.0
         self._ask_for = min(MOST_AT_ONCE, 2 * asked) if count == asked else LEAST_AT_ONCE
         seconds, times = seconds[:count], clock[1 : count + 1]
-        memory = self._ledger.memory()
+        memory = self.ledger.memory()
         tokens = self._answers.tokens(requests, written[:, None] + np.arange(count))
         drawn = skip(scheduler, tokens, now=float(clock[count - 1]))
         context = float(np.asarray(work.context_tokens)[:count].sum())
-        self._ledger.stretch(memory, requests, times, seconds, drawn, rows=len(first.ids), context=context)
+        self.ledger.stretch(memory, requests, times, seconds, drawn, rows=len(first.ids), context=context)
         before, self.now_s, self._began_s = self.now_s, float(times[-1]), float(clock[count - 1])
         return self.now_s - before
 
@@ -221,7 +221,7 @@ class Simulation:
         """End a batch after so many seconds. Return its step."""
         self._num_empty = 0
         scheduler = self.scheduler
-        memory = self._ledger.memory()
+        memory = self.ledger.memory()
         self._check(ends_step=False)
         sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
         sampled = self._numbers_of(sampling)
@@ -230,33 +230,18 @@ class Simulation:
         self.now_s += seconds
         outputs = scheduler.update(batch, tokens, now=self.now_s)
         self._check(ends_step=True)
-        self._ledger.step(memory, sampled, end_s=self.now_s, seconds=seconds, rows=len(batch.rows), work=work)
+        self.ledger.step(memory, sampled, end_s=self.now_s, seconds=seconds, rows=len(batch.rows), work=work)
         ended = [int(id) for id in outputs.ids[outputs.finish > 0]] if outputs.usage else []
         if ended:
             self.latencies.finished(np.array(ended), self.now_s)
             self._answers.forget(ended)
         self.arrivals.answered(len(ended) + len(outputs.others), self.now_s)
-        return Step(self.num_steps, self.now_s, seconds, batch, tuple(ended))
+        return Step(self.ledger.num_steps, self.now_s, seconds, batch, tuple(ended))
 
     def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
         self._answers.begin(map(int, batch.admitted))
         lengths = batch.seq_lens if len(sampled) == len(batch.rows) else batch.seq_lens[batch.samples]
         return self._answers.tokens(sampled, lengths - self._prompt_tokens[sampled])
-
-    @property
-    def num_steps(self) -> int:
-        """Steps so far."""
-        return self._ledger.num_steps
-
-    @property
-    def num_skipped(self) -> int:
-        """Of them, steps that were taken at once with others."""
-        return self._ledger.num_skipped
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Output tokens of all requests so far."""
-        return self._ledger.output_tokens
 
     def _numbers_of(self, ids: NDArray[np.object_]) -> NDArray[np.int64]:
         """Return the request of each id, int64 [n]."""
@@ -266,11 +251,11 @@ class Simulation:
 
     def _check(self, *, ends_step: bool) -> None:
         if self.check:
-            self._ledger.checked(self.scheduler.check(), ends_step=ends_step)
+            self.ledger.checked(self.scheduler.check(), ends_step=ends_step)
 
     def result(self) -> SimulationResult:
         """Return the figures so far."""
-        return self._ledger.result(self.arrivals.num_added)
+        return self.ledger.result(self.arrivals.num_added)
 
 
 def simulate(

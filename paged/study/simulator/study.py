@@ -1,10 +1,10 @@
 """Several simulations side by side: every combination of varied options, in processes of their own, and intervals over seeds."""
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import as_completed
 from itertools import product
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from paged.errors import InvalidConfig
 from paged.study.simulator.scenario import Budget, Outcome, Scenario, run
 from paged.study.simulator.workers import processes
 
+T = TypeVar("T")
+K = TypeVar("K")
 # Two-sided 95 % of Student's t, by degrees of freedom; from 30 on the normal's.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
         2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045)  # fmt: skip
@@ -90,10 +92,19 @@ def interval(values: Iterable[float]) -> Interval:
     return Interval(mean, factor * math.sqrt(variance / count))
 
 
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Group items by their key, in order of appearance."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def by_seed(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     """Group outcomes that differ in their seed alone, in the order of the first of each group."""
-    groups: dict[Any, list[Outcome]] = {}
-    for outcome in outcomes:
+
+    def without_seed(outcome: Outcome) -> Scenario:
         load = msgspec.structs.replace(outcome.scenario.load, seed=0, resampled=False)
-        groups.setdefault(msgspec.structs.replace(outcome.scenario, load=load), []).append(outcome)
-    return list(groups.values())
+        return msgspec.structs.replace(outcome.scenario, load=load)
+
+    return list(grouped(outcomes, without_seed).values())

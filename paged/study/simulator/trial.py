@@ -70,12 +70,12 @@ def tried(trial: Trial) -> Tally:
     return Tally(
         broken=broken,
         num_rejected=simulation.scheduler.counts()["rejected"],
-        num_cut_off=0 if broken else int(served.sum()) - simulation.num_output_tokens,
+        num_cut_off=0 if broken else int(served.sum()) - simulation.ledger.output_tokens,
         ttft_s=ttft_s,
         longest_gap_s=latencies.longest_gap,
         gaps_s=distinct,
         gap_counts=np.bincount(places, counts, len(distinct)).astype(np.int64),
-        steps=simulation.num_steps,
+        steps=simulation.ledger.num_steps,
         wall_s=time.perf_counter() - started,
     )
 

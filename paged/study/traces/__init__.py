@@ -6,17 +6,15 @@ from paged.study.traces.opening import EXCERPTS, Excerpt, is_synthetic, open_tra
 from paged.study.traces.sessions import SESSIONS_EXCERPT, Begun, Session, draw_sessions, open_sessions, read_sessions
 from paged.study.traces.superposing import superposed
 from paged.study.traces.synthetic import PROCESSES, synthetic
-from paged.study.traces.trace import DECLARED_CAP, NOT_DECLARED, Applied, Trace
+from paged.study.traces.trace import NOT_DECLARED, Trace
 
 __all__ = [
-    "DECLARED_CAP",
     "EXCERPTS",
     "FORMATS",
     "NOT_DECLARED",
     "PRESETS",
     "PROCESSES",
     "SESSIONS_EXCERPT",
-    "Applied",
     "Begun",
     "Excerpt",
     "Fixed",
