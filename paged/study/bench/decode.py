@@ -9,7 +9,7 @@ import time
 import msgspec
 import numpy as np
 
-from paged import BlockManager, Request, Scheduler
+from paged import Batch, BlockManager, Request, Scheduler
 from paged.errors import BenchmarkFailed, InvalidConfig
 
 BLOCK_SIZE = 16
@@ -110,16 +110,21 @@ def _decoding(rows: int, caching: bool, context: int, holes: int, steps: int) ->
     return scheduler
 
 
+def must_decode(batch: Batch, rows: int) -> None:
+    """Raise BenchmarkFailed unless the step decodes one token of each of so many rows."""
+    if not len(batch.rows) == batch.num_scheduled_tokens == rows:
+        raise BenchmarkFailed(
+            f"{batch.num_scheduled_tokens} tokens of {len(batch.rows)} rows in a step that should decode {rows}"
+        )
+
+
 def _step(scheduler: Scheduler, rows: int) -> tuple[float, float]:
     """One step: CPU seconds of `schedule` and of `update`."""
     clock = time.thread_time
     started = clock()
     batch = scheduler.schedule(0.0)
     scheduled = clock()
-    if not len(batch.rows) == batch.num_scheduled_tokens == rows:
-        raise BenchmarkFailed(
-            f"{batch.num_scheduled_tokens} tokens of {len(batch.rows)} rows in a step that should decode {rows}"
-        )
+    must_decode(batch, rows)
     tokens = _sampled(rows)
     sampled = clock()
     scheduler.update(batch, tokens, now=0.0)

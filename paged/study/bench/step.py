@@ -34,6 +34,7 @@ from paged.model.loading import LoadedModel
 from paged.model.native.coded import CCodes, QuantisedLinear, coded_library
 from paged.model.native.large_pages import aligned
 from paged.model.native.packed import NativeLinear, PackedLinear, Product, model_library
+from paged.study.bench.decode import must_decode
 from paged.study.bench.engine import Serving, precision_of
 from paged.study.bench.measured import Measured
 
@@ -123,10 +124,7 @@ def step_parts(
             engine.step()
             seconds = time.perf_counter() - began
         (batch,) = batches
-        if not len(batch.rows) == batch.num_scheduled_tokens == rows:
-            raise BenchmarkFailed(
-                f"{batch.num_scheduled_tokens} tokens of {len(batch.rows)} rows in a step that should decode {rows}"
-            )
+        must_decode(batch, rows)
         is_one_call = "call" in watch.seconds
         if number >= _WARM_STEPS:
             timed.append(_parts_of(watch.seconds, seconds))

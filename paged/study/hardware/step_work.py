@@ -103,7 +103,6 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         seq_lens: ArrayLike,
         *,
         sampled_rows: float,
-        moved_tokens: float = 0.0,
         spans: Spans = (),
     ) -> StepWork:
         """Return the work of a step that computes the last `num_tokens` [rows] of `seq_lens` [rows] tokens of each row."""
@@ -115,7 +114,6 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             sampled_rows=sampled_rows,
             context_tokens=float(context.sum()),
             attended_pairs=mean_pairs(spans, ends - computed, ends),
-            moved_tokens=moved_tokens,
             decode_rows=float(len(decoding)),
             decode_context=float(decoding.sum()),
             longest_decode=float(decoding.max(initial=0)),

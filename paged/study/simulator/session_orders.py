@@ -5,7 +5,7 @@ Both take one prompt after another, in order; memory for decoding and scheduling
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,16 +44,12 @@ def blocks_offline(prompts: Prompts, capacity: int) -> int:
         hits += _first(have[:common] != blocks[:common])
         size += len(blocks) - len(have)
         held[session], latest[session], next_turn[session] = len(blocks), blocks, after[place]
-        for other in _farthest(held, next_turn, session):
+        for other in sorted(held, key=lambda each: (next_turn[each], each != session), reverse=True):
             cut = min(max(0, size - capacity), held[other])
             held[other], size = held[other] - cut, size - cut
             if size <= capacity:
                 break
     return hits
-
-
-def _farthest(held: dict[int, int], next_turn: dict[int, int], session: int) -> Iterable[int]:
-    return sorted(held, key=lambda other: (next_turn[other], other != session), reverse=True)
 
 
 def _first(is_missing: NDArray[np.bool_]) -> int:
