@@ -64,7 +64,7 @@ def main(rows: int = 256, vocabulary: int = 128_000, rounds: int = 5) -> None:
     def sampling(params: SamplingParams) -> RowSampling:
         columns = RowSampling()
         for row in range(rows):
-            lane = columns.open(params, histories[row, :PROMPT].tolist(), (), ())
+            lane = columns.adjustments.open(params, histories[row, :PROMPT].tolist())
             columns.set(row, params, seed=row, prompt_len=PROMPT, lane=lane, reader=None)
             if lane != NO_LANE:
                 numbers = np.full(OUTPUT, columns.adjustments.number_of(lane))

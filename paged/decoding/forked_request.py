@@ -100,7 +100,7 @@ class ForkedRequest:
         # Before forks, which need their blocks.
         for place, branch in enumerate(branches):
             if place not in continued:
-                self._finish(branch)
+                self.finish(branch)
         taken: set[int] = set()
         self.branches = []
         # Fork before the parent gets its next token.
@@ -129,11 +129,8 @@ class ForkedRequest:
                 continue
             self._note(request_id, ended.usage if ended is not None else None)
 
-    def finish_best(self, reason: str) -> None:
-        """Finish the first branch. Raises InvalidRequest for another reason than "stop" or "length"."""
-        self._finish(self.branches[0], reason)
-
-    def _finish(self, branch: Branch, reason: str = "stop") -> None:
+    def finish(self, branch: Branch, reason: str = "stop") -> None:
+        """Finish a branch. Raises InvalidRequest for another reason than "stop" or "length"."""
         ended = self._scheduler.finish(branch.request_id, branch.sequence, reason)
         self._note(branch.request_id, None if ended is None else ended.usage)
 

@@ -107,7 +107,8 @@ class Searches:
 
     def finish_best(self, request_id: str, reason: str) -> None:
         """Finish the first branch, before the search ends. Raises InvalidRequest for another reason than "stop" or "length"."""
-        self._asked[request_id].forked.finish_best(reason)
+        forked = self._asked[request_id].forked
+        forked.finish(forked.branches[0], reason)
 
     def end(self, request_id: str) -> RequestUsage | None:
         """End a search without an answer."""

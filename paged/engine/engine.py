@@ -385,7 +385,7 @@ class Engine:
             self._num_added += 1
             self._live[request.id] = live
             for number, grammar in enumerate(grammars):
-                lane = self._sampling.open(params, ids, stops, bad_words, grammar)
+                lane = self._sampling.adjustments.open(params, ids, stops=stops, bad_words=bad_words, grammar=grammar)
                 live.sequences.append(LiveSequence(live, number, seed_of_sequence(seed, number), lane))
 
     def _add_search(self, request: Request, params: SearchParams, text: str | None, now: float) -> None:
@@ -492,8 +492,8 @@ class Engine:
                 self._searches.finish_best(request_id, reason)
                 self._end_search(request_id, reason)
                 return self._undelivered.take_joined(request_id)
-            output = self.scheduler.finish(request_id, reason=reason)
-            for sequence in range(1, self._num_sequences_of(request_id)):
+            output, live = self.scheduler.finish(request_id, reason=reason), self._live.get(request_id)
+            for sequence in range(1, len(live.sequences) if live else 0):
                 output = self.scheduler.finish(request_id, sequence, reason) or output
             return self._ended(request_id, output, reason)
 
@@ -616,10 +616,6 @@ class Engine:
         if self._searches.owner_of(request_id) not in (None, request_id):
             raise UnknownRequest(request_id)
 
-    def _num_sequences_of(self, request_id: str) -> int:
-        live = self._live.get(request_id)
-        return 0 if live is None else len(live.sequences)
-
     def _ended(self, request_id: str, output: Output | None, reason: str) -> EngineOutput | None:
         """Return what is handed out of a request that the caller ended; `output` is the scheduler's last one of it."""
         # Without an output the request has ended by itself: keep it until its end is delivered.
@@ -633,7 +629,7 @@ class Engine:
     ) -> list[EngineOutput]:
         """End the sequences of a request that go on, and return their last outputs."""
         for sequence in live.live:
-            self._sampling.close(sequence.lane)
+            self._sampling.adjustments.close(sequence.lane)
         return live.ended_all(reason, self._clock(), usage=usage, error=error)
 
     def _note_admitted(self, batch: Batch) -> None:
@@ -697,7 +693,7 @@ class Engine:
         elif output.finish_reason == "rejected":
             news += self._all_ended(live, "rejected", usage=output.usage)
         else:
-            self._sampling.close(sequence.lane)
+            self._sampling.adjustments.close(sequence.lane)
             news.append(live.ended(sequence, output.token_ids, output.finish_reason, now, usage=output.usage))
         if live.last is not None:
             del self._live[output.id]
@@ -715,7 +711,7 @@ class Engine:
         if not sequence.has_found_stop:
             return grown
         ended = self.scheduler.finish(live.id, sequence.number, "stop")
-        self._sampling.close(sequence.lane)
+        self._sampling.adjustments.close(sequence.lane)
         last = live.ended(sequence, [], "stop", now, usage=None if ended is None else ended.usage)
         return msgspec.structs.replace(last, token_ids=grown.token_ids, text=grown.text, logprobs=grown.logprobs)
 

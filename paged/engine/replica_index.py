@@ -92,11 +92,6 @@ class ReplicaIndex:
     def __contains__(self, replica: str) -> bool:
         return replica in self._slots
 
-    @property
-    def replicas(self) -> list[str]:
-        """All replicas, in the order in which they came."""
-        return list(self._slots)
-
     def add(self, replica: str, *, restart_points: bool = False) -> None:
         """Add a replica that has nothing. `restart_points`: its layers are of several kinds, and it reports where
         prompts can begin. Raises InvalidConfig if it is there already."""

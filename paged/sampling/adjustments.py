@@ -2,9 +2,9 @@
 
     logits → bias → repetition → presence, frequency → n-grams → bad words → least length → allowed ones → the user's own → a form → a draw
 
-Order and effects are those of transformers' `generate`; presence and frequency penalties are OpenAI's, as in vLLM. A
-sequence that needs changes has a lane, with its tokens so far. A step looks up the changes of all rows at once, and
-touches only the logits that change.
+Order and effects are those of transformers' `generate`; presence and frequency are OpenAI's, as in
+vLLM. A sequence that needs a change has a lane, with its tokens so far: the changes of a step are looked up for all
+rows at once, and only the logits that change are touched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Places = NDArray[np.int64]
 LogitsProcessor = Callable[[Any, Any], Any]
-"""As in transformers: (token ids, int64 [1, tokens]; logits, float32 [1, vocabulary]) → logits of that shape."""
+"""As transformers': token ids, int64 [1, tokens], and logits, float32 [1, vocabulary], to logits of that shape."""
 
 NO_LANE = -1
 _NO_LIMIT = 2**62
@@ -39,7 +39,7 @@ class Adjustments:
     def __init__(self) -> None:
         self._free: list[int] = []
         self._num_opened = 0
-        # By lane: the noted tokens of prompt and output, and the parameters.
+        # By lane: tokens, prompt and output, as far as they have been noted, and numbers.
         self._tokens: NDArray[np.int32] = np.zeros((0, 0), np.int32)
         self._prompt_len = np.zeros(0, np.int64)
         self._repetition = np.ones(0, np.float32)
@@ -47,7 +47,7 @@ class Adjustments:
         self._frequency = np.zeros(0, np.float32)
         self._ngram = np.zeros(0, np.int64)
         self._least = np.zeros(0, np.int64)
-        # The sequence in the lane, by a number that is never reused; 0: none.
+        # The number of the sequence that has it, which no other had or will have; 0: none.
         self._number = np.zeros(0, np.int64)
         self._bias, self._allowed, self._bad, self._stops = Lines(), Lines(), Lines(), Lines()
         self._processors: dict[int, tuple[LogitsProcessor, ...]] = {}
@@ -62,8 +62,10 @@ class Adjustments:
         bad_words: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
     ) -> int:
-        """Open a lane for a sequence that begins with `prompt`, and return it. `stops`: token ids that end it; `bad_words`: token ids of what it must not
-        contain; `grammar`: what it has to follow."""
+        """Open a lane for a sequence that begins with `prompt`, and return it; NO_LANE if its logits are not changed. The sequence ends with
+        one of `stops`, never has one of `bad_words`, as token ids, and follows `grammar`."""
+        if not params.adjusts:
+            return NO_LANE
         lane = self._new_lane()
         self._num_opened += 1
         self._number[lane] = self._num_opened
@@ -88,7 +90,9 @@ class Adjustments:
         return lane
 
     def close(self, lane: int) -> None:
-        """Close the lane of a sequence that has ended."""
+        """Note that the sequence in the lane, if any, has ended."""
+        if lane == NO_LANE:
+            return
         for lines in (self._bias, self._allowed, self._bad, self._stops):
             lines.drop(lane)
         self._processors.pop(lane, None)
@@ -97,12 +101,12 @@ class Adjustments:
         self._free.append(lane)
 
     def number_of(self, lane: int) -> int:
-        """Return the number of the sequence in the lane, which is never reused; 0 for NO_LANE."""
+        """Return the number of the sequence in a lane, which no other had or will have; 0 for NO_LANE."""
         return 0 if lane == NO_LANE else int(self._number[lane])
 
     def note(self, lanes: Places, places: Places, tokens: NDArray[np.int32], numbers: Places) -> None:
-        """Note output tokens of sequences, each at its place among the sequence's outputs, in place of what was there. Lanes may be NO_LANE. Sequences
-        that have ended are skipped."""
+        """Note output tokens of sequences, each at its place among the outputs, instead of what stood there. Lanes may be NO_LANE;
+        nothing is noted of a sequence that has ended."""
         at = self._held(lanes, numbers)
         its = lanes[at]
         self._note(its, self._prompt_len[its] + places[at], tokens[at])
@@ -120,7 +124,7 @@ class Adjustments:
             _Step(self, logits, at, lanes[at], places[at]).run(is_guess)
 
     def _held(self, lanes: Places, numbers: Places) -> Places:
-        """Return the places of the lanes that still belong to the sequences of these numbers."""
+        """Return the places among `lanes` of those that the sequences of these numbers still have."""
         has_one = lanes >= 0
         return (has_one & (self._number[np.where(has_one, lanes, 0)] == numbers)).nonzero()[0]
 
@@ -143,7 +147,7 @@ class Adjustments:
 
 
 class _Step:
-    """The logits of a batch, [n, vocabulary], and the m rows `at` that need changes, with their lanes and output lengths."""
+    """One batch's logits, [n, vocabulary], and the m rows of it, `at`, that want something; their lanes and output lengths."""
 
     def __init__(self, all_of: Adjustments, logits: Tensor, at: Places, lanes: Places, places: Places) -> None:
         self.all, self.logits, self.at, self.lanes, self.places = all_of, logits, at, lanes, places
@@ -160,11 +164,11 @@ class _Step:
         self._ban_stops()
         self._keep_allowed()
         if not is_guess:
-            self._call_processors()
+            self._ask_processors()
         self._keep_forms(is_guess)
 
     def _index(self, owners: Places, tokens: NDArray[Any]) -> Tensor:
-        """Return the flat indices of the logits of tokens; `owners` are places among `at`."""
+        """Return where the logits of tokens stand; `owners` are places among `at`."""
         return self._on_device(self.at[owners] * self.width + tokens)
 
     def _on_device(self, values: NDArray[Any]) -> Tensor:
@@ -177,7 +181,7 @@ class _Step:
             self.flat[self._index(owners, tokens)] = -float("inf")
 
     def _tokens_of(self, owners: Places, first: Places) -> tuple[Places, NDArray[np.int32]]:
-        """Return the noted tokens of `owners`, places among `at`, from `first` on, and the owner of each token."""
+        """Return the tokens of these places among `at`, from `first` on, packed: the place of each, and the tokens."""
         counts = self.ends[owners] - first
         each = owners.repeat(counts)
         return each, self.all._tokens[self.lanes[each], rising_from(first, counts)]
@@ -196,7 +200,7 @@ class _Step:
             owners, tokens = self._tokens_of(wants, np.zeros(len(wants), np.int64))
             index = self._index(owners, tokens)
             factor = self._on_device(self.all._repetition[self.lanes[owners]])
-            # A token that came twice is written twice, with the same value.
+            # A token that came twice is written twice, with the same.
             before = self.flat[index]
             self.flat[index] = torch.where(before < 0, before * factor, before / factor)
 
@@ -216,12 +220,12 @@ class _Step:
         wants = ((sizes > 0) & (self.ends >= sizes)).nonzero()[0]
         if not len(wants):
             return
-        # A token is banned if the tokens before it equal the last tokens.
+        # A token is banned if those before it are the last ones, too.
         counts = self.ends[wants] - sizes[wants] + 1
         owners, at = wants.repeat(counts), rising_from(sizes[wants] - 1, counts)
         for back in range(1, int(sizes[wants].max())):
             its = self.lanes[owners]
-            # A shorter n-gram has no more tokens to compare.
+            # A shorter n-gram has been compared whole.
             same = tokens[its, np.maximum(at - back, 0)] == tokens[its, np.maximum(self.ends[owners] - back, 0)]
             same |= back >= sizes[owners]
             owners, at = owners[same], at[same]
@@ -232,12 +236,12 @@ class _Step:
         if found is None:
             return
         owners, (last, before) = found
-        is_there = np.ones(len(owners), np.bool_)
+        is_said = np.ones(len(owners), np.bool_)
         for back in range(before.shape[1]):
             at = self.ends[owners] - 1 - back
-            token = self.all._tokens[self.lanes[owners], np.maximum(at, 0)]
-            is_there &= (before[:, back] == NOTHING) | ((at >= 0) & (token == before[:, back]))
-        self._ban(owners[is_there], last[is_there])
+            said = self.all._tokens[self.lanes[owners], np.maximum(at, 0)]
+            is_said &= (before[:, back] == NOTHING) | ((at >= 0) & (said == before[:, back]))
+        self._ban(owners[is_said], last[is_said])
 
     def _ban_stops(self) -> None:
         found = self.all._stops.pick(self.lanes)
@@ -255,7 +259,7 @@ class _Step:
             self.logits[self._on_device(self.at[np.unique(owners)])] = -float("inf")
             self.flat[index] = kept
 
-    def _call_processors(self) -> None:
+    def _ask_processors(self) -> None:
         if not self.all._processors:
             return
         for row, lane, end in zip(self.at.tolist(), self.lanes.tolist(), self.ends.tolist(), strict=True):
@@ -265,19 +269,19 @@ class _Step:
                 self.logits[row] = _processed(row, processors, known, self.logits[row : row + 1])[0]
 
     def _keep_forms(self, is_guess: bool) -> None:
-        """Ban tokens that grammars do not allow. A sequence with drafts has several rows, which are done one after the other."""
+        """Ban what grammars do not allow. A sequence with drafts has several rows: they go one after the other, beside those of others."""
         if not self.all._grammars:
             return
-        left = [place for place, lane in enumerate(self.lanes.tolist()) if lane in self.all._grammars]
-        while left:
+        asking = [place for place, lane in enumerate(self.lanes.tolist()) if lane in self.all._grammars]
+        while asking:
             at_once: dict[int, int] = {}
-            for place in left:
+            for place in asking:
                 at_once.setdefault(int(self.lanes[place]), place)
-            left = [place for place in left if at_once[int(self.lanes[place])] != place]
+            asking = [place for place in asking if at_once[int(self.lanes[place])] != place]
             self._keep_forms_of(list(at_once.values()), is_guess)
 
     def _keep_forms_of(self, places: list[int], is_guess: bool) -> None:
-        """Ban tokens that grammars do not allow, in rows of different sequences."""
+        """Do so for rows of different sequences."""
         from paged.sampling.grammars import allowed_tokens
 
         rows, grammars = [], []
@@ -302,7 +306,7 @@ class _Step:
 
 
 def _must_go_on(row: int, grammar: Grammar) -> None:
-    """Raise GrammarFailed if the grammar's matcher has failed."""
+    """Raise GrammarFailed if it has given up."""
     if grammar.matcher.is_error():
         # Behind it stands the state of the parser.
         raise GrammarFailed(row, " ".join(grammar.matcher.get_error().split("<state>")[0].split()))
@@ -325,7 +329,7 @@ def _processed(row: int, processors: tuple[LogitsProcessor, ...], known: Tensor,
 
 
 def _last_and_before(words: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return each word's last token, [k], and the tokens before it, the nearest first, [k, most]."""
+    """Return each word's last token, [k], and those before it, the nearest first, [k, most]."""
     most = max((len(word) for word in words), default=1) - 1
     before = np.full((len(words), most), NOTHING, np.int64)
     for number, word in enumerate(words):

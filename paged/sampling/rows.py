@@ -1,6 +1,6 @@
-"""Sampling values by row, which a step gathers at once instead of request by request; and the sampling itself.
+"""Sampling values by row, which a step gathers at once; and the sampling itself.
 
-rows of a batch → how each is sampled → logits adjusted → a token each → log-probabilities to their readers
+rows of a batch → how each is sampled → logits adjusted → a token each → what those want that read log-probabilities
 """
 
 from __future__ import annotations
@@ -19,66 +19,66 @@ from paged.sampling.sampler import sample
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paged.sampling.grammars import Grammar
-
 _NO_LIMIT = 2**62
 _NUM_TOP_UNREAD = -1
 _LEAST = -(2**63)
-# Values of a row by dtype: a step gathers all of one dtype at once.
+# Of a row, by kind: a step gathers each kind at once.
 _REAL = ("temperature", "top_p", "min_p", "typical_p")
 _WHOLE = ("top_k", "seeds", "prompt_len", "lanes", "numbers", "num_top", "num_prompt_top", "waits", "wants_states")
-_PLACE = {name: place for names in (_REAL, _WHOLE) for place, name in enumerate(names)}
+_PLACE = {name: place for place, name in enumerate(_WHOLE)}
 
 
 class Reader(Protocol):
-    """Reads log-probabilities (natural) and hidden states. Lists begin with the token itself, followed by the likeliest tokens, the likeliest first."""
+    """Reads how likely tokens are. Values are natural logarithms, likeliest first behind the token itself."""
 
     @property
     def prompt_ids(self) -> list[int]:
-        """Token ids of the prompt."""
+        """The prompt."""
 
     def read_output(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
-        """Take the log-probabilities at the output token of this place."""
+        """Take those of the output that is chosen for this place."""
 
     def read_prompt(self, place: int, ids: Sequence[int], values: Sequence[float], ranks: Sequence[int]) -> None:
-        """Take the log-probabilities at the prompt token of this place."""
+        """Take those of the prompt's token at this place."""
 
     def read_state(self, position: int, state: Tensor) -> None:
-        """Take the last hidden state of the token at this position, float32 [hidden size], from which logits are computed."""
+        """Take the hidden state, float32 [hidden size], of the token at this position, from which logits are computed."""
 
 
 class Asked(NamedTuple):
-    """How each of n rows is sampled. Each column has a property of its name, [n]."""
+    """How each of n rows is sampled: `real` and `whole` have the columns _REAL and _WHOLE, as of SamplingParams; what is off is a number without
+    effect. `lanes` and `numbers` name the sequence, `readers` read its log-probabilities. A row that `waits` gets no token from its own logits; of
+    one that `wants_states` all hidden states are read."""
 
     rows: NDArray[np.int64]
     real: NDArray[np.float64]
     whole: NDArray[np.int64]
     all_readers: NDArray[np.object_]
-    # The highest value of each whole column, in these rows or the rows that they are taken from: a quick test that no row wants something.
+    # The highest value of each whole column, in these rows or more: mostly it shows that no row wants anything.
     highest: list[int]
 
     def of(self, places: NDArray[Any]) -> Asked:
-        """Return the same for some of the rows."""
+        """Return how some of the rows are sampled."""
         return Asked(self.rows[places], self.real[:, places], self.whole[:, places], self.all_readers, self.highest)
 
     def _any(self, name: str, least: int) -> bool:
-        """Whether any row has at least this value in a column."""
+        """Whether any row has at least so much there."""
         place = _PLACE[name]
         return self.highest[place] >= least and bool((self.whole[place] >= least).any())
 
     @property
     def adjusts(self) -> bool:
-        """Whether the logits of any row are changed."""
+        """Whether any row wants its logits changed."""
         return self._any("lanes", 0)
 
     @property
     def any_reads(self) -> bool:
-        """Whether any row reads log-probabilities of its outputs."""
+        """Whether any row's reader wants log-probabilities of outputs."""
         return self._any("num_top", 0)
 
     @property
     def any_reads_prompt(self) -> bool:
-        """Whether any row reads log-probabilities of its prompt."""
+        """Whether any row's reader wants log-probabilities of the prompt."""
         return self._any("num_prompt_top", 0)
 
     @property
@@ -88,44 +88,14 @@ class Asked(NamedTuple):
 
     @property
     def any_wants_states(self) -> bool:
-        """Whether any row reads hidden states."""
+        """Whether any row's reader wants hidden states."""
         return self._any("wants_states", 1)
 
     @property
     def only_draws(self) -> bool:
-        """Whether all rows only draw a token from their logits."""
+        """Whether all rows want a token drawn from their logits, and nothing else."""
         reads = self.any_reads or self.any_reads_prompt or self.any_wants_states
         return not (reads or self.adjusts or self.any_waits)
-
-    @property
-    def temperature(self) -> NDArray[np.float64]:
-        """That of SamplingParams, like the next ones, in which a number without effect stands for off."""
-        return self.real[_PLACE["temperature"]]
-
-    @property
-    def top_p(self) -> NDArray[np.float64]:
-        """1: off."""
-        return self.real[_PLACE["top_p"]]
-
-    @property
-    def min_p(self) -> NDArray[np.float64]:
-        """0: off."""
-        return self.real[_PLACE["min_p"]]
-
-    @property
-    def typical_p(self) -> NDArray[np.float64]:
-        """1: off."""
-        return self.real[_PLACE["typical_p"]]
-
-    @property
-    def top_k(self) -> NDArray[np.int64]:
-        """Larger than any vocabulary: off."""
-        return self.whole[_PLACE["top_k"]]
-
-    @property
-    def seeds(self) -> NDArray[np.uint64]:
-        """Seeds of draws."""
-        return self.whole[_PLACE["seeds"]].view(np.uint64)
 
     @property
     def prompt_len(self) -> NDArray[np.int64]:
@@ -139,32 +109,32 @@ class Asked(NamedTuple):
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """Number of the sequence in the lane; the lane may have another one by now."""
+        """The number of the sequence that had the lane."""
         return self.whole[_PLACE["numbers"]]
 
     @property
     def num_top(self) -> NDArray[np.int64]:
-        """Likeliest tokens that are read with each output token; below 0: no log-probabilities are read."""
+        """Likeliest tokens that are read beside each output; below 0: nothing is read."""
         return self.whole[_PLACE["num_top"]]
 
     @property
     def num_prompt_top(self) -> NDArray[np.int64]:
-        """The same for prompt tokens."""
+        """The same of the prompt."""
         return self.whole[_PLACE["num_prompt_top"]]
 
     @property
     def waits(self) -> NDArray[np.bool_]:
-        """Whether the row's token is chosen elsewhere, by a search."""
+        """Whether its tokens are chosen elsewhere."""
         return self.whole[_PLACE["waits"]] != 0
 
     @property
     def wants_states(self) -> NDArray[np.bool_]:
-        """Whether hidden states of all the row's tokens are read."""
+        """Whether hidden states are read."""
         return self.whole[_PLACE["wants_states"]] != 0
 
     @property
     def readers(self) -> NDArray[np.object_]:
-        """The Reader of each row."""
+        """The readers of the rows."""
         return self.all_readers[self.rows]
 
 
@@ -176,26 +146,8 @@ class RowSampling:
         self._real = np.zeros((len(_REAL), 0), np.float64)
         self._whole = np.zeros((len(_WHOLE), 0), np.int64)
         self._readers = np.zeros(0, np.object_)
-        # The rows of the last call of `of`, and its result, unless a row was set since.
+        # The rows that `of` was last called for, and its result, unless something was set since.
         self._latest: tuple[bytes, Asked] | None = None
-
-    def open(
-        self,
-        params: SamplingParams,
-        prompt: Sequence[int],
-        stops: Sequence[int],
-        bad_words: Sequence[Sequence[int]],
-        grammar: Grammar | None = None,
-    ) -> int:
-        """Open a lane for a sequence, and return it; NO_LANE if its logits are not changed."""
-        if not params.adjusts:
-            return NO_LANE
-        return self.adjustments.open(params, prompt, stops=stops, bad_words=bad_words, grammar=grammar)
-
-    def close(self, lane: int) -> None:
-        """Close the lane of a sequence that has ended; NO_LANE does nothing."""
-        if lane != NO_LANE:
-            self.adjustments.close(lane)
 
     def set(
         self,
@@ -207,7 +159,7 @@ class RowSampling:
         lane: int = NO_LANE,
         reader: Reader | None,
     ) -> None:
-        """Note that the row serves a sequence of this request from now on; `reader` gets its log-probabilities."""
+        """Let the row serve a sequence of this request; `reader` gets what the request wants to read."""
         self._latest = None
         if row >= len(self._readers):
             self._real = np.pad(self._real, ((0, 0), (0, row + 1)))
@@ -233,7 +185,7 @@ class RowSampling:
         self._readers[row] = reader
 
     def set_branch(self, row: int, reader: Reader, num_top: int, *, wants_states: bool) -> None:
-        """Note that the row serves a branch of a search from now on: `reader` gets its likeliest next tokens, and chooses."""
+        """Let the row serve a branch of a search; `reader` gets its likeliest next tokens, and chooses."""
         self.set(row, SamplingParams(), seed=0, prompt_len=0, reader=reader)
         self._whole[_PLACE["num_top"], row] = num_top
         self._whole[_PLACE["waits"], row] = True
@@ -242,7 +194,7 @@ class RowSampling:
     def of(self, rows: NDArray[np.int64]) -> Asked:
         """Return how these rows are sampled now."""
         key = rows.tobytes()
-        # Decodes mostly have the rows of the step before, unchanged.
+        # In decodes mostly the same rows come again, unchanged.
         if self._latest is None or self._latest[0] != key:
             self._latest = key, self._of(rows)
         return self._latest[1]
@@ -252,22 +204,22 @@ class RowSampling:
         return Asked(rows, self._real[:, rows], whole, self._readers, whole.max(1, initial=_LEAST).tolist())
 
     def choose(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Choose the next token of each row, int32 [n], by logits [n, vocabulary], which it may change; row i has places[i] output tokens before it. Calls
-        readers. Raises BadLogits or CannotAdjust."""
+        """Return the next token of each row, int32 [n], whose output has places[i] tokens before it. May change `logits`, [n, vocabulary].
+        Raises BadLogits or CannotAdjust."""
         reads = (asked.num_top >= 0).nonzero()[0] if asked.any_reads else np.empty(0, np.int64)
-        # Copied before they are adjusted.
+        # The model's own, before anything is done to them.
         read = logits[reads] if len(reads) else None
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers)
         tokens = drawn(logits, asked, places)
         self.note(asked, places, tokens)
         if read is not None:
-            calls = [reader.read_output for reader in asked.readers[reads]]
-            _call_readers(calls, read, places[reads], tokens[reads], asked.num_top[reads])
+            tells = [reader.read_output for reader in asked.readers[reads]]
+            _tell(tells, read, places[reads], tokens[reads], asked.num_top[reads])
         return tokens
 
     def guess(self, logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Choose as `choose` does, by logits of a draft model: calls neither readers nor logits processors, and refuses no logits."""
+        """Choose by logits of a model that guesses: no reader gets them, no logits processor is called, and no logits are refused."""
         if asked.adjusts:
             self.adjustments.apply(logits, asked.lanes, places, asked.numbers, is_guess=True)
         tokens = drawn(logits.nan_to_num(), asked, places)
@@ -275,21 +227,23 @@ class RowSampling:
         return tokens
 
     def note(self, asked: Asked, places: NDArray[np.int64], tokens: NDArray[np.int32]) -> None:
-        """Note output tokens at these places, which may be drafts: the next tokens are chosen after them."""
+        """Note tokens, int32 [n], as outputs at these places, or as drafts there: the next tokens are chosen after them."""
         if asked.adjusts:
             self.adjustments.note(asked.lanes, places, tokens, asked.numbers)
 
 
 def drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Draw a token for each row, int32 [n], without changing logits or calling readers."""
+    """Choose as `RowSampling.choose`, for rows that want nothing else."""
+    temperature, top_p, min_p, typical_p = asked.real
+    top_k, seeds = asked.whole[:2]
     return sample(
         logits,
-        temperature=asked.temperature,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
-        min_p=asked.min_p,
-        typical_p=asked.typical_p,
-        seeds=asked.seeds,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        seeds=seeds.view(np.uint64),
         places=places,
     )
 
@@ -297,8 +251,8 @@ def drawn(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> NDArray[np
 def prompt_places(
     asked: Asked, num_tokens: NDArray[np.int64], positions: NDArray[np.int64]
 ) -> NDArray[np.bool_] | None:
-    """Return which packed tokens of rows, `num_tokens` of each, are followed by a prompt token whose log-probability is read, bool [tokens]; None if none
-    is."""
+    """Return which packed tokens, `num_tokens[i]` of row i, are followed by a prompt's token whose log-probability is wanted: bool [tokens];
+    None: none is."""
     if not asked.any_reads_prompt:
         return None
     wants = (asked.num_prompt_top >= 0).repeat(num_tokens)
@@ -307,37 +261,37 @@ def prompt_places(
 
 
 def state_places(asked: Asked, num_tokens: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-    """Return which packed tokens of rows, `num_tokens` of each, have hidden states that are read, bool [tokens]; None if none has."""
+    """Return of which packed tokens, `num_tokens[i]` of row i, the hidden state is wanted: bool [tokens]; None: of none."""
     return asked.wants_states.repeat(num_tokens) if asked.any_wants_states else None
 
 
 def tell_states(states: Tensor, asked: Asked, positions: NDArray[np.int64]) -> None:
-    """Give each row's reader the hidden state at its position, of [n, hidden size]."""
+    """Give each row's reader the hidden state at a position, of [n, hidden size]."""
     for reader, position, state in zip(asked.readers, positions.tolist(), states.cpu(), strict=True):
         reader.read_state(position, state)
 
 
 def tell_prompts(logits: Tensor, asked: Asked, places: NDArray[np.int64]) -> None:
-    """Give each row's reader the log-probabilities at the prompt token of a place, by logits [n, vocabulary] after the token before it."""
+    """Give each row's reader the log-probability of the prompt's token at a place, by logits [n, vocabulary] after the one before it."""
     tokens = np.array([reader.prompt_ids[place] for reader, place in zip(asked.readers, places, strict=True)], np.int32)
-    _call_readers([reader.read_prompt for reader in asked.readers], logits, places, tokens, asked.num_prompt_top)
+    _tell([reader.read_prompt for reader in asked.readers], logits, places, tokens, asked.num_prompt_top)
 
 
-def _call_readers(
-    calls: list[Callable[..., None]],
+def _tell(
+    tells: list[Callable[..., None]],
     logits: Tensor,
     places: NDArray[np.int64],
     tokens: NDArray[np.int32],
     num_top: NDArray[np.int64],
 ) -> None:
-    """Call each of `calls` with the log-probabilities of the token at a place, and of the `num_top` likeliest tokens there."""
+    """Give each reader the log-probability of the token at a place, and of so many of the likeliest."""
     found = logprobs(logits, tokens, int(num_top.max()))
-    for i, (call, place, count) in enumerate(zip(calls, places.tolist(), num_top.tolist(), strict=True)):
-        call(place, *_line(found, tokens, i, count))
+    for i, (tell, place, count) in enumerate(zip(tells, places.tolist(), num_top.tolist(), strict=True)):
+        tell(place, *_line(found, tokens, i, count))
 
 
 def _line(found: Logprobs, tokens: NDArray[np.int32], i: int, count: int) -> tuple[list[int], list[float], list[int]]:
-    """Return ids, log-probabilities and ranks of the token at a place and the `count` likeliest, each token once."""
+    """Return the token at a place and the `count` likeliest, each id once: ids, values, ranks."""
     ids, values = [tokens.item(i)], [found.chosen.item(i)]
     ranks = [found.ranks.item(i)]
     for nth in range(count):

@@ -57,10 +57,10 @@ def test_depths_are_those_of_a_look_up_in_each_memory(seed):
     prompts = [
         heads[random.integers(3)][: random.integers(1, 20)] + random.integers(0, 9, 9).tolist() for _ in range(20)
     ]
-    for name in index.replicas:
+    for name in "abc":
         schedulers[name] = Scheduler(BlockManager(int(random.integers(16, 40)), 2, host_blocks=8))
     for number, prompt in enumerate(prompts):
-        name = index.replicas[random.integers(3)]
+        name = "abc"[random.integers(3)]
         serve(schedulers[name], str(number), prompt)
         index.apply(name, schedulers[name].manager.take_events())
         for asked in prompts:
