@@ -126,11 +126,6 @@ class LayeredPool:
         return self.num_blocks
 
     @property
-    def scratch_slot(self) -> int:
-        """The first slot of the scratch block."""
-        return self.num_blocks * self.block_size
-
-    @property
     def bytes_per_slot(self) -> int:
         """Bytes of one token's K and V in the layer that has the most, if stored in the pool's dtype."""
         sizes = (its.keys.heads * its.keys.size + its.values.heads * its.values.size for its in self._layers.values())

@@ -190,7 +190,7 @@ class Latents:
         size, table = self._pool.block_size, self._step.table(part)
         within = np.minimum(positions // size, table.shape[1] - 1)
         of_tables = table[sequences[:, None], within].astype(np.int64) * size + positions % size
-        slots: Ints = np.where(is_there, of_tables, self._pool.scratch_slot).reshape(-1)
+        slots: Ints = np.where(is_there, of_tables, self._pool.scratch_block * size).reshape(-1)
         return slots
 
     def _room_for(self, num_tokens: int, block_size: int, keys: Tensor, values: Tensor) -> LayeredPool:

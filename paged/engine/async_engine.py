@@ -88,7 +88,11 @@ class AsyncEngine:
             await self._call(lambda: self.engine.add_request(prompt, params, id=request_id, **wishes))
             self._go_on()
             while not is_over:
-                found = await self._next(queue, request_id, ends)
+                try:
+                    async with asyncio.timeout_at(ends):
+                        found = await queue.get()
+                except TimeoutError:
+                    raise DeadlineExceeded(f'request "{request_id}" did not end within {deadline_s} s.') from None
                 if isinstance(found, BaseException):
                     is_over = True
                     raise found
@@ -152,15 +156,6 @@ class AsyncEngine:
         """Run a function in the engine's thread."""
         self._must_be_open()
         return await asyncio.wrap_future(self._thread.submit(what))
-
-    async def _next(
-        self, queue: asyncio.Queue[EngineOutput | BaseException], request_id: str, ends: float | None
-    ) -> EngineOutput | BaseException:
-        try:
-            async with asyncio.timeout_at(ends):
-                return await queue.get()
-        except TimeoutError:
-            raise DeadlineExceeded(f'request "{request_id}" did not end in its time.') from None
 
     def _go_on(self) -> None:
         self._has_work.set()

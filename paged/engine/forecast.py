@@ -36,7 +36,7 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def forecast(outlook: Outlook, *, more: int = 0, prompt_len: int = 1, output_len: int | None = None) -> Forecast:
-    """Return the forecast for all waiting requests, and for `more` behind them of these lengths (None: as outputs)."""
+    """Return the forecast for all waiting requests, and for `more` behind them of these lengths (None: the mean output)."""
     longest = max(1, outlook.max_total - prompt_len)
     left = output_len or outlook.mean_output or longest // 2
     left = max(1, min(left, longest))

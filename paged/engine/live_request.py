@@ -16,7 +16,7 @@ from paged.scheduler import RequestUsage
 
 
 class LiveSequence:
-    """One answer while it grows. `lane` holds the changes to its logits."""
+    """One answer while it grows. `lane`: where changes to its logits are kept; NO_LANE: there are none."""
 
     def __init__(self, request: LiveRequest, number: int, seed: int, lane: int = NO_LANE) -> None:
         self.request = request

@@ -115,8 +115,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     output_tokens   sampled tokens
     drafted_tokens  guessed tokens; accepted_tokens: those that were right
     host_s          in schedule, inputs, sampling, update and text; model_s: in moves and forward passes, at the same
-                    time
-                    if one step ahead
+                    time if one step ahead
     """
 
     steps: int
