@@ -798,8 +798,17 @@ def _runner(config: EngineConfig, model: LoadedModel, pool: LayeredPool, ranks: 
 
 
 def _check_loaded_so(config: EngineConfig, model: LoadedModel) -> None:
-    """Raise InvalidConfig if a quantization or ranks are asked for that a loaded model does not have."""
-    its = config.model
+    """Raise InvalidConfig if a dtype, a device, a quantization or ranks are named that a loaded model does not have."""
+    its, dtype = config.model, str(model.dtype).removeprefix("torch.")
+    # "cpu" is the default of `device`.
+    for name, named, loaded in (
+        ("dtype", its.dtype, ("auto", dtype)),
+        ("device", its.device, ("cpu", model.device.type, str(model.device))),
+    ):
+        if named not in loaded:
+            raise InvalidConfig(
+                f'{name}="{named}" is chosen at load, and {model.path} is loaded already, with {name}="{loaded[-1]}"; name it to load_model.'
+            )
     if its.tensor_parallel_size > 1:
         raise InvalidConfig(
             f"tensor_parallel_size={its.tensor_parallel_size}: a model is split while it is loaded, and {model.path} is loaded already; name its folder."
