@@ -17,7 +17,6 @@ from paged.base.arguments import token_array
 from paged.errors import TextEnded
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 # A window of fewer characters could begin and end within the same character, which has at most four bytes.
@@ -38,14 +37,10 @@ class TextStream:
     bytes missing. Bytes that are no character become U+FFFD. The tokenizer's clean-up of spaces, which rewrites text, is off.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, prompt_ids: list[int], *, skip_special_tokens: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, prompt_ids: list[int]) -> None:
         """Begin behind a prompt; only its end is read."""
         # Several times as fast as the tokenizer's own `decode`, which calls it.
         self._backend = tokenizer.backend_tokenizer
-        self._skips_special = skip_special_tokens
-        self._unspoken = _special_ids(self._backend) if skip_special_tokens else frozenset()
         self._has_ended = False
         self._window = self._end_of(prompt_ids)
         # Text of the window before the first new character. It may still change if it ends within one.
@@ -106,15 +101,15 @@ class TextStream:
             num_tokens *= 2
 
     def _spoken(self, ids: list[int]) -> list[int]:
-        """Return the tokens without those that the decoder skips: they are no context."""
-        return [id for id in ids if id not in self._unspoken and self._backend.id_to_token(id) is not None]
+        """Return the tokens without those that the tokenizer does not know, and its decoder skips: they are no context."""
+        return [id for id in ids if self._backend.id_to_token(id) is not None]
 
     def _is_byte(self, id: int) -> bool:
         token = self._backend.id_to_token(id)
         return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
     def _decoded(self, ids: list[int]) -> str:
-        text: str = self._backend.decode(ids, skip_special_tokens=self._skips_special)
+        text: str = self._backend.decode(ids, skip_special_tokens=False)
         return text
 
 
@@ -127,7 +122,3 @@ def _num_shared(one: str, other: str) -> int:
     """Return how many characters both begin with."""
     shorter = min(len(one), len(other))
     return next((place for place in range(shorter) if one[place] != other[place]), shorter)
-
-
-def _special_ids(backend: Tokenizer) -> frozenset[int]:
-    return frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
