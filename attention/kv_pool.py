@@ -153,15 +153,15 @@ class LayeredPool:
         }
 
     def layer(self, layer: int) -> LayerKV:
-        """K and V of a layer."""
+        """Return where K and V of a layer lie, as views."""
         return self._layers[layer]
 
     def keys(self, layer: int) -> Tensor:
-        """[num_blocks + 1, block_size, kv heads, size]: K of a layer, by page; a copy in float32 if it is quantised."""
+        """Return K of a layer by page, [num_blocks + 1, block_size, kv heads, size]; a float32 copy if it is quantised."""
         return _numbers(self._layers[layer].keys)
 
     def values(self, layer: int) -> Tensor:
-        """[num_blocks + 1, block_size, kv heads, size]: V of a layer, as `keys`."""
+        """Return V of a layer, as `keys`."""
         return _numbers(self._layers[layer].values)
 
     def write_kv(
