@@ -174,7 +174,8 @@ class Engine:
         self.turns = Turns(EngineInUse)
         self._sampling = RowSampling()
         self._drafter: Drafter | None = None
-        most = config.decoding.most_drafts
+        # Drafts beyond a step's token budget are never computed; lookahead decoding has arrays of as many, of 6 at least.
+        most = min(config.decoding.most_drafts, max(6, self.scheduler.limits.max_tokens_per_step))
         if draft is not None:
             # Guesses may depend on what else is in a batch; answers do not.
             its_runner = runner_for(

@@ -129,6 +129,12 @@ def test_a_draft_model_that_is_the_model_itself_is_always_right(options):
     assert decided.preemptions_swap > 0 or "host_blocks" not in options
 
 
+def test_lookahead_drafts_no_more_than_a_step_may_compute():
+    engine = Engine(tiny_model(), num_blocks=16, speculate="lookahead", num_drafts=10**12, max_tokens_per_step=20)
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=12, ignore_eos=True), id="a")
+    assert len(tokens_of(engine)["a"]) == 12
+
+
 def test_a_block_takes_the_memory_of_both_models(model):
     with_draft = Engine(model, kv_cache_bytes=2**20, speculate="draft")
     without = Engine(model, kv_cache_bytes=2**20)
