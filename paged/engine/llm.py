@@ -15,7 +15,7 @@ from paged.engine.config import EngineConfig
 from paged.engine.engine import Engine
 from paged.engine.live_request import LiveRequest
 from paged.engine.results import Completion, EngineOutput
-from paged.errors import InvalidConfig, InvalidRequest
+from paged.errors import InvalidConfig, InvalidRequest, InvalidSampling
 from paged.model.chat import chat_prompt
 from paged.model.checkpoint import is_shipped
 from paged.model.loading import LoadedModel
@@ -95,7 +95,7 @@ class LLM:
         self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: BeamSearchParams, **options: Any
     ) -> list[Completion]:
         """Search the `params.n` likeliest answers to every prompt, the best first; `options` are generate's."""
-        return self.generate(prompts, params, **options)
+        return self.generate(prompts, _must_be(BeamSearchParams, params), **options)
 
     def contrastive_search(
         self,
@@ -104,7 +104,8 @@ class LLM:
         **options: Any,
     ) -> list[Completion]:
         """Answer every prompt without repeating earlier text; `options` are generate's."""
-        return self.generate(prompts, ContrastiveSearchParams() if params is None else params, **options)
+        params = ContrastiveSearchParams() if params is None else params
+        return self.generate(prompts, _must_be(ContrastiveSearchParams, params), **options)
 
     def get_tokenizer(self) -> Any:
         """Return the model's Hugging Face tokenizer. Raises InvalidRequest if the checkpoint has none."""
@@ -141,6 +142,13 @@ class LLM:
                 if on_completion is not None and output.finished:
                     place = ids[output.id]
                     on_completion(place, requests[place].completion())
+
+
+def _must_be(kind: type[Params], params: Params) -> Params:
+    """Return the parameters of a search. Raises InvalidSampling for others."""
+    if not isinstance(params, kind):
+        raise InvalidSampling(f"params have to be {kind.__name__}; got {shown(params)}.")
+    return params
 
 
 def _listed(prompts: Any) -> list[Any]:
