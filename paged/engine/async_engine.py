@@ -167,7 +167,7 @@ class AsyncEngine:
         while True:
             await self._has_work.wait()
             try:
-                outputs, goes_on = await self._call(self._step)
+                outputs, goes_on = await self._call(lambda: (self.engine.step(), self.engine.has_unfinished))
             except Exception as error:
                 await self._fail(error)
                 continue
@@ -177,9 +177,6 @@ class AsyncEngine:
                 queue = self._queues.get(output.id)
                 if queue is not None:
                     queue.put_nowait(output)
-
-    def _step(self) -> tuple[list[EngineOutput], bool]:
-        return self.engine.step(), self.engine.has_unfinished
 
     async def _fail(self, error: Exception) -> None:
         """End all requests after a step has raised; their tasks get the error."""

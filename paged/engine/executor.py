@@ -172,7 +172,7 @@ class LocalExecutor:
             if launched.next_computes is not None:
                 launched.next_computes.wait()
         elif launched.ran is None:
-            self._run(launched)
+            launched.run(self._worker, self._drafter, self._clock)
         assert launched.ran is not None, "those before it were read, and had not failed"
         return launched.ran
 
@@ -196,9 +196,6 @@ class LocalExecutor:
         if self._thread is not None:
             self._thread.shutdown()
 
-    def _run(self, launched: Launched) -> None:
-        launched.run(self._worker, self._drafter, self._clock)
-
     def _run_behind(self, launched: Launched) -> None:
         """Run a step on the model's thread, unless an earlier one failed."""
         try:
@@ -206,7 +203,7 @@ class LocalExecutor:
                 return
             if torch.get_num_threads() != launched.num_threads:
                 torch.set_num_threads(launched.num_threads)
-            self._run(launched)
+            launched.run(self._worker, self._drafter, self._clock)
         except BaseException:
             self._has_failed = True
             raise

@@ -62,7 +62,9 @@ class LLM:
                 for prompt, its in zip(several, each, strict=True):
                     # An interrupt must not come between adding a request and noting it.
                     with Uninterrupted():
-                        requests.append(self._added(prompt, its))
+                        request = self.engine.live_request(self.engine.add_request(prompt, its))
+                        assert request is not None, "a request that was just added lives"
+                        requests.append(request)
                 with tqdm(
                     total=len(requests), desc="answers", disable=None if use_tqdm is None else not use_tqdm
                 ) as bar:
@@ -112,11 +114,6 @@ class LLM:
         if self.engine.model.tokenizer is None:
             raise InvalidRequest(f"{self.engine.model.path}: no tokenizer there.")
         return self.engine.model.tokenizer
-
-    def _added(self, prompt: Any, params: Params | None) -> LiveRequest:
-        request = self.engine.live_request(self.engine.add_request(prompt, params))
-        assert request is not None, "a request that was just added lives"
-        return request
 
     def _drive(
         self,

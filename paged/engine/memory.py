@@ -65,7 +65,8 @@ def memory_for(
         host_caching=config.memory.host_caching,
         groups=groups,
     )
-    if plan is not None and not _lies_side_by_side(models[0], plan):
+    # If a page is a block with K and V of all layers, the pool is one of equal layers.
+    if plan is not None and not (models[0].is_uniform and [each.pages for each in plan.groups] == [1]):
         pools = [
             layered_pool_for(models[0], plan, num_blocks=num_blocks, num_host_blocks=host_blocks, kv_dtype=kv_dtype)
         ]
@@ -110,11 +111,6 @@ def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], block_size: in
             f'speculate="draft": layers of several kinds, as {model.path} has, do not share blocks with another model.'
         )
     return plan_of(model, block_size=block_size, kv_dtype=kv_dtype)
-
-
-def _lies_side_by_side(model: LoadedModel, plan: LayerPlan) -> bool:
-    """Whether a page is a block with K and V of all layers, as in a pool of equal layers."""
-    return model.is_uniform and len(plan.groups) == 1 and plan.groups[0].pages == 1
 
 
 def _num_blocks(
