@@ -244,7 +244,8 @@ class Scheduler(Uncopyable):
         state = self._state
         now = latest_time(now, state.now)
         is_out = self._is_out(batch, 0, "updated")
-        tokens, uneven = ending.checked(state, batch, token_ids, counts)
+        out, most = state.outstanding.batches, state.limits.vocabulary_size
+        tokens, uneven = ending.checked(batch, token_ids, counts, out=out, vocabulary_size=most)
         state.set_now(now)
         if is_out:
             state.outstanding.end(batch)

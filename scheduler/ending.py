@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,13 @@ _INT64 = np.dtype(np.int64)
 _STATUS = {ABORT: Status.ABORTED, REJECTED: Status.REJECTED}
 
 
-def checked(state: State, batch: Batch, token_ids: Any, counts: Any) -> tuple[Tokens, Counts | None]:
+def checked(
+    batch: Batch, token_ids: Any, counts: Any, *, out: Collection[Batch], vocabulary_size: int | None
+) -> tuple[Tokens, Counts | None]:
     """Return the tokens that the caller gives for all rows of a batch, int32 [m], and how many each row gets, int64 [n]
-    (None: one for each row that samples). Raises WrongTokens."""
+    (None: one for each row that samples). `out`: the outstanding batches. Raises WrongTokens."""
     try:
-        tokens = tokens_below(token_ids, state.limits.vocabulary_size)
+        tokens = tokens_below(token_ids, vocabulary_size)
     except InvalidTokens as error:
         raise _wrong(batch, str(error)) from None
     ticket, num = batch.ticket, len(tokens)
@@ -51,7 +54,7 @@ def checked(state: State, batch: Batch, token_ids: Any, counts: Any) -> tuple[To
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise _wrong(batch, f"row {row} does not sample in it, and got tokens.")
-    for other in state.outstanding.batches if (array > 1).any() else ():
+    for other in out if (array > 1).any() else ():
         places = other.source_places[other.source_batches == batch.number]
         if len(rests := places[array[places] > 1]):
             got = f"row {rows[rests[0]]} got {array[rests[0]]} tokens"
