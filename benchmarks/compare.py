@@ -27,7 +27,7 @@ from typing import Any
 
 import host_cost_table
 
-from paged.model.machine import processor
+from paged.model.machine import processor_name
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
@@ -146,7 +146,7 @@ class Bench:
 def hardware() -> dict[str, Any]:
     """The machine, as a reader of the table wants it: no name and no path of it."""
     gib = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
-    return {"cpu": processor(), "cores": os.cpu_count(), "memory_gib": gib, "system": platform.system()}
+    return {"cpu": processor_name(), "cores": os.cpu_count(), "memory_gib": gib, "system": platform.system()}
 
 
 def in_turns(what: str, measure: Callable[[str], Run], rounds: int) -> dict[str, list[Run]]:

@@ -31,7 +31,7 @@ from paged.model.capacity import pool_for
 from paged.model.checkpoint import checkpoint_path
 from paged.model.hook import under_way
 from paged.model.loading import LoadedModel, load_model
-from paged.model.machine import processor
+from paged.model.machine import processor_name
 from paged.model.runner import TILE, runner_for
 from paged.sampling.params import SamplingParams
 
@@ -225,7 +225,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
                 packed.append({"threads": num_threads, "model": name, "case": where, "ms": runs})
     return {
         "machine": {
-            "processor": processor(),
+            "processor": processor_name(),
             "threads": torch.get_num_threads(),
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -40,7 +40,7 @@ from paged.model.loading import LoadedModel, as_loaded, load_model
 from paged.model.machine import machine
 from paged.model.model_shape import ModelShape
 from paged.model.random_weights import random_model
-from paged.model.runner import is_plain
+from paged.model.runner import can_be_captured
 from paged.study.hardware import model_named
 from paged.testing.engine_world import EngineRequest, EngineWorld
 from paged.testing.pressure import answers_of
@@ -282,7 +282,7 @@ def captured_family(name: str, device: str) -> tuple[str, str]:
         warnings.simplefilter("always")
         save(rows()[name], Path(folder))
         model = load_model(folder, device=device)
-        if not is_plain(model):
+        if not can_be_captured(model):
             model = load_model(folder, device=device, dtype="bfloat16")
         prompts = [
             np.random.default_rng(seed).integers(3, model.vocabulary_size, 5 + 3 * seed).tolist() for seed in range(6)

@@ -28,7 +28,7 @@ from paged import POLICIES, Engine, SamplingParams
 from paged.errors import InvalidConfig, NeverFits, UnsupportedModel
 from paged.model.load_check import BOUND, difference, generated
 from paged.model.loading import LoadedModel, config_of, load_model, reference_attention
-from paged.model.shrinking import VOCABULARY, shrunk
+from paged.model.shrinking import VOCABULARY, Shrunk
 from paged.testing.engine_world import EngineRequest
 from paged.testing.pressure import Answers, answers_in_turn, answers_of, differences
 
@@ -147,7 +147,7 @@ def save(family: Family, folder: Path) -> dict[str, int]:
     # Untied: random text that is tied to large embeddings repeats its last word for ever.
     config = AutoConfig.for_model(family.model_type, **{"tie_word_embeddings": False, **family.fields})
     if not family.is_whole:
-        config = shrunk(config).config
+        config = Shrunk(config).config
     build: Any = AutoModelForCausalLM.from_config
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from paged import Engine, SamplingParams
 from paged.errors import InvalidRequest, UnsupportedModel
 from paged.model.loading import load_model
-from paged.model.shrinking import VOCABULARY, shrunk
+from paged.model.shrinking import VOCABULARY, Shrunk
 
 from ..driving import tokens_of  # noqa: TID252
 
@@ -24,7 +24,7 @@ FAMILIES, REFUSED = json.loads(Path(__file__).with_name("families.json").read_te
 def folder_of(saved):
     """folder_of(architecture, changes): a checkpoint of that configuration made small, with random weights."""
     return lambda architecture, changes: saved(
-        shrunk(AutoConfig.for_model(architecture.split()[0], **changes)).config, 0.15, seed=1
+        Shrunk(AutoConfig.for_model(architecture.split()[0], **changes)).config, 0.15, seed=1
     )
 
 

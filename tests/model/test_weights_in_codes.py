@@ -16,7 +16,7 @@ from paged.model.native.coded import QuantisedLinear
 from paged.model.native.experts import PackedExperts
 from paged.model.native.fused import fused_decoder
 from paged.model.native.packed import PackedLinear
-from paged.model.quantised import placing
+from paged.model.quantised import at_load, placing
 from paged.model.quantised.weights import quantise
 from paged.model.shape import num_parameters
 from paged.testing.engine_world import EngineRequest
@@ -189,5 +189,5 @@ def test_weights_that_cannot_become_codes_are_refused(call, shown, checkpoint, l
         load_model(folder, quantization="int8")
 
     odd = checkpoint("llama", hidden_size=48)
-    names = {"harmed": harmed, "checkpoint": checkpoint, "loaded": loaded, "odd": odd}
+    names = {"at_load": at_load, "harmed": harmed, "checkpoint": checkpoint, "loaded": loaded, "odd": odd}
     assert_refused(call, shown, globals() | names)

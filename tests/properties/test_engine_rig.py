@@ -34,8 +34,9 @@ SHARES = {
     0.15: "preempted",
     0.1: "abort halfway",
     0.08: "hit",
-    0.05: "refused, duplicate refused",
+    0.05: "refused",
     0.03: "ended by stop",
+    0.02: "duplicate refused",
 }
 """Share of the examples → the events that have to occur in so many."""
 TIGHT = EngineWorld(num_blocks=6, block_size=2, host_blocks=4)
