@@ -59,7 +59,8 @@ class OurPool:
 
         self.tables = Tables(BLOCK_SIZE, num_rows=ROWS_AT_ONCE)
         self.pool = Pool(num_blocks, "device")
-        self.index = PrefixIndex(self.tables, Flights(), self.pool, Pool(0, "host"))
+        host = Pool(0, "host")
+        self.index = PrefixIndex(self.tables, Flights(), self.pool, host, host_gives_way=False)
         self.root = root_prefix(None)
         self.next_token = 0
 
