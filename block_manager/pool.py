@@ -19,7 +19,7 @@ from paged.errors import InvalidConfig, OutOfBlocks
 
 from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Reach, Run
 
-# A segment's number, its blocks in eviction order, and the step that released them.
+# A segment's number, its blocks, of which the last is evicted first, and the step that released them.
 Segment = tuple[int, Blocks, int]
 
 # The high bit in the state of a used block that carries a node.
@@ -392,7 +392,7 @@ class CachedQueue:
         """Append blocks, evicted last one first; `is_next`: put them in front. The queue keeps the array."""
         number, count = next(self._numbers), len(blocks)
         self._pool.state[blocks] = -number
-        segment = number, blocks[::-1], step
+        segment = number, blocks, step
         if is_next:
             self._swept.appendleft(segment)
         else:
@@ -414,13 +414,13 @@ class CachedQueue:
             live = self._live(number, blocks)
             self._num_entries -= len(blocks)
             num = len(live)
-            fits = left if width is None else int(width[live].cumsum().searchsorted(left)) + 1
+            fits = left if width is None else int(width[live[::-1]].cumsum().searchsorted(left)) + 1
             if num > fits:
-                self._swept.appendleft((number, live[fits:], when))
+                self._swept.appendleft((number, live[: num - fits], when))
                 self._num_entries += num - fits
-                live, num = live[:fits], fits
+                live, num = live[num - fits :], fits
             if num:
-                taken.append(live)
+                taken.append(live[::-1])
                 self.num_blocks -= num
                 pages = num if width is None else int(width[live].sum())
                 left -= pages
@@ -430,7 +430,7 @@ class CachedQueue:
     def blocks(self) -> Blocks:
         """The blocks in eviction order, int64 [num_blocks]; a copy."""
         segments = [*self._swept, *self._segments]
-        return np.concatenate([NO_BLOCKS, *(self._live(number, blocks) for number, blocks, _ in segments)])
+        return np.concatenate([NO_BLOCKS, *(self._live(number, blocks)[::-1] for number, blocks, _ in segments)])
 
     @property
     def is_counted(self) -> bool:

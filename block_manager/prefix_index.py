@@ -15,7 +15,7 @@ import numpy as np
 
 from paged.base.arguments import Tokens
 
-from .content_key import extend_chain, namespace_digest, node_prefix
+from .content_key import namespace_digest, node_prefix
 from .flights import Flight, Flights
 from .pool import Pool, Retentions
 from .runs import DEVICE, HOST, NO_BLOCKS, NUM_PLACES, Blocks, Node, Path, Run, Span, num_nodes, spans_to, stretches
@@ -364,7 +364,7 @@ class PrefixIndex:
         for batch, share in self._flights.shares_of(row):
             stop = min(share.end // self._block_size - start, length)
             if stop > max(first, 0):
-                run.pending[batch] = max(first, 0)
+                run.note_pending(batch, max(first, 0))
                 self.pending.setdefault(batch, []).append(run)
                 first = stop
 
@@ -428,7 +428,7 @@ class PrefixIndex:
         known = len(run.digests)
         if known < stop:
             before = self.digest_before(run, known) or namespace_digest(run.key[: -self.block_bytes])
-            extend_chain(run.digests, before, self.run_tokens(run, known, stop), self.block_bytes)
+            run.extend_digests(before, self.run_tokens(run, known, stop), self.block_bytes)
         return run.digests[start:stop]
 
     def digest_before(self, run: Run, at: int) -> bytes | None:

@@ -13,14 +13,14 @@ A *place* is where a node may reside: a tier of a group, by index in `PrefixInde
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .content_key import node_prefix
+from .content_key import extend_chain, node_prefix
 
 Blocks = NDArray[np.int64]
 NO_BLOCKS: Blocks = np.empty(0, np.int64)
@@ -43,6 +43,8 @@ Reach = tuple[int, int, int]
 _BYTE = b"\xff"
 _HOLE = _BYTE * 8
 _Key = TypeVar("_Key")
+_NONE: Any = MappingProxyType({})
+_NO_DIGESTS: list[bytes] = []
 
 
 class Run:
@@ -66,21 +68,25 @@ class Run:
     evicted     by device place of a side: the nodes that the side has evicted from either tier, a bit each
     """
 
-    # On the class until a run has its own: each request makes a run.
-    length, tokens, is_end, open_level = 0, b"", False, 0
-    evicted: Mapping[int, int] = MappingProxyType({})
+    # Every few blocks of content have a run, so it makes a mapping of its own when something goes into it.
+    __slots__ = (
+        "_levels", "at", "blocks", "born", "children", "digests", "evicted", "id", "is_end", "key", "length",
+        "open_level", "parent", "pending", "retained", "row", "tokens",
+    )  # fmt: skip
 
     def __init__(
         self, id: int, key: bytes, parent: Run | None, at: int, row: int, born: int, num_places: int = NUM_PLACES
     ) -> None:
         self.id, self.key, self.parent, self.at, self.row, self.born = id, key, parent, at, row, born
         self.blocks = [NO_BLOCKS] * num_places
-        self.retained: dict[int, tuple[list[Reach], int]] = {}
+        self.length, self.tokens, self.is_end, self.open_level = 0, b"", False, 0
+        self.retained: dict[int, tuple[list[Reach], int]] = _NONE
         # How many retentions cover just this reach, at this level.
-        self._levels: dict[tuple[Reach, int], int] = {}
-        self.pending: dict[int, int] = {}
-        self.children: dict[int, int] = {}
-        self.digests: list[bytes] = []
+        self._levels: dict[tuple[Reach, int], int] = _NONE
+        self.pending: dict[int, int] = _NONE
+        self.children: dict[int, int] = _NONE
+        self.evicted: dict[int, int] = _NONE
+        self.digests = _NO_DIGESTS
 
     @property
     def confirmed_length(self) -> int:
@@ -172,11 +178,19 @@ class Run:
     def vanish(self) -> None:
         self.unlink(keep_content=False)
         self.blocks = [NO_BLOCKS] * len(self.blocks)
-        self.retained.clear()
-        self._levels.clear()
-        self.children.clear()
+        self.retained = self._levels = self.children = _NONE
+
+    def note_pending(self, batch: int, first: int) -> None:
+        self.pending = self.pending or {}
+        self.pending[batch] = first
+
+    def extend_digests(self, before: bytes, data: bytes, block_bytes: int) -> None:
+        """Append the digests of the next nodes, given the one before them and their tokens."""
+        self.digests = self.digests or []
+        extend_chain(self.digests, before, data, block_bytes)
 
     def add_child(self, at: int) -> None:
+        self.children = self.children or {}
         self.children[at] = self.children.get(at, 0) + 1
 
     def remove_child(self, at: int) -> bool:
@@ -186,13 +200,16 @@ class Run:
     def retain(self, number: int, reaches: list[Reach], level: int) -> None:
         """Note a retention of these nodes. It replaces one of the same number."""
         self.end_retention(number)
+        self.retained, self._levels = self.retained or {}, self._levels or {}
         self.retained[number] = reaches, level
         for reach in reaches:
             self._levels[reach, level] = self._levels.get((reach, level), 0) + 1
 
     def end_retention(self, number: int) -> bool:
         """Forget the retention of this number, if there is one. Return whether levels may have changed."""
-        reaches, level = self.retained.pop(number, ([], 0))
+        if number not in self.retained:
+            return False
+        reaches, level = self.retained.pop(number)
         return sum(_count_down(self._levels, (reach, level)) for reach in reaches) > 0
 
     def levels_of(self, group: int, offsets: Blocks) -> NDArray[np.int8]:
