@@ -568,11 +568,9 @@ class PrefixIndex:
 
     def loose_end(self, place: int, way: list[Node], most: int | None = None) -> list[Span]:
         """The loose end of a way in a place: its last cached nodes, `most` at most, off which no other run hangs.
-        Returns the last span first. Skips runs of the way that have no node any more."""
+        Returns the last span first. Skips runs of the way that have no node, or none yet."""
         pool, found, child = self.pools[place], list[Span](), None
         for run, at in way:
-            if run.row >= 0:
-                break
             if not run.length:
                 continue
             own = -1 if child is None else child.at

@@ -54,7 +54,7 @@ def checked(
     if not ticket.all_sample and array[~samples].any():
         row = int(rows[(array > 0) & ~samples][0])
         raise _wrong(batch, f"row {row} does not sample in it, and got tokens.")
-    for other in out if (array > 1).any() else ():
+    for other in out:
         places = other.source_places[other.source_batches == batch.number]
         if len(rests := places[array[places] > 1]):
             got = f"row {rows[rests[0]]} got {array[rests[0]]} tokens"
