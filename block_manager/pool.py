@@ -358,8 +358,8 @@ class Pool:
 
     def forget_all(self) -> None:
         """Take the nodes from all blocks. None may be used."""
-        cached = np.concatenate([queue.blocks() for queue in self.queues.values()])
-        self.forget_content(cached[::-1])
+        self.forget_content(np.concatenate([queue.blocks() for queue in self.queues.values()])[::-1])
+        self._is_raised = False
 
     def free_pages(self) -> Blocks:
         """The free pages in the order in which they are drawn, int64 [num_free]; a copy."""

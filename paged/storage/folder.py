@@ -97,7 +97,7 @@ class Folder:
         try:
             self.new(key).rename(target)
         except FileNotFoundError:
-            # Without its parents: a folder that somebody removed stays removed.
+            # Without its parents: a folder that was removed stays removed.
             target.parent.mkdir(mode=0o700, exist_ok=True)
             self.new(key).rename(target)
 
