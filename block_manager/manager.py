@@ -165,8 +165,8 @@ class BlockManager(Uncopyable):
 
     def next_end(self, row: int, end: int) -> int:
         """Where a share of the row that begins at its launched tokens should end, at most at `end`: its states are then
-        kept where other prompts may begin. Raises UnknownRow."""
-        row = self._memory.tables.one(row)
+        kept where other prompts may begin. Raises UnknownRow or InvalidConfig."""
+        row, end = self._memory.tables.one(row), checked_integer("end", end, 0)
         return self._memory.next_end(row, self._memory.tables.num_launched.item(row), end)
 
     def append(self, row: int, tokens: Any) -> None:

@@ -116,7 +116,7 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
     fields = msgspec.structs.asdict(request)
     try:
         own = msgspec.convert(fields, Request)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
         # A field is wrong, or a number of numpy.
         own = Request(**checked_fields(Request, fields, partial(wrong, request.id)))
     if own.max_tokens > UNLIMITED:
@@ -138,7 +138,7 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
         raise wrong(request.id, str(invalid)) from None
     if not len(prompt):
         raise wrong(request.id, "the prompt is empty; at least one token is needed.")
-    if request.keep_at != () and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
+    if (not isinstance(own.keep_at, tuple) or own.keep_at) and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
         raise wrong(request.id, error)
     try:
         root = request_root(request.salt, request.adapter, request.extra_key)

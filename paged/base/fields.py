@@ -42,7 +42,8 @@ def converted(name: str, value: Any, hint: Any, error: Callable[[str], Exception
         own = {key: _plain(each) for key, each in value.items()}
     try:
         found = value if hint is Any else msgspec.convert(own, hint)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        # The latter: half of a surrogate pair.
         raise error(f"{name} has to be {_words(inspect.type_info(hint))}; got {shown(value)}.") from None
     return count_of(found) if type(found) is int else found
 

@@ -383,6 +383,11 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     decoding: DecodingConfig = DecodingConfig()
 
     def __post_init__(self) -> None:
+        for name, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
+            if not isinstance(group := getattr(self, name), type(default)):
+                raise InvalidConfig(
+                    f"{name} has to be a {type(default).__name__}; got {shown(group)}. EngineConfig.of takes a setting by its own name."
+                )
         if self.decoding.speculate == "draft" and self.memory.disk_cache is not None:
             raise InvalidConfig(
                 'disk_cache does not go with speculate="draft": K and V of a draft model are not kept there.'

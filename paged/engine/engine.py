@@ -62,6 +62,7 @@ from paged.sampling.params import SamplingParams
 from paged.sampling.rows import RowSampling
 from paged.sampling.sampler import seed_of, seed_of_sequence
 from paged.sampling.search_params import SearchParams
+from paged.sampling.structured import StructuredOutputsParams
 from paged.scheduler import (
     FINISH_REASONS,
     Batch,
@@ -80,7 +81,6 @@ from paged.storage import BlockStore
 
 if TYPE_CHECKING:
     from paged.sampling.grammars import Grammar, Grammars
-    from paged.sampling.structured import StructuredOutputsParams
 
 OpenStore = Callable[[bytes, int], BlockStore]
 
@@ -421,6 +421,8 @@ class Engine:
         because a stranger's form may bring a process down. Another thread may call this during steps. Raises
         MissingExtra; InvalidSampling for a form that cannot be followed; InvalidRequest if the tokenizer does not fit,
         or no token ends an answer."""
+        if not isinstance(form, StructuredOutputsParams):
+            raise InvalidSampling(f"form has to be StructuredOutputsParams; got {shown(form)}.")
         import_with_extra("paged.sampling.grammars", "StructuredOutputsParams").probe(form)
         self._open_form(form)
 
@@ -581,8 +583,13 @@ class Engine:
         """Yield the outputs of these requests that have not been handed out; each is handed out when it is read."""
         return self._undelivered.take_each(request_ids)
 
-    def forget(self, request_ids: Iterable[str]) -> None:
-        """Abort those of the requests that live, and drop their outputs that have not been handed out."""
+    def forget(self, request_ids: Collection[str]) -> None:
+        """Abort those of the requests that live, and drop their outputs that have not been handed out. Raises
+        InvalidRequest if these are no ids."""
+        # One id is no list: each of its characters would count.
+        is_list = isinstance(request_ids, Collection) and not isinstance(request_ids, str)
+        if not is_list or not all(isinstance(each, str) for each in request_ids):
+            raise InvalidRequest(f"request_ids has to be a list of ids; got {shown(request_ids)}.")
         with Uninterrupted():
             for request_id in request_ids:
                 if request_id in self._live:
@@ -603,7 +610,7 @@ class Engine:
 
     def live_request(self, request_id: str) -> LiveRequest | None:
         """Return the record of a request that has not ended, for observers; None for others."""
-        return self._live.get(request_id)
+        return self._live.get(request_id) if isinstance(request_id, str) else None
 
     def _end_search(self, request_id: str, reason: str, error: str | None = None) -> None:
         """End a search from outside, without an answer."""
@@ -614,6 +621,8 @@ class Engine:
 
     def _must_be_no_branch(self, request_id: str) -> None:
         """Raise UnknownRequest for a search's branch, which is a request of the scheduler's alone."""
+        if not isinstance(request_id, str):
+            raise UnknownRequest(shown(request_id))
         if self._searches.owner_of(request_id) not in (None, request_id):
             raise UnknownRequest(request_id)
 

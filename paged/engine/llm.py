@@ -54,6 +54,9 @@ class LLM:
         through. After any error these requests have been aborted, and the engine can be used. A generate or a step
         within a callback, or while another thread calls the engine, raises EngineInUse.
         """
+        for name, callback in (("on_output", on_output), ("on_completion", on_completion)):
+            if callback is not None and not callable(callback):
+                raise InvalidRequest(f"{name} has to be a function, or None; got {shown(callback)}.")
         several = _listed(prompts)
         each = _one_each(sampling_params, len(several))
         with self.engine.turns.alone("generate"):

@@ -10,6 +10,7 @@ import time
 import zmq
 import zmq.utils.monitor
 
+from paged.base.fields import Finite, converted
 from paged.errors import UnreadableBatch
 from paged.serving.kv_follower import KvFollower, Numbered
 from paged.serving.kv_wire import END_SEQ, SEQ_BYTES, decoded
@@ -18,12 +19,13 @@ from paged.serving.kv_wire import END_SEQ, SEQ_BYTES, decoded
 class KvSubscriber:
     """Reads one publisher's events, which publishes at `endpoint` under `topic`, and replays at `replay_endpoint`.
 
-    `patience` is how many seconds an answer may pause before it is requested again. Raises zmq.ZMQError for an address that is none.
+    `patience` is how many seconds an answer may pause before it is requested again. Raises InvalidConfig if it is no number
+    above 0, and zmq.ZMQError for an address that is none.
     """
 
     def __init__(self, endpoint: str, replay_endpoint: str, *, topic: str = "", patience: float = 5.0) -> None:
         self._follower = KvFollower()
-        self._patience = patience
+        self._patience = converted("patience", patience, Finite)
         self._replay_endpoint = replay_endpoint
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._sub = self._context.socket(zmq.SUB)

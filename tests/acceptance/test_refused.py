@@ -11,9 +11,11 @@ import pytest
 
 import paged.study
 from paged import BlockManager, Drafts, LayerGroup, Policy, Request, Scheduler, register_policy
+from paged.errors import PagedError
 from paged.testing.snapshots import snapshot
 
 from .. import shown as table  # noqa: TID252
+from ..strange import STRANGE, given, parameters_of  # noqa: TID252
 
 STATE = [LayerGroup("full"), LayerGroup("state", pages=3)]
 WINDOW = [LayerGroup("full"), LayerGroup("window", 4)]
@@ -99,3 +101,32 @@ def test_what_is_refused_says_why_and_changes_nothing(call, shown):
     if out:
         for name in ("first", "second", "third"):
             out.update(batches[name], [7, 7])
+
+
+OTHERS = {
+    "rows": [0], "row": 0, "sequence": 0, "tokens": [1, 2, 3], "ends": [7], "counts": 1, "num_tokens": 1, "request_id": "a", "ids": ["a"],
+    "session_id": "s", "level": 1, "until": 9.0, "num_blocks": 1,
+}  # fmt: skip
+# Any object with a pool's attributes fits.
+BUT = {("must_fit", "pool")}
+
+
+@pytest.mark.parametrize(
+    ("subject", "call", "parameter"),
+    [
+        (name, *each)
+        for name in ("manager", "layers", "scheduler")
+        for each in parameters_of(type(SUBJECTS[name]()), BUT)
+    ],
+)
+def test_a_strange_value_is_taken_or_refused_by_a_typed_error_and_then_nothing_has_changed(subject, call, parameter):
+    found = SUBJECTS[subject]()
+    for value in STRANGE:
+        before, method = state_of(found), getattr(found, call)
+        try:
+            method(**given(method, OTHERS, parameter, value))
+        except PagedError:
+            assert state_of(found) == before, value
+        else:
+            assert not found.check(), value
+            found = SUBJECTS[subject]()

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from paged.base.arguments import is_real
+from paged.base.words import shown
 from paged.errors import InvalidConfig
 from paged.model.tiling import Tiling
 from paged.scheduler import Costs
@@ -40,9 +42,9 @@ class Faster(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             factor = getattr(self, name)
-            if not (factor >= 1 and (math.isfinite(factor) or name == "host")):
+            if not (is_real(factor) and factor >= 1 and (math.isfinite(factor) or name == "host")):
                 finite = "" if name == "host" else "finite and "
-                raise InvalidConfig(f"faster {name} is {factor}; it has to be {finite}at least 1")
+                raise InvalidConfig(f"faster {name} is {shown(factor)}; it has to be {finite}at least 1")
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):

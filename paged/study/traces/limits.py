@@ -1,9 +1,12 @@
 """The limits of a trace's numbers, for files, transformations and generators."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
+from paged.base.arguments import is_integer, is_real
+from paged.base.words import shown
 from paged.errors import InvalidConfig
 
 MAX_TOKENS = 10_000_000
@@ -20,8 +23,8 @@ def is_name(text: str) -> bool:
 
 def at_least(what: str, value: int, least: int, most: int | None = None) -> int:
     """Return `value` as an int. Raises InvalidConfig unless it is a whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InvalidConfig(f"{what} is {value!r}; it must be a whole number")
+    if not is_integer(value):
+        raise InvalidConfig(f"{what} is {shown(value)}; it must be a whole number")
     if value < least:
         raise InvalidConfig(f"{what} is {value:,}; at least {least:,} is needed")
     if most is not None and value > most:
@@ -31,12 +34,12 @@ def at_least(what: str, value: int, least: int, most: int | None = None) -> int:
 
 def positive(what: str, value: float) -> float:
     """Return `value` as a float. Raises InvalidConfig unless it is a finite number above 0."""
-    return _real(what, value, math.isfinite(value) and value > 0, "a positive number")
+    return _real(what, value, lambda: math.isfinite(value) and value > 0, "a positive number")
 
 
 def between(what: str, value: float, least: float, most: float) -> float:
     """Return `value` as a float. Raises InvalidConfig unless it is a number from `least` to `most`."""
-    return _real(what, value, least <= value <= most, f"a number from {least:,g} to {most:,g}")
+    return _real(what, value, lambda: least <= value <= most, f"a number from {least:,g} to {most:,g}")
 
 
 def generators(seed: int, count: int) -> list[np.random.Generator]:
@@ -44,7 +47,7 @@ def generators(seed: int, count: int) -> list[np.random.Generator]:
     return np.random.default_rng(at_least("seed", seed, 0)).spawn(count)
 
 
-def _real(what: str, value: float, is_right: bool, wanted: str) -> float:
-    if not is_right:
-        raise InvalidConfig(f"{what} is {value:g}; it must be {wanted}")
+def _real(what: str, value: float, is_right: Callable[[], bool], wanted: str) -> float:
+    if not is_real(value) or not is_right():
+        raise InvalidConfig(f"{what} is {f'{value:g}' if is_real(value) else shown(value)}; it must be {wanted}")
     return float(value)
