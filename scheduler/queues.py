@@ -79,45 +79,55 @@ class Queue:
         return [] if orders == sorted(orders) else ["11: the waiting queue is out of order."]
 
 
-class Running(Queue):
-    """The running requests, and the array of their rows, int64 [n], in the same order. Rows that join last are
+class Running:
+    """The running requests in order, and the array of their rows, int64 [n], in the same order. Rows that join last are
     appended, and rows that leave are masked out, once a step. Where a row's place is not known, it is made anew."""
 
     def __init__(self) -> None:
-        super().__init__()
+        # A dict, because a request leaves it wherever it stands, without a search.
+        self._requests: dict[RequestState, None] = {}
         self._rows: Rows = NO_ROWS
         # Rows to append or to mask out, never both, and whether the array has to be made anew.
         self._joined: list[int] = []
         self._left: list[int] = []
         self._is_stale = False
-        self.num_rows = 0
+        self.num = self.num_rows = 0
         # While it stays the same, the same rows run in the same order, and all of them get tokens, or none.
         self.version = 0
         # Computed and known tokens of all running rows after an update in which each sampled one: each has one to go.
         self.steady: tuple[Counts, Counts] | None = None
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._requests)
 
     def change(self) -> None:
         """Note that a row joins or leaves, or that only some rows get tokens, or other than sampled ones."""
         self.version += 1
         self.steady = None
 
-    def add(self, state: RequestState) -> None:
+    def add(self, request: RequestState) -> None:
         """Add a request, and the rows that it has."""
-        rows, is_last = state.live_rows, not self.num or self._states[-1].order < state.order
+        rows, last = request.live_rows, next(reversed(self._requests), None)
+        is_last = last is None or last.order < request.order
         if self._left or not is_last:
             # First, because memory may be short.
             before = self.rows()
         if is_last:
             self._joined += rows
-        elif self.num_rows == self.num:
-            # All others have one row each, so the place of a row is that of its request.
-            place = self._place_of(state) - self._head
-            self._rows = np.concatenate([before[:place], rows, before[place:]])
+            self._requests[request] = None
         else:
-            self._is_stale = True
+            every = list(self._requests)
+            place = bisect_left(every, request.order, key=_order_of)
+            if self.num_rows == self.num:
+                # All others have one row each, so the place of a row is that of its request.
+                self._rows = np.concatenate([before[:place], rows, before[place:]])
+            else:
+                self._is_stale = True
+            every.insert(place, request)
+            self._requests = dict.fromkeys(every)
+        self.num += 1
         self.num_rows += len(rows)
         self.change()
-        super().add(state)
 
     def add_row(self) -> None:
         """Note one more row of a running request."""
@@ -125,9 +135,10 @@ class Running(Queue):
         self.num_rows += 1
         self.change()
 
-    def remove(self, state: RequestState) -> None:
-        super().remove(state)
-        self.leave(state.live_rows)
+    def remove(self, request: RequestState) -> None:
+        del self._requests[request]
+        self.num -= 1
+        self.leave(request.live_rows)
 
     def leave(self, rows: list[int]) -> None:
         """Remove rows of a request that goes on or ends."""

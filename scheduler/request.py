@@ -138,7 +138,8 @@ def validated(request: Request, vocabulary_size: int | None) -> tuple[Request, T
         raise wrong(request.id, str(invalid)) from None
     if not len(prompt):
         raise wrong(request.id, "the prompt is empty; at least one token is needed.")
-    if (not isinstance(own.keep_at, tuple) or own.keep_at) and (error := keep_at_error(request.keep_at, len(prompt))) is not None:
+    keeps = own.keep_at
+    if (type(keeps) is not tuple or keeps) and (error := keep_at_error(keeps, len(prompt))) is not None:
         raise wrong(request.id, error)
     try:
         root = request_root(request.salt, request.adapter, request.extra_key)
