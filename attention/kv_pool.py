@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paged.base.words import shown
 from paged.errors import InvalidPool
 
 from .kv_dtypes import AUTO, KV_DTYPES, block_bytes
@@ -260,6 +261,8 @@ class KVPool(LayeredPool):
         )
         if kv_dtype not in KV_DTYPES:
             raise InvalidPool(f'kv_dtype is "{kv_dtype}"; known are {", ".join(KV_DTYPES)}.')
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise InvalidPool(f"dtype has to be one of torch's floats; got {shown(dtype)}.")
         self.num_layers = num_layers
         keys, values = (
             block_bytes(kv_dtype, block_size, num_kv_heads, size, dtype.itemsize) for size in (head_dim, value_dim)

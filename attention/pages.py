@@ -27,8 +27,8 @@ _WORDS = (torch.int64, torch.int32, torch.int16)
 class Pages:
     """Device and host memory of so many pages, all zero at first.
 
-    Raises InvalidPool for sizes that are no integers of at least 1 (host: of at least 0), and whatever torch raises if
-    it cannot allocate them.
+    Raises InvalidPool for sizes that are no integers of at least 1 (host: of at least 0), for a device that torch does
+    not know, and whatever torch raises if it cannot allocate them.
     """
 
     def __init__(
@@ -39,7 +39,10 @@ class Pages:
         self.num_pages = num_pages
         self.num_host_pages = num_host_pages
         self.page_bytes = page_bytes
-        self.device = torch.device(device)
+        try:
+            self.device = torch.device(device)
+        except (TypeError, ValueError, RuntimeError):
+            raise InvalidPool(f"device has to be one that torch knows; got {shown(device)}.") from None
         is_cuda = self.device.type == "cuda"
         self.on_device = torch.zeros(num_pages + 1, page_bytes, dtype=torch.uint8, device=self.device)
         self.on_host = torch.zeros(num_host_pages, page_bytes, dtype=torch.uint8, pin_memory=is_cuda)
@@ -83,10 +86,10 @@ class Pages:
 
 
 def check_sizes(least: int, **sizes: object) -> None:
-    """Raise InvalidPool, with the name, unless each size is an integer of at least so much."""
+    """Raise InvalidPool, with the name, unless each size is an integer from `least` to 2^31 - 1."""
     for name, value in sizes.items():
-        if not is_integer(value) or value < least:
-            raise InvalidPool(f"{name} has to be an integer of at least {least}; got {shown(value)}.")
+        if not is_integer(value) or not least <= value < 2**31:
+            raise InvalidPool(f"{name} has to be an integer from {least} to 2^31 - 1; got {shown(value)}.")
 
 
 def _copy(source: Tensor, target: Tensor, sources: Tensor, destinations: Tensor) -> None:

@@ -1,5 +1,6 @@
 """The tensors of both tiers: what a write touches, what stays zero, what a block costs, and which sizes are none."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool
 from paged.errors import InvalidPool
+
+from ..strange import STRANGE  # noqa: TID252
 
 SIZES = {"num_layers": 2, "num_blocks": 3, "block_size": 2, "num_kv_heads": 2, "head_dim": 3}
 NUM_SLOTS = SIZES["num_blocks"] * SIZES["block_size"]
@@ -112,5 +115,12 @@ def test_layers_lie_side_by_side_where_nothing_else_is_on_a_page():
     [*((name, 1, value) for name in SIZES for value in (0, -3, 2.5, True, None)), ("num_host_blocks", 0, -1)],
 )
 def test_a_size_that_is_no_integer_or_below_its_least_is_refused(name, least, value):
-    with pytest.raises(InvalidPool, match=f"^{name} has to be an integer of at least {least}; got {value}.$"):
+    with pytest.raises(InvalidPool, match=f"^{name} has to be an integer from {least} to 2\\^31 - 1; got {value}.$"):
         make_pool(**{name: value})
+
+
+@pytest.mark.parametrize("name", [*SIZES, "dtype", "device", "kv_dtype"])
+def test_a_strange_value_is_taken_or_refused_by_a_typed_error(name):
+    for value in STRANGE:
+        with suppress(InvalidPool):
+            make_pool(**{name: value})
