@@ -515,14 +515,14 @@ class TraceError(PagedError, ValueError):
     line counted from 1 where the line does not even parse (None: the line as a whole).
     """
 
-    def __init__(self, path: str, line: int | None, column: str | int | None, problem: str) -> None:
-        where = [path]
+    def __init__(self, path: Path, line: int | None, column: str | int | None, problem: str) -> None:
+        where = [str(path)]
         if line is not None:
             where.append(f"line {line}")
         if column is not None:
             where.append(f"column {column}")
         super().__init__(f"{', '.join(where)}: {problem}")
-        self.path = path
+        self.path = str(path)
         self.line = line
         self.column = column
         self.problem = problem

@@ -28,6 +28,7 @@ _KINDS = {
     "None": "None",
     "Str": "a string",
     "Custom": "a function",
+    "Any": "anything",
 }
 _LIMITS = {"ge": "of at least", "gt": "above", "le": "up to", "lt": "below", "min_length": "of length at least"}
 
@@ -44,7 +45,7 @@ def converted(name: str, value: Any, hint: Any, error: Callable[[str], Exception
         found = value if hint is Any else msgspec.convert(own, hint)
     except (msgspec.ValidationError, UnicodeEncodeError):
         # The latter: half of a surrogate pair.
-        raise error(f"{name} has to be {_words(inspect.type_info(hint))}; got {shown(value)}.") from None
+        raise error(f"{name} has to be {in_words(inspect.type_info(hint))}; got {shown(value)}.") from None
     return count_of(found) if type(found) is int else found
 
 
@@ -56,29 +57,32 @@ def checked_fields(
 
 
 @cache
-def _hints_of(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+def _hints_of(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in kind.__struct_fields__}
 
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _words(info: Any) -> str:
+def in_words(info: Any) -> str:
     """Return in words what a type takes."""
     kind = type(info).__name__.removesuffix("Type")
     if kind == "Union":
-        return ", or ".join(map(_words, info.types))
+        return ", or ".join(map(in_words, info.types))
     if kind == "Literal":
         return f"one of {', '.join(info.values)}"
     if kind == "Tuple":
-        return f"a tuple: {', '.join(map(_words, info.item_types))}"
-    if kind == "VarTuple":
-        return f"a tuple, each {_words(info.item_type)}"
+        return f"a tuple: {', '.join(map(in_words, info.item_types))}"
+    if kind in ("VarTuple", "List"):
+        least = f" of at least {info.min_length}" if info.min_length else ""
+        return f"a {'list' if kind == 'List' else 'tuple'}{least}, each {in_words(info.item_type)}"
     if kind == "Dict":
-        return f"a mapping from {_words(info.key_type)} to {_words(info.value_type)}"
+        return f"a mapping from {in_words(info.key_type)} to {in_words(info.value_type)}"
     found = [(words, getattr(info, field, None)) for field, words in _LIMITS.items()]
-    limits = [f"{words} {limit:,}" for words, limit in found if limit not in (None, sys.float_info.max)]
+    unlimited = (None, sys.float_info.max, -sys.float_info.max)
+    limits = [f"{words} {limit:,}".removesuffix(".0") for words, limit in found if limit not in unlimited]
     is_finite = getattr(info, "le", None) == sys.float_info.max
     what = "a finite number" if is_finite else _KINDS.get(kind) or f"a {getattr(info, 'cls', type(info)).__name__}"
     return f"{what} {' and '.join(limits)}".rstrip()

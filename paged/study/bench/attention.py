@@ -25,6 +25,7 @@ from paged.errors import InvalidConfig, UnsupportedByBackend
 from paged.model.free_memory import check_fits
 from paged.study.bench.measured import Measured
 from paged.study.hardware import StepWork
+from paged.study.limits import at_least
 
 # K and V of a pool's layers together: more than a processor's cache holds. Steps so small that they would need more layers stay in the cache.
 _BYTES, _MOST_LAYERS = 256 * 2**20, 256
@@ -206,8 +207,7 @@ def attention_times(
     after_round: Callable[[], object] = lambda: None,
 ) -> list[AttentionTimes]:
     """Time the backends in `rounds` rounds after a warm-up. Raises InvalidConfig below one round."""
-    if rounds < 1:
-        raise InvalidConfig(f"rounds is {rounds}; at least 1 is needed")
+    at_least("rounds", rounds, 1)
     bench = AttentionBench(backends, shape, block_size, load, dtype)
     # The first round pays for what is made once.
     bench.round(is_counted=False)

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from paged import Batch, BlockManager, Request, Scheduler
-from paged.errors import BenchmarkFailed, InvalidConfig
+from paged.errors import BenchmarkFailed
+from paged.study.limits import at_least
 
 BLOCK_SIZE = 16
 BUDGET = 8192
@@ -48,12 +49,8 @@ def decode_step(
     `steps` are timed, rounded down to whole windows; by default 2**18 / rows, within 160 and 2048. Raises InvalidConfig for sizes below their least.
     """
     for name, value, least in (("rows", rows, 1), ("context", context, 1), ("holes", holes, 0)):
-        if value < least:
-            raise InvalidConfig(f"{name} is {value}; at least {least} is needed")
-    if steps is None:
-        steps = min(max(2**18 // rows, 160), 2048)
-    if steps < WINDOW:
-        raise InvalidConfig(f"{steps} steps are less than one window of {WINDOW}")
+        at_least(name, value, least)
+    steps = at_least("steps", min(max(2**18 // rows, 160), 2048) if steps is None else steps, WINDOW)
     scheduler = _decoding(rows, caching, context, holes, steps)
     for _ in range(WARM_STEPS):
         _step(scheduler, rows)

@@ -37,6 +37,7 @@ from paged.model.native.packed import NativeLinear, PackedLinear, Product, model
 from paged.study.bench.decode import must_decode
 from paged.study.bench.engine import Serving, precision_of
 from paged.study.bench.measured import Measured
+from paged.study.limits import at_least
 
 _WARM_STEPS = 8
 # Repetitions of the last step's pass.
@@ -101,8 +102,7 @@ def step_parts(
     Raises InvalidConfig for sizes below 1 and for sequences longer than the model takes, BenchmarkFailed, and what Engine raises.
     """
     for size, value in (("rows", rows), ("context", context), ("steps", steps), ("block_size", block_size)):
-        if value < 1:
-            raise InvalidConfig(f"{size} is {value}; at least 1 is needed")
+        at_least(size, value, 1)
     serving = Serving(
         num_blocks=1,
         block_size=block_size,

@@ -7,12 +7,12 @@ single         one request, 128 tokens in and 128 out
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 
 from paged.errors import InvalidConfig
+from paged.study.limits import positive
 from paged.study.traces import LogNormal, Trace, open_trace
 from paged.study.traces.content import UNSHARED
 
@@ -29,8 +29,7 @@ def workload(name: str, *, limit: int | None = None, scale: float = 1.0, context
 
     Raises InvalidConfig for a name that is neither and for a scale that is none, and what `open_trace` raises for a trace.
     """
-    if not (math.isfinite(scale) and scale > 0):
-        raise InvalidConfig(f"scale is {scale:g}; lengths are divided by it, and it has to be a finite number above 0")
+    positive("scale", scale)
     trace = WORKLOADS[name]() if name in WORKLOADS else _opened(name, limit)
     if limit is not None:
         trace = trace if limit >= len(trace) else trace.head(limit)

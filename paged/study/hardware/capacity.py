@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from paged.errors import InvalidConfig
 from paged.study.hardware.placement import Placement
 from paged.study.hardware.roofline import Roofline
 from paged.study.hardware.step_work import Spans, StepWork
+from paged.study.limits import at_least
 
 _MOST_SEQUENCES = 1 << 20
 
@@ -104,10 +104,7 @@ def capacity_of(
     model = roofline.model
     least = {"batch": batch, "length": length, "block_size": block_size, "max_tokens_per_step": max_tokens_per_step}
     for name, value in least.items():
-        if value < 1:
-            raise InvalidConfig(f"{name} is {value}; it has to be at least 1")
-    if length > model.max_length:
-        raise InvalidConfig(f"length is {length:,}; {model.name} takes at most {model.max_length:,} tokens")
+        at_least(name, value, 1, model.max_length if name == "length" else None)
 
     def room_for_kv(placement: Placement) -> int:
         return placement.room_for_kv(

@@ -15,8 +15,8 @@ from paged.errors import UnknownDevice, UnknownModel
 from paged.model.checkpoint import NAMES, named_or_shipped
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import ModelShape
+from paged.study.files import read_described
 from paged.study.hardware.device import Device
-from paged.study.hardware.files import read_described
 from paged.study.hardware.hf_config import is_config, shape_of_config
 
 _FOLDER = Path(__file__).parent

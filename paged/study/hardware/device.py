@@ -8,13 +8,15 @@ ring of 2 · (d − 1).
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from paged.attention.kv_dtypes import CODE_BITS, head_bytes
+from paged.base.fields import AtLeast1, Finite
 from paged.errors import InvalidConfig
+from paged.study.limits import NotNegative, check
 
 DTYPES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 """The dtypes of weights, activations and KV, and the bytes of an element."""
@@ -48,26 +50,18 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     name: str
-    memory_bytes: int
-    bandwidth: float
-    peak_flops: dict[str, float]
-    host_link: float
-    interconnect: float | None = None
+    memory_bytes: AtLeast1
+    bandwidth: Finite
+    peak_flops: Annotated[dict[str, Finite], Meta(min_length=1)]
+    host_link: Finite
+    interconnect: Finite | None = None
     source: str = ""
 
     def __post_init__(self) -> None:
-        rates = {"memory_bytes": self.memory_bytes, "bandwidth": self.bandwidth, "host_link": self.host_link}
-        if self.interconnect is not None:
-            rates["interconnect"] = self.interconnect
-        for dtype, rate in self.peak_flops.items():
+        check(self)
+        for dtype in self.peak_flops:
             if dtype not in DTYPES:
                 raise InvalidConfig(f"peak_flops has {dtype}; known dtypes are {', '.join(DTYPES)}")
-            rates[f"peak_flops of {dtype}"] = rate
-        for field, value in rates.items():
-            if not (math.isfinite(value) and value > 0):
-                raise InvalidConfig(f"{field} is {value}; it has to be a finite number above 0")
-        if not self.peak_flops:
-            raise InvalidConfig("peak_flops is empty; at least one dtype has to have a rate")
 
     def peak(self, dtype: str) -> float:
         """Return the operations/s in a dtype. Raises InvalidConfig if the device has no rate for it."""
@@ -94,18 +88,13 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     source       where the two figures come from, in words
     """
 
-    bytes_per_s: float
-    latency_s: float
+    bytes_per_s: Finite
+    latency_s: NotNegative
     is_switched: bool = False
     source: str = "as it was given"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.bytes_per_s) and self.bytes_per_s > 0):
-            raise InvalidConfig(
-                f"the link's rate is {self.bytes_per_s:g} bytes/s; it has to be a finite number above 0"
-            )
-        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
-            raise InvalidConfig(f"the link's latency is {self.latency_s:g} s; it has to be a finite number, 0 or more")
+        check(self)
 
     def __str__(self) -> str:
         return f"{self.bytes_per_s / 1e9:.3g} GB/s and {self.latency_s * 1e6:.3g} µs a message ({self.source})"

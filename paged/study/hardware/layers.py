@@ -13,9 +13,9 @@ from paged.errors import BadHardwareFile, InvalidConfig, MissingExtra, NotModell
 from paged.model.kept_layers import config_of, kept_layers
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import BF16, ModelShape
+from paged.study.files import read_described
 from paged.study.hardware.catalogue import file_of, is_path, model_named, model_names, published_layers
 from paged.study.hardware.device import KV_DTYPES, kv_bytes
-from paged.study.hardware.files import read_described
 from paged.study.hardware.hf_config import is_config, name_of, with_usual_names
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from paged.errors import BadHardwareFile
+from paged.study.files import read_described
 from paged.study.hardware.catalogue import model_named
 from paged.study.hardware.derived_layers import DerivedLayers, Timing
-from paged.study.hardware.files import read_described
 from paged.study.hardware.kernel_layers import KernelLayers, timed_as
 from paged.study.hardware.kernels import KernelTables, kernel_names, kernels_named
 from paged.study.hardware.kernels.layer_tables import LayerTables

@@ -9,7 +9,6 @@ of different lengths was measured, it is added.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +23,7 @@ from paged.model.tiling import Tiling
 from paged.scheduler import Costs
 from paged.study.hardware.roofline import Part, Roofline
 from paged.study.hardware.step_work import Spans, StepWork
+from paged.study.limits import NotNegative, check
 
 MOST_TOKENS = 8192
 """Tokens of a step up to which its dense layers are tabulated; beyond, the slope of the last thousand goes on."""
@@ -40,12 +40,11 @@ class Launching(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     graph_sizes  numbers of tokens for which a CUDA graph was captured, ascending: a step is padded to the next one, above the last to none
     """
 
-    host_s: float = 0.0
+    host_s: NotNegative = 0.0
     graph_sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.host_s) and self.host_s >= 0):
-            raise InvalidConfig(f"host_s is {self.host_s}; it has to be a finite number, 0 or more")
+        check(self)
         if any(size < 1 for size in self.graph_sizes) or list(self.graph_sizes) != sorted(set(self.graph_sizes)):
             raise InvalidConfig(f"graph_sizes is {self.graph_sizes}; sizes are above 0 and rise")
 

@@ -8,14 +8,15 @@ from functools import cache, cached_property
 import msgspec
 
 from paged.attention.kv_dtypes import CODE_BITS, SKIPPED
-from paged.base.arguments import is_integer
 from paged.base.budget import as_bytes, blocks_within
+from paged.base.fields import AtLeast1, converted
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.model.layer_plan import LayerPlan, Layers, Part, plan_layers
 from paged.model.model_shape import BF16, ModelShape
 from paged.model.quantised.names import AT_LOAD, HEAD, StoredCodes, check_asked, check_stored
 from paged.study.hardware.device import DTYPES, KV_DTYPES, Device, Link, kv_bytes
 from paged.study.hardware.step_work import Span, Spans
+from paged.study.limits import Share, check
 
 LOGIT_BYTES = 4
 MOST_DEVICES = 1 << 16
@@ -42,20 +43,18 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     dtype: str = "bf16"
     kv_dtype: str | None = None
     kv_dtype_skip_layers: tuple[str, ...] = ()
-    tensor_parallel: int = 1
+    tensor_parallel: AtLeast1 = 1
     split_context: bool = False
-    data_parallel: int = 1
+    data_parallel: AtLeast1 = 1
     link: Link | None = None
     quantization: str | None = None
     quantize_head: bool = False
 
     def __post_init__(self) -> None:
+        check(self)
         self.device.peak(self.dtype)
         self._check_quantization()
         degree, ranks = self.tensor_parallel, self.data_parallel
-        for name, value in (("tensor_parallel", degree), ("data_parallel", ranks)):
-            if not is_integer(value) or value < 1:
-                raise InvalidConfig(f"{name} is {value!r}; it has to be a whole number of at least 1")
         if self.is_linked and self.link is None and self.device.interconnect is None:
             name, value = ("tensor_parallel", degree) if degree > 1 else ("data_parallel", ranks)
             raise InvalidConfig(
@@ -297,8 +296,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         The rest of the memory is for the driver, the allocator and a margin. Raises InvalidConfig for a share outside (0, 1].
         """
-        if not 0 < memory_share <= 1:
-            raise InvalidConfig(f"memory_share is {memory_share}; it has to be above 0 and at most 1")
+        converted("memory_share", memory_share, Share)
         weights = self.weight_bytes_of_device
         activations = self.activation_bytes(max_tokens_per_step, max_sequences)
         return int(self.device.memory_bytes * memory_share) - weights - activations

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paged.base.whole_file import whole_file
 from paged.errors import InvalidConfig
 from paged.model.model_shape import ModelShape
 from paged.model.tiling import Tiling
 from paged.scheduler import Costs
-from paged.study.hardware.files import check_format, read_described
+from paged.study.files import Saved
 from paged.study.hardware.least_squares import non_negative_least_squares
 from paged.study.hardware.step_work import Spans, StepWork
+from paged.study.limits import NotNegative, check
 
 _AMOUNTS = {
     "seconds_per_computed_token": "computed_tokens",
@@ -33,8 +32,6 @@ _AMOUNTS = {
 _PRICES = ("seconds_per_step", *_AMOUNTS)
 HELD_OUT = 4
 """By default one step in so many is held out of the fit, and predicted."""
-FORMAT = 1
-"""Of a profile's file; raised when a field changes its meaning."""
 
 
 class ProfileError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +66,7 @@ class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return [f"{name} {own:,}, not {other:,}" for name, own, other in sizes if own != other]
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Profile(Saved, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A price for each amount of a step's work, and one for each step with work.
 
         seconds = step + token · computed + row · sampled + context · tokens read + pair · pairs attended to + moved · tokens moved
@@ -80,30 +77,28 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     knee among its steps it is off by up to a tenth (a test holds that). Its error outside the range of its steps is not known.
     """
 
-    seconds_per_step: float
-    seconds_per_computed_token: float
-    seconds_per_sampled_row: float
-    seconds_per_context_token: float
-    seconds_per_attended_pair: float
-    seconds_per_moved_token: float
-    seconds_per_tile: float = 0.0
-    seconds_per_sampling_tile: float = 0.0
-    seconds_per_tile_position: float = 0.0
+    seconds_per_step: NotNegative
+    seconds_per_computed_token: NotNegative
+    seconds_per_sampled_row: NotNegative
+    seconds_per_context_token: NotNegative
+    seconds_per_attended_pair: NotNegative
+    seconds_per_moved_token: NotNegative
+    seconds_per_tile: NotNegative = 0.0
+    seconds_per_sampling_tile: NotNegative = 0.0
+    seconds_per_tile_position: NotNegative = 0.0
     tiling: Tiling | None = None
     steps: int = 0
     held_out: ProfileError | None = None
-    by_kind: dict[str, ProfileError] = {}
+    by_kind: dict[str, ProfileError] = msgspec.field(default_factory=dict)
     model: ProfiledModel | None = None
     about: str = ""
-    format: int = FORMAT
-
     spans: ClassVar[Spans] = ()
+    what: ClassVar[str] = "a profile"
+    hint: ClassVar[str] = ". `paged profile` makes one"
+    indent: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        for name in _PRICES:
-            price = getattr(self, name)
-            if not (math.isfinite(price) and price >= 0):
-                raise InvalidConfig(f"{name} is {price}; it has to be a finite number, 0 or more")
+        check(self)
 
     @classmethod
     def fit(
@@ -142,17 +137,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         profile = cls(**dict(zip(_PRICES, prices.tolist())), tiling=tiling)
         error = _error(columns[is_held_out] @ prices, timed[is_held_out])
         return msgspec.structs.replace(profile, steps=len(fitted), held_out=error, about=about)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Profile:
-        """Load a saved profile. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
-        check_format(Path(path), FORMAT, "a profile", ". `paged profile` makes one")
-        return read_described(Path(path), cls)
-
-    def save(self, path: str | Path) -> None:
-        """Write it as JSON. Raises UnwritablePath."""
-        with whole_file(path) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(self), indent=2).decode() + "\n")
 
     def seconds(self, work: StepWork) -> Any:
         """Return the seconds of a step with this work; arrays give an array. A step that computes and moves nothing takes none."""

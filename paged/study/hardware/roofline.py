@@ -5,22 +5,21 @@ Nothing here was measured. The share of a published rate that a kernel reaches i
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from paged.base.arguments import is_real
-from paged.base.words import shown
-from paged.errors import InvalidConfig
 from paged.model.tiling import Tiling
 from paged.scheduler import Costs
 from paged.study.hardware.device import DTYPES, Link, usual_link
 from paged.study.hardware.placement import LOGIT_BYTES, Placement
 from paged.study.hardware.step_work import Amount, StepWork
+from paged.study.limits import NotNegative, Share, check
 
 _REDUCTIONS_A_LAYER = 2
 _STATE_FLOPS = 2
@@ -35,16 +34,12 @@ class Faster(msgspec.Struct, frozen=True):
     host        divides the host's share of a step; infinite: the host takes no time
     """
 
-    arithmetic: float = 1.0
-    bandwidth: float = 1.0
-    host: float = 1.0
+    arithmetic: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = 1.0
+    bandwidth: Annotated[float, Meta(ge=1, le=sys.float_info.max)] = 1.0
+    host: Annotated[float, Meta(ge=1)] = 1.0
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            factor = getattr(self, name)
-            if not (is_real(factor) and factor >= 1 and (math.isfinite(factor) or name == "host")):
-                finite = "" if name == "host" else "finite and "
-                raise InvalidConfig(f"faster {name} is {shown(factor)}; it has to be {finite}at least 1")
+        check(self)
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
@@ -80,23 +75,14 @@ class Roofline(Placement, frozen=True, kw_only=True):
     once; its operations are assumed to be two a byte and token.
     """
 
-    compute_efficiency: float = 0.6
-    memory_efficiency: float = 0.8
-    link_efficiency: float = 0.8
-    host_overhead_s: float = 0.5e-3
-    all_reduce_latency_s: float = 10e-6
+    compute_efficiency: Share = 0.6
+    memory_efficiency: Share = 0.8
+    link_efficiency: Share = 0.8
+    host_overhead_s: NotNegative = 0.5e-3
+    all_reduce_latency_s: NotNegative = 10e-6
     faster: Faster = Faster()
 
     tiling: ClassVar[Tiling | None] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("compute_efficiency", "memory_efficiency", "link_efficiency"):
-            if not 0 < getattr(self, name) <= 1:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be above 0 and at most 1")
-        for name in ("host_overhead_s", "all_reduce_latency_s"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be a finite number, 0 or more")
 
     def seconds(self, work: StepWork) -> Any:
         """Return the seconds of a step with this work; arrays give an array. A step that computes and moves nothing takes none. More of any amount

@@ -16,7 +16,7 @@ from itertools import cycle
 import msgspec
 import numpy as np
 
-from paged.errors import InvalidConfig
+from paged.study.limits import at_least
 
 DECODES = 2
 """Decode steps of a scene, after the step in which its rows enter and before its newcomers."""
@@ -85,7 +85,10 @@ def designed(*, max_sequences: int, max_context: int, max_tokens_per_step: int, 
 
     Raises InvalidConfig for a block size below 1, fewer than 4 sequences, a context below four blocks, or a budget not above the sequences.
     """
-    _check(max_sequences, max_context, max_tokens_per_step, block_size)
+    at_least("block_size", block_size, 1)
+    at_least("max_sequences", max_sequences, 4)
+    at_least("max_context", max_context, 4 * block_size)
+    at_least("max_tokens_per_step", max_tokens_per_step, max_sequences + 1)
     most_rows = max_sequences - 1
     longest = max_context // block_size
     # In a fixed random order, so that a tile of an engine has long contexts and short ones.
@@ -123,16 +126,3 @@ def _chessboard(row_levels: list[int], context_levels: list[int]) -> list[tuple[
         for j, context in enumerate(reversed(context_levels))
         if (i + j) % 2 == 0 or not rows
     ][::-1]
-
-
-def _check(max_sequences: int, max_context: int, max_tokens_per_step: int, block_size: int) -> None:
-    if block_size < 1:
-        raise InvalidConfig(f"block_size is {block_size}; it has to be at least 1")
-    if max_sequences < 4:
-        raise InvalidConfig(f"max_sequences is {max_sequences}; steps of at least 4 are timed")
-    if max_context < 4 * block_size:
-        raise InvalidConfig(f"max_context is {max_context}; four blocks, {4 * block_size} tokens, are the least")
-    if max_tokens_per_step <= max_sequences:
-        raise InvalidConfig(
-            f"max_tokens_per_step is {max_tokens_per_step}; it has to be above the {max_sequences} sequences, for chunks beside them"
-        )

@@ -10,36 +10,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from paged.errors import BadRun
-from paged.study.hardware.files import csv_rows
+from paged.base.fields import AtLeast1
+from paged.study.files import csv_lines
 from paged.study.hardware.measured_step import MeasuredStep
-from paged.study.simulator.recorded_run import RunSetup
+from paged.study.simulator.recorded_run import RunSetup, bad_run
 from paged.study.simulator.study import grouped
 from paged.study.simulator.validation import Prepared, RunOptions, prepared, simulation_of
 from paged.study.traces import Trace
 
-COLUMNS = (
-    "backend",
-    "version",
-    "model",
-    "system",
-    "precision",
-    "input_tokens",
-    "output_tokens",
-    "concurrency",
-    "tensor_parallel",
-    "ttft_ms",
-    "tpot_ms",
-)
 _ROUNDS, _SHORTEST = 10, 0.8
 """Requests of each client, and the shortest length as a share of the named one. The tables do not say, so these are what serving benchmarks commonly
 do. With one exact length, clients would stay together, and all prompts would come at once."""
+# A step takes 0.05 ms at least, and a request an hour at most: another time is in another unit.
+_Milliseconds = Annotated[float, Meta(ge=0.05, le=1e7)]
 _ENGINES = {"vllm": "vllm-0.24", "trtllm": "tensorrt-llm-1.0"}
-_PRECISIONS = {"": "bf16", "bfloat16": "bf16", "bf16": "bf16", "fp8": "fp8", "float16": "fp16", "fp16": "fp16"}
+_PRECISIONS = {"bfloat16": "bf16", "bf16": "bf16", "fp8": "fp8", "float16": "fp16", "fp16": "fp16"}
+
+
+class _Row(msgspec.Struct, kw_only=True):
+    """A line of the table."""
+
+    backend: Literal["vllm", "trtllm"]
+    version: str = ""
+    model: str
+    system: str
+    precision: Literal["bfloat16", "bf16", "fp8", "float16", "fp16"] | None = None
+    input_tokens: AtLeast1
+    output_tokens: AtLeast1
+    concurrency: AtLeast1
+    tensor_parallel: AtLeast1
+    ttft_ms: _Milliseconds
+    tpot_ms: _Milliseconds
+
+
+COLUMNS = _Row.__struct_fields__
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,12 +82,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 def closed_loops(path: str | Path, options: RunOptions | None = None) -> Iterator[Cell]:
     """Simulate each line, in order. Raises BadRun with file and row, OSError, and what names raise."""
-    path, options = Path(path), options or RunOptions()
-    for number, row in csv_rows(path, COLUMNS, BadRun):
-        try:
-            yield _cell(row, options)
-        except _BadCell as error:
-            raise BadRun(path, number, str(error)) from None
+    for line in csv_lines(Path(path), bad_run, COLUMNS):
+        yield _cell(line.read(_Row), options or RunOptions())
 
 
 def by_engine(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], list[Cell]]:
@@ -87,48 +93,36 @@ def by_engine(cells: Iterable[Cell]) -> dict[tuple[str, str, str, str], list[Cel
     )
 
 
-class _BadCell(Exception):
-    """The fault of a line, without its place."""
-
-
-def _cell(row: dict[str, str], options: RunOptions) -> Cell:
-    prompt, output, clients, degree = (
-        _count(row, name) for name in ("input_tokens", "output_tokens", "concurrency", "tensor_parallel")
-    )
-    ttft, tpot = (_milliseconds(row, name) for name in ("ttft_ms", "tpot_ms"))
-    if row["backend"] not in _ENGINES:
-        raise _BadCell(f"backend is {row['backend']}; described are {', '.join(_ENGINES)}")
-    if row["precision"] not in _PRECISIONS:
-        raise _BadCell(f"precision is {row['precision']}; known are {', '.join(filter(None, _PRECISIONS))}")
-    dtype = options.dtype or _PRECISIONS[row["precision"]]
-    device = row["system"].split("_")[0]
-    assumed = [] if row["precision"] or options.dtype else [f"precision is not stated: {dtype}"]
-    if not row["version"]:
-        assumed.append(f"version is not stated: as {_ENGINES[row['backend']]}")
+def _cell(row: _Row, options: RunOptions) -> Cell:
+    dtype = options.dtype or _PRECISIONS[row.precision or "bf16"]
+    device = row.system.split("_")[0]
+    assumed = [] if row.precision or options.dtype else [f"precision is not stated: {dtype}"]
+    if not row.version:
+        assumed.append(f"version is not stated: as {_ENGINES[row.backend]}")
     own = msgspec.structs.replace(
-        options, device=options.device or device, dtype=dtype, engine=options.engine or _ENGINES[row["backend"]]
+        options, device=options.device or device, dtype=dtype, engine=options.engine or _ENGINES[row.backend]
     )
-    setup = prepared(RunSetup(model=row["model"], tensor_parallel=degree), own)
+    setup = prepared(RunSetup(model=row.model, tensor_parallel=row.tensor_parallel), own)
     step = setup.step
     roofline = step.roofline if isinstance(step, MeasuredStep) else step
     assumed += [*roofline.notes, *(f"not modelled: {each}" for each in roofline.model.not_modelled)]
     if setup.engine.reserved_rows:
         # An engine is set up for the concurrency that is measured on it.
-        rows = max(1, clients - setup.engine.reserved_rows)
+        rows = max(1, row.concurrency - setup.engine.reserved_rows)
         setup = msgspec.structs.replace(setup, max_sequences=rows)
         assumed.append("the engine is set up for as many sequences as there are clients, and keeps one for itself")
-    ttft_of, tpot_of = _simulated(setup, prompt, output, clients)
+    ttft_of, tpot_of = _simulated(setup, row.input_tokens, row.output_tokens, row.concurrency)
     return Cell(
-        backend=row["backend"],
-        model=row["model"],
+        backend=row.backend,
+        model=row.model,
         device=device,
         dtype=dtype,
-        prompt_tokens=prompt,
-        output_tokens=output,
-        clients=clients,
-        tensor_parallel=degree,
-        ttft_s=ttft,
-        tpot_s=tpot,
+        prompt_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+        clients=row.concurrency,
+        tensor_parallel=row.tensor_parallel,
+        ttft_s=row.ttft_ms / 1e3,
+        tpot_s=row.tpot_ms / 1e3,
         simulated_ttft_s=ttft_of,
         simulated_tpot_s=tpot_of,
         assumed=tuple(assumed),
@@ -150,21 +144,3 @@ def _simulated(setup: Prepared, prompt: int, output: int, clients: int) -> tuple
     latencies = simulation.latencies
     tpot = (latencies.last - latencies.first) / np.maximum(outputs - 1, 1)
     return float(latencies.ttft.mean()), float(tpot.mean())
-
-
-def _count(row: dict[str, str], name: str) -> int:
-    if not row[name].isdecimal() or not int(row[name]):
-        raise _BadCell(f"{name} is {row[name]}; it has to be a whole number of at least 1")
-    return int(row[name])
-
-
-def _milliseconds(row: dict[str, str], name: str) -> float:
-    try:
-        value = float(row[name])
-    except ValueError:
-        raise _BadCell(f"{name} is {row[name]}; it has to be a number") from None
-    if not 0.05 <= value <= 1e7:
-        raise _BadCell(
-            f"{name} is {value:g}; a step takes 0.05 ms at least and a request an hour at most: is it in another unit?"
-        )
-    return value / 1e3

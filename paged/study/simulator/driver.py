@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
 
-from paged.errors import InvalidConfig
+from paged.study.limits import at_least
 from paged.study.simulator.trial import Round, Tally, tried
 from paged.study.simulator.workers import processes
 
@@ -18,8 +18,7 @@ def driven(searches: Sequence[Search[T]], *, jobs: int = 1) -> list[T]:
 
     Results do not depend on `jobs`. Raises InvalidConfig below one job, and what a trial raises, which ends the other searches.
     """
-    if jobs < 1:
-        raise InvalidConfig(f"{jobs} jobs were asked for; at least 1 is needed")
+    at_least("jobs", jobs, 1)
     return [_alone(search) for search in searches] if jobs == 1 else _side_by_side(searches, jobs)
 
 

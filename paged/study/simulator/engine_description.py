@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 
 from paged import POLICIES, Policy
+from paged.base.fields import AtLeast1
 from paged.errors import InvalidConfig, UnknownEngine
-from paged.study.hardware.files import read_described
+from paged.study.files import read_described
 from paged.study.hardware.measured_step import Launching
+from paged.study.limits import check
 
 _FOLDER = Path(__file__).parent / "engines"
 
@@ -30,9 +32,9 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     name: str
     policy: str
     watermark: float = 0.0
-    max_tokens_per_step: int
-    max_sequences: int
-    block_size: int = 16
+    max_tokens_per_step: AtLeast1
+    max_sequences: AtLeast1
+    block_size: AtLeast1 = 16
     prefix_caching: bool = True
     memory_share: float = 0.9
     reserved_blocks: int = 0
@@ -44,9 +46,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise InvalidConfig(f"policy is {self.policy}; known are {', '.join(POLICIES)}")
-        for name in ("max_tokens_per_step", "max_sequences", "block_size"):
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; it has to be at least 1")
+        check(self)
 
     def own_policy(self) -> Policy:
         """Return the policy with this engine's watermark."""

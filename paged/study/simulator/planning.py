@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
+from paged.base.fields import converted
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.study.hardware import StepWork, budgets, suiting_budget
+from paged.study.limits import at_least
 from paged.study.simulator.driver import Search, driven
 from paged.study.simulator.ledger import groups_of
 from paged.study.simulator.plan import TOLERANCES, Find, Plan, Progress, Watching, Weighed, scenario_at
@@ -44,13 +47,10 @@ def plans(
     Raises InvalidConfig for a load whose rate changes nothing (a closed loop, all requests at once), for fewer than one seed or job and for a
     tolerance that is none, and what scenarios raise: before the first simulation where that is possible.
     """
-    if seeds < 1:
-        raise InvalidConfig(f"{seeds} seeds were asked for; at least 1 is needed")
-    if find not in TOLERANCES:
-        raise InvalidConfig(f'find is "{find}"; known are {", ".join(TOLERANCES)}')
+    at_least("seeds", seeds, 1)
+    converted("find", find, Find)
     share = TOLERANCES[find] if tolerance is None else tolerance
-    if not (0 < share < 1 or (share == 0 and find != "rate")):
-        raise InvalidConfig(f"the tolerance is {share}; it must be a share between 0 and 1")
+    converted("tolerance", share, Annotated[float, Meta(gt=0, lt=1) if find == "rate" else Meta(ge=0, lt=1)])
     try:
         begun = [
             PlanSearch(find, scenario, targets, seeds=seeds, tolerance=share, place=place, watch=watch)

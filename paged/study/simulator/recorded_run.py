@@ -9,23 +9,23 @@ or one JSON file as `vllm bench serve --save-result --save-detailed` writes it.
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from paged.base.fields import AtLeast1
 from paged.errors import BadRun
-from paged.study.hardware.files import csv_rows
+from paged.study.files import Line, csv_lines, json_lines, json_object
 from paged.study.simulator import run_fields
 
 Times = NDArray[np.float64]
 Counts = NDArray[np.int64]
-_TIMES = ("queued_ts", "first_token_ts", "last_token_ts")
-_SERIES = ("t", "running", "waiting", "kv_cache_pct")
-_Read = TypeVar("_Read")
+_Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
 
 class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +88,26 @@ class RecordedRun(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     clients: int | None = None
 
 
+class _Request(msgspec.Struct):
+    """A line of a requests.jsonl."""
+
+    input_toks: AtLeast1
+    output_toks: AtLeast1
+    arrival_time: _Finite
+    queued_ts: _Finite
+    first_token_ts: _Finite
+    last_token_ts: _Finite
+
+
+class _Tick(msgspec.Struct):
+    """A line of a timeseries.csv."""
+
+    t: float
+    running: float
+    waiting: float
+    kv_cache_pct: float
+
+
 class _Meta(msgspec.Struct):
     """The fields of a meta.json that are read."""
 
@@ -123,14 +143,10 @@ def _of_folder(folder: Path) -> RecordedRun:
     path = folder / "requests.jsonl"
     if not path.exists():
         raise BadRun(folder, None, "there is no requests.jsonl; a recorded run has one, with a meta.json beside it")
-    wanted = ("input_toks", "output_toks", "arrival_time", *_TIMES)
-    rows: list[list[float]] = []
-    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-        if line.strip():
-            rows.append(_row(path, number, _parsed(path, number, line, dict[str, Any]), wanted))
+    rows = [_row(line) for line in json_lines(path, bad_run)]
     if not rows:
         raise BadRun(path, None, "it has no requests")
-    table = np.array(rows)
+    table = np.array([msgspec.structs.astuple(row) for row in rows])
     table = table[table[:, 2].argsort(kind="stable")]
     inputs, outputs, arrival, queued, first, last = table.T
     # Sender and engine have a clock each. The request that was taken in fastest is assumed to have been taken in at once.
@@ -148,39 +164,25 @@ def _of_folder(folder: Path) -> RecordedRun:
     )
 
 
-def _parsed(path: Path, number: int | None, text: str, kind: type[_Read]) -> _Read:
-    """The JSON of a file or of a row. Infinity and NaN, which json.dump writes, are numbers in it."""
-    try:
-        return msgspec.convert(json.loads(text), kind)
-    except msgspec.ValidationError as error:
-        raise BadRun(path, number, str(error)) from None
-    except (ValueError, RecursionError) as error:
-        raise BadRun(path, number, f"no JSON: {error}") from None
-
-
-def _row(path: Path, number: int, found: dict[str, Any], wanted: tuple[str, ...]) -> list[float]:
-    values = []
-    for name in wanted:
-        value = found.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            raise BadRun(path, number, f"{name} is {value!r}; it has to be a number")
-        values.append(float(value))
-    inputs, outputs, _, queued, first, last = values
-    if inputs < 1 or outputs < 1:
-        raise BadRun(path, number, f"{inputs:g} input and {outputs:g} output tokens; each has to be at least 1")
+def _row(line: Line) -> _Request:
+    row = line.read(_Request)
+    queued, first, last = row.queued_ts, row.first_token_ts, row.last_token_ts
     if not queued <= first <= last:
-        raise BadRun(
-            path, number, f"queued at {queued:g}, first token at {first:g}, last at {last:g}: they have to rise"
-        )
+        raise line.error(None, f"queued at {queued:g}, first token at {first:g}, last at {last:g}: they have to rise")
     if last - queued > 1e6:
-        raise BadRun(path, number, f"{last - queued:,.0f} s from queue to last token; times are in seconds")
-    return values
+        raise line.error(None, f"{last - queued:,.0f} s from queue to last token; times are in seconds")
+    return row
+
+
+def bad_run(path: Path, row: int | None, field: str | int | None, problem: str) -> BadRun:
+    """Return the error for a file of a run."""
+    return BadRun(path, row, f"{field}: {problem}" if isinstance(field, str) else problem)
 
 
 def _setup(path: Path) -> RunSetup:
     if not path.exists():
         return RunSetup()
-    meta = _parsed(path, None, path.read_text(errors="replace"), _Meta)
+    meta = json_object(path, None, path.read_text(errors="replace"), bad_run).read(_Meta)
     own = meta.engine_kwargs or {}
     parts = [part for part in (meta.resolved_config or {}).values() if isinstance(part, dict)]
     # The requested value counts before the engine's resolved one.
@@ -193,10 +195,7 @@ def _setup(path: Path) -> RunSetup:
         "refused": run_fields.refused(given),
         "not_modelled": _left_out(own, given),
     }
-    try:
-        return msgspec.convert(setup, RunSetup)
-    except msgspec.ValidationError as error:
-        raise BadRun(path, None, str(error)) from None
+    return Line(path, None, setup, bad_run).read(RunSetup)
 
 
 def _left_out(own: dict[str, Any], given: dict[str, Any]) -> list[str]:
@@ -210,21 +209,15 @@ def _left_out(own: dict[str, Any], given: dict[str, Any]) -> list[str]:
 def _series(path: Path) -> Series | None:
     if not path.exists():
         return None
-    table: list[list[float]] = []
-    for number, row in csv_rows(path, _SERIES, BadRun):
-        try:
-            table.append([float(row[name]) for name in _SERIES])
-        except ValueError:
-            shown = ", ".join(f"{name} is {row[name]}" for name in _SERIES)
-            raise BadRun(path, number, f"{shown}; each has to be a number") from None
-    if not table:
+    ticks = [line.read(_Tick) for line in csv_lines(path, bad_run, _Tick.__struct_fields__)]
+    if not ticks:
         return None
-    t, running, waiting, percent = np.array(table).T
+    t, running, waiting, percent = np.array([msgspec.structs.astuple(tick) for tick in ticks]).T
     return Series(t, running, waiting, percent / 100)
 
 
 def _of_bench_serve(path: Path) -> RecordedRun:
-    found = _parsed(path, None, path.read_text(errors="replace"), _BenchServe)
+    found = json_object(path, None, path.read_text(errors="replace"), bad_run).read(_BenchServe)
     columns = ("input_lens", "output_lens", "ttfts", "itls")
     missing = [name for name in columns if not getattr(found, name)]
     if missing:

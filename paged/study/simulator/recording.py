@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from paged import Batch, BlockManager, Costs, Policy, SamplingParams, Scheduler
 from paged.errors import InvalidConfig, NeverFits, RecordingFailed
 from paged.study.hardware import CostModel, Spans, StepWork, Tiling
+from paged.study.limits import at_least
 from paged.study.simulator.arrivals import Arrivals
 from paged.study.simulator.decisions import Decision, decision_of
 from paged.study.simulator.latencies import Latencies
@@ -127,8 +128,8 @@ def record(
     """
     if engine.scheduler.counts()["submitted"]:
         raise InvalidConfig("the engine has had requests; a recording begins with a new one")
-    if clients is not None and clients < 1:
-        raise InvalidConfig(f"clients is {clients}; a closed loop needs at least 1")
+    if clients is not None:
+        at_least("clients", clients, 1)
     if (trace.max_tokens > trace.output_tokens).any():
         raise InvalidConfig(
             "the trace has requests that write less than they declare; an engine cannot be told where to stop"

@@ -12,10 +12,12 @@ from typing import Protocol
 
 import msgspec
 
+from paged.base.fields import AtLeast1
 from paged.engine.replica_index import Keys, ReplicaIndex
 from paged.engine.replica_load import REPORT_S
 from paged.engine.routing import Prompt, Reservation, Router, RoutingRules
 from paged.errors import InvalidConfig
+from paged.study.limits import NotNegative, check
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,19 +31,17 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
     rules      of `exact`
     """
 
-    replicas: int = 1
+    replicas: AtLeast1 = 1
     router: str = "exact"
-    ingresses: int = 1
-    delay_s: float = 0.02
-    report_s: float = REPORT_S
+    ingresses: AtLeast1 = 1
+    delay_s: NotNegative = 0.02
+    report_s: NotNegative = REPORT_S
     tells: bool = True
     rules: RoutingRules = RoutingRules()
 
     def check(self) -> None:
         """Raise InvalidConfig for a number out of range or an unknown router."""
-        for name, least in (("replicas", 1), ("ingresses", 1), ("delay_s", 0), ("report_s", 0)):
-            if not getattr(self, name) >= least:
-                raise InvalidConfig(f"{name} is {getattr(self, name)!r}; it has to be {least} or more")
+        check(self)
         if self.router not in ROUTERS:
             raise InvalidConfig(f"router is {self.router!r}; known are {', '.join(ROUTERS)}")
         self.rules.check()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import POLICIES, BlockManager, LayerGroup, Policy, Scheduler
+from paged.base.fields import converted
 from paged.block_manager import Layout
 from paged.errors import InvalidConfig, UnknownPolicy
 from paged.study.hardware import (
@@ -25,6 +26,7 @@ from paged.study.hardware import (
 from paged.study.hardware.device import link_of
 from paged.study.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
+from paged.study.limits import NotNegative
 from paged.study.simulator.ledger import UNBOUNDED, Timeline
 from paged.study.simulator.replicas import Replicas
 from paged.study.simulator.result import SimulationResult
@@ -78,8 +80,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     def build(self) -> Trace:
         """Build the trace. Raises TraceError, OSError or InvalidConfig."""
-        if self.least_span_s is not None and not 0 <= self.least_span_s < math.inf:
-            raise InvalidConfig(f"least_span_s is {self.least_span_s:g}; it must be a finite number, 0 or more")
+        converted("least_span_s", self.least_span_s, NotNegative | None)
         trace = open_trace(self.trace, limit=self.limit, seed=self.seed)
         if self.half is not None:
             trace = trace.halves()[0 if self.half == "first" else 1]
@@ -183,7 +184,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             # Names of the catalogue are cached; files may change.
             is_shipped = not any(name is None or is_path(name) for name in (self.model, self.device))
             return _shipped_step(self) if is_shipped else step_of(roofline, published=self.published)
-        self.formula.check()
         return self.formula
 
     def timed_by(self) -> str:

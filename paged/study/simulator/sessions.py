@@ -13,23 +13,26 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from paged import Batch, BlockManager, Costs, LayerGroup, Request, Scheduler
+from paged.base.fields import AtLeast0, Finite, converted
 from paged.block_manager import Layout
 from paged.errors import InvalidConfig, SimulationStuck
 from paged.scheduler import Hint, Policy
 from paged.study.hardware import CostModel, Spans, StepWork, Tiling
+from paged.study.limits import MAX_SHARED_IDS, NotNegative, at_least, between, check
 from paged.study.simulator.arrivals import Arrivals
 from paged.study.simulator.result import Percentiles
 from paged.study.simulator.session_orders import blocks_if_all_kept, blocks_offline
 from paged.study.simulator.simulation import Simulation, Step
 from paged.study.traces import Trace
-from paged.study.traces.content import MAX_SHARED_IDS, segment_tokens
+from paged.study.traces.content import segment_tokens
 from paged.study.traces.sessions import Begun, Turn
 
 Keeps = Literal["lru", "sessions", "hints"]
@@ -43,25 +46,17 @@ WAITS: dict[str, Literal["tool", "person"]] = {"tool_use": "tool", "end_turn": "
 
 class Tiers(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes in blocks; and for reads, seconds before the first byte and bytes a second. The link to the host has the device's rate. The disk holds each
-    full block of a computed prompt, and evicts the least recently used."""
+    full block of a computed prompt, and evicts the least recently used. Raises InvalidConfig."""
 
-    device_blocks: int
-    host_blocks: int = 0
-    disk_blocks: int = 0
-    host_latency_s: float = 10e-6
-    disk_latency_s: float = 100e-6
-    disk_bytes_per_s: float = 12e9
+    device_blocks: Annotated[int, Meta(ge=2)]
+    host_blocks: AtLeast0 = 0
+    disk_blocks: AtLeast0 = 0
+    host_latency_s: NotNegative = 10e-6
+    disk_latency_s: NotNegative = 100e-6
+    disk_bytes_per_s: Finite = 12e9
 
-    def check(self) -> None:
-        """Raise InvalidConfig for a number out of range."""
-        for name, least in (("device_blocks", 2), ("host_blocks", 0), ("disk_blocks", 0)):
-            if getattr(self, name) < least:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; at least {least} is needed")
-        for name in ("host_latency_s", "disk_latency_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InvalidConfig(f"{name} is {getattr(self, name)}; it must be a finite number, 0 or more")
-        if not 0 < self.disk_bytes_per_s < math.inf:
-            raise InvalidConfig(f"disk_bytes_per_s is {self.disk_bytes_per_s}; it must be a finite number above 0")
+    def __post_init__(self) -> None:
+        check(self)
 
 
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -257,15 +252,10 @@ class SessionRun:
         """`longest_pause_s`: longer pauses are cut. `until_s`: the run ends then. `token_bytes`: K and V of a token. `seed` chooses tokens; no result
         depends on it. `groups`: the kinds of layers; with several, device blocks are pages. Raises InvalidConfig, and UnsupportedByLayers for a host or
         disk tier with several kinds."""
-        tiers.check()
-        if keeps not in KEEPS:
-            raise InvalidConfig(f"keeps is {keeps!r}; known are {', '.join(KEEPS)}")
-        if not begun:
-            raise InvalidConfig("no session was given")
-        if not longest_pause_s >= 0:
-            raise InvalidConfig(f"longest_pause_s is {longest_pause_s}; it must be 0 or more")
-        if not until_s > 0:
-            raise InvalidConfig(f"until_s is {until_s}; it must be above 0")
+        converted("keeps", keeps, Keeps)
+        between("longest_pause_s", longest_pause_s, 0, math.inf)
+        converted("until_s", until_s, Annotated[float, Meta(gt=0)])
+        at_least("the number of sessions", len(begun), 1)
         self._begun, self._tiers, self._keeps, self._seed = begun, tiers, keeps, seed
         self._longest_pause_s, self._until_s, self._is_bound = longest_pause_s, until_s, cost_model is None
         self._size = begun[0].session.block_size

@@ -7,8 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged import Batch, Request, Scheduler
-from paged.errors import InvalidConfig, NeverFits, SimulationStuck
+from paged.base.fields import converted
+from paged.errors import NeverFits, SimulationStuck
 from paged.study.hardware import CostModel, StepWork
+from paged.study.limits import NotNegative, at_least
 from paged.study.simulator.answers import STOP, Answers
 from paged.study.simulator.arrivals import Arrivals
 from paged.study.simulator.latencies import Latencies
@@ -73,10 +75,9 @@ class Simulation:
 
         Raises InvalidConfig for fewer than one client, or a price that is negative or not finite.
         """
-        if clients is not None and clients < 1:
-            raise InvalidConfig(f"clients is {clients}; a closed loop needs at least 1")
-        if price_per_hour is not None and not 0 <= price_per_hour < np.inf:
-            raise InvalidConfig(f"price_per_hour is {price_per_hour}; it must be a finite number, 0 or more")
+        if clients is not None:
+            at_least("clients", clients, 1)
+        converted("price_per_hour", price_per_hour, NotNegative | None)
         self.trace = trace
         self.scheduler = scheduler
         self.cost_model: CostModel = StepTime() if cost_model is None else cost_model

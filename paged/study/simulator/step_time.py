@@ -9,6 +9,7 @@ import numpy as np
 from paged import Costs
 from paged.errors import InvalidConfig
 from paged.study.hardware import Spans, StepWork, Tiling
+from paged.study.limits import NotNegative, check
 
 
 class StepTime(msgspec.Struct, frozen=True):
@@ -18,23 +19,19 @@ class StepTime(msgspec.Struct, frozen=True):
 
     The first term is memory traffic (the weights once a step, the KV of every token attended to), the second arithmetic, the third the
     link to the host. The defaults are a model of 8 billion parameters in bf16 (16 GB of weights, 128 KiB of KV a token) on one H100:
-    3.35 TB/s, 500 TFLOP/s of arithmetic reached, 25 GB/s to the host. All are published figures or round numbers, none was measured.
+    3.35 TB/s, 500 TFLOP/s of arithmetic reached, 25 GB/s to the host. All are published figures or round numbers, none was measured. Raises InvalidConfig.
     """
 
-    weights_ms: float = 4.8
-    context_us: float = 0.039
-    token_us: float = 32.0
-    swap_us: float = 5.2
+    weights_ms: NotNegative = 4.8
+    context_us: NotNegative = 0.039
+    token_us: NotNegative = 32.0
+    swap_us: NotNegative = 5.2
 
     tiling: ClassVar[Tiling | None] = None
     spans: ClassVar[Spans] = ()
 
-    def check(self) -> None:
-        """Raise InvalidConfig unless every constant is finite and not negative, and a step that computes takes time."""
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise InvalidConfig(f"{name} is {value}; it must be a finite number, 0 or more")
+    def __post_init__(self) -> None:
+        check(self)
         if self.weights_ms == 0 and self.token_us == 0:
             raise InvalidConfig("weights_ms and token_us are both 0; a step that computes must take time")
 

@@ -10,6 +10,7 @@ import msgspec
 
 from paged import Policy
 from paged.errors import InvalidConfig
+from paged.study.limits import at_least
 from paged.study.simulator.scenario import Budget, Outcome, Scenario, run
 from paged.study.simulator.workers import processes
 
@@ -38,15 +39,13 @@ def grid(
     seeds: int = 1,
 ) -> list[Scenario]:
     """Return every combination, seeds innermost; options that are not varied are the base's. Raises InvalidConfig for fewer than one seed."""
-    if seeds < 1:
-        raise InvalidConfig(f"{seeds} seeds were asked for; at least 1 is needed")
     found: list[Scenario] = []
     varied = product(
         policies or [base.policy],
         blocks or [base.blocks],
         rates or [base.load.rate],
         budgets or [base.max_tokens_per_step],
-        range(seeds),
+        range(at_least("seeds", seeds, 1)),
     )
     for policy, num_blocks, rate, budget, number in varied:
         load = msgspec.structs.replace(base.load.seeded(number), rate=rate)
@@ -63,9 +62,7 @@ def run_all(
 
     Raises what a scenario raises, which ends the others, as do Ctrl-C and the iterator's close.
     """
-    if jobs < 1:
-        raise InvalidConfig(f"{jobs} jobs were asked for; at least 1 is needed")
-    jobs = min(jobs, len(scenarios))
+    jobs = min(at_least("jobs", jobs, 1), len(scenarios))
     if jobs <= 1:
         for place, scenario in enumerate(scenarios):
             yield place, run(scenario, check=check)

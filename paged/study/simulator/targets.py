@@ -4,8 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from paged.base.fields import Finite
 from paged.errors import InvalidConfig
-from paged.study.traces.limits import positive
+from paged.study.limits import check
 
 Promise = Literal["ttft_s", "gap_s", "itl_s", "rejected", "cut_off"]
 """A target by name; or one of every service: no request is rejected, and no output cut off, because the pool is too small for it."""
@@ -20,15 +21,14 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
     itl_s   of all gaps between two tokens
     """
 
-    ttft_s: float | None = None
-    gap_s: float | None = None
-    itl_s: float | None = None
+    ttft_s: Finite | None = None
+    gap_s: Finite | None = None
+    itl_s: Finite | None = None
 
     def __post_init__(self) -> None:
         if not self.given():
             raise InvalidConfig("no target was given; at least one of ttft, gap and itl is needed")
-        for name, seconds in self.given():
-            positive(f"the target {name}", seconds)
+        check(self)
 
     def given(self) -> list[tuple[Promise, float]]:
         """Return names and seconds of the targets that are set."""

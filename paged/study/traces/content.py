@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import InvalidConfig
+from paged.study.limits import MAX_SHARED_IDS
 
 Ids = NDArray[np.int64]
 
 UNSHARED = -1
 """The id of a segment whose tokens no other segment has."""
-
-MAX_SHARED_IDS = 2**30
-"""Shared ids are below it. From it on, content ids belong to a single request."""
 
 MAX_REQUESTS = 2**28
 """The contents of so many requests have ids below 2**31: each may have two shared ones and two of its own."""

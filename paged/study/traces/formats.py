@@ -1,139 +1,157 @@
-"""The trace formats that are understood: one function and one line in `FORMATS` each. Our own is written, too.
+"""The trace formats that are understood: one struct, one function and one line in `FORMATS` each. Our own is written, too.
 
 A file's format is recognised by its first line, not by its name. docs/traces.md explains our own schema.
 """
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
 
 from paged.base.whole_file import whole_file
+from paged.base.words import shown
 from paged.errors import InvalidConfig, TraceError
-from paged.study.traces.content import MAX_SHARED_IDS, UNSHARED
-from paged.study.traces.limits import MAX_NAME, MAX_PRIORITY, is_name
-from paged.study.traces.records import Line, Record, collect, csv_lines, json_lines, json_object, text_lines
+from paged.study.files import Line, csv_lines, json_lines, json_object, text_lines
+from paged.study.limits import MAX_NAME, MAX_PRIORITY, MAX_TOKENS, Id, NotNegative, Tokens, at_least, is_name
+from paged.study.traces.content import UNSHARED, starts_of
 from paged.study.traces.trace import NOT_DECLARED, Trace
 
 MOONCAKE_BLOCK = 512
 """Tokens that one of Mooncake's hash ids stands for."""
-
-Segments = list[tuple[int, int]]
+Name = str | int | float
+"""As a file has it; see `_name`."""
 _LINES_AT_ONCE = 10_000
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """A request as a format reads it, and its line."""
+
+    line: Line
+    arrival_s: float
+    output_tokens: int
+    segment_ids: Sequence[int]
+    segment_lengths: Sequence[int]
+    max_tokens: int = NOT_DECLARED
+    priority: int = 0
+    tenant: str = ""
+    output_id: int = UNSHARED
+
+
+class _Azure(msgspec.Struct):
+    moment: str = msgspec.field(name="TIMESTAMP")
+    prompt_tokens: Tokens = msgspec.field(name="ContextTokens")
+    output_tokens: Tokens = msgspec.field(name="GeneratedTokens")
+
+
+class _Mooncake(msgspec.Struct):
+    timestamp: NotNegative
+    input_length: Tokens
+    output_length: Tokens
+    hash_ids: list[Id]
+
+
+class _Own(msgspec.Struct):
+    arrival_s: NotNegative
+    output_tokens: Tokens
+    prompt_tokens: Tokens | None = None
+    prefix_id: Name = ""
+    prefix_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] | None = None
+    segments: Annotated[list[tuple[Id | None, Tokens]], Meta(min_length=1)] | None = None
+    output_id: Id = UNSHARED
+    max_tokens: Tokens = NOT_DECLARED
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    tenant: Name = ""
 
 
 def azure_records(lines: Iterable[Line]) -> Iterator[Record]:
     """Read LLM inference traces of Microsoft's Azure Public Dataset, whose prompts share nothing."""
     for line in lines:
-        text = line.values["TIMESTAMP"].strip()
+        row = line.read(_Azure)
         try:
-            moment = datetime.fromisoformat(text)
+            moment = datetime.fromisoformat(row.moment)
         except ValueError:
-            raise line.error("TIMESTAMP", f'"{text[:40]}" is not a date and time') from None
+            raise line.error("TIMESTAMP", f'"{row.moment[:40]}" is not a date and time') from None
         arrival_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        prompt_tokens = line.tokens("ContextTokens")
-        yield Record(line.number, "TIMESTAMP", arrival_s, line.tokens("GeneratedTokens"), (UNSHARED,), (prompt_tokens,))
+        yield Record(line, arrival_s, row.output_tokens, (UNSHARED,), (row.prompt_tokens,))
 
 
 def mooncake_records(lines: Iterable[Line]) -> Iterator[Record]:
     """Read Moonshot AI's Mooncake: a hash id stands for 512 tokens *and all before them*, the last one for the rest of the prompt."""
     for line in lines:
-        arrival_s = line.seconds("timestamp") / 1000
-        prompt_tokens = line.tokens("input_length")
-        ids = line.shared_ids("hash_ids")
-        wanted = -(-prompt_tokens // MOONCAKE_BLOCK)
-        if len(ids) != wanted:
-            problem = f"{len(ids)} ids, but {prompt_tokens} tokens are {wanted} blocks of {MOONCAKE_BLOCK}"
+        row = line.read(_Mooncake)
+        before, wanted = len(row.hash_ids) - 1, -(-row.input_length // MOONCAKE_BLOCK)
+        if before + 1 != wanted:
+            problem = f"{before + 1} ids, but {row.input_length} tokens are {wanted} blocks of {MOONCAKE_BLOCK}"
             raise line.error("hash_ids", problem)
-        lengths = [MOONCAKE_BLOCK] * len(ids)
-        lengths[-1] = prompt_tokens - MOONCAKE_BLOCK * (len(ids) - 1)
-        yield Record(line.number, "timestamp", arrival_s, line.tokens("output_length"), ids, lengths)
+        lengths = [MOONCAKE_BLOCK] * before + [row.input_length - MOONCAKE_BLOCK * before]
+        yield Record(line, row.timestamp / 1000, row.output_length, row.hash_ids, lengths)
 
 
 def schema_records(lines: Iterable[Line]) -> Iterator[Record]:
-    """Read a file in our own schema, CSV or JSON Lines."""
-    prompts = _Prompts()
+    """Read a file in our own schema, CSV or JSON Lines. It names shared content by `prefix_id` or by `segments`, since names get numbers here, too."""
+    numbers: dict[str, int] = {}
+    by: set[str] = set()
     for line in lines:
-        arrival_s = line.seconds("arrival_s")
-        ids, lengths = zip(*prompts.segments(line), strict=True)
-        output_tokens = line.tokens("output_tokens")
-        max_tokens = line.tokens("max_tokens") if line.says("max_tokens") else NOT_DECLARED
-        if max_tokens != NOT_DECLARED and max_tokens < output_tokens:
-            raise line.error("max_tokens", f"{max_tokens}, but the output has {output_tokens} tokens")
-        has_priority = line.says("priority")
+        row = line.read(_Own)
+        segments, prefix = row.segments, _name(line, "prefix_id", row.prefix_id)
+        used = [name for name, has in (("segments", segments), ("prefix_id", prefix)) if has]
+        by.update(used)
+        if len(by) > 1 and used:
+            raise line.error(used[0], "a file names what is shared by prefix_id or by segments, not by both")
+        if segments is None:
+            segments = _prefix_and_rest(line, row, numbers.setdefault(prefix, len(numbers)) if prefix else UNSHARED)
+        total = sum(tokens for _, tokens in segments)
+        if total > MAX_TOKENS:
+            raise line.error("segments", f"{total:,} tokens in one request; at most {MAX_TOKENS:,} are read")
+        if row.prompt_tokens not in (None, total):
+            raise line.error("prompt_tokens", f"{row.prompt_tokens}, but the segments have {total} tokens together")
+        if row.max_tokens != NOT_DECLARED and row.max_tokens < row.output_tokens:
+            raise line.error("max_tokens", f"{row.max_tokens}, but the output has {row.output_tokens} tokens")
         yield Record(
-            line.number,
-            "arrival_s",
-            arrival_s,
-            output_tokens,
-            ids,
-            lengths,
-            max_tokens,
-            line.whole("priority", least=-MAX_PRIORITY, most=MAX_PRIORITY) if has_priority else 0,
-            line.name("tenant"),
-            line.whole("output_id", least=0, most=MAX_SHARED_IDS - 1) if line.says("output_id") else UNSHARED,
+            line,
+            row.arrival_s,
+            row.output_tokens,
+            [UNSHARED if content is None else content for content, _ in segments],
+            [tokens for _, tokens in segments],
+            row.max_tokens,
+            row.priority,
+            _name(line, "tenant", row.tenant),
+            row.output_id,
         )
 
 
-class _Prompts:
-    """The shared content of prompts, by name (`prefix_id`) or by number (`segments`). A file uses one of the two, since names get numbers here, too."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._has_segments = False
-
-    def segments(self, line: Line) -> Segments:
-        """Return the ids and lengths of the segments of a line's prompt. Raises TraceError."""
-        if not line.says("segments"):
-            return self._prefix_and_rest(line)
-        self._has_segments = True
-        if line.says("prefix_id") or self._numbers:
-            raise line.error("segments", "a file names what is shared by prefix_id or by segments, not by both")
-        return _segments(line)
-
-    def _prefix_and_rest(self, line: Line) -> Segments:
-        prompt_tokens = line.tokens("prompt_tokens")
-        prefix = line.name("prefix_id")
-        says_length = line.says("prefix_tokens")
-        prefix_tokens = line.tokens("prefix_tokens", at_least=0) if says_length else 0
-        if prefix and not says_length:
-            raise line.error("prefix_tokens", f'nothing, but prefix_id is "{prefix[:40]}"')
-        if prefix_tokens and not prefix:
-            raise line.error("prefix_id", f"nothing, but prefix_tokens is {prefix_tokens}")
-        if prefix_tokens > prompt_tokens:
-            raise line.error("prefix_tokens", f"{prefix_tokens} of a prompt of {prompt_tokens} tokens")
-        if prefix and self._has_segments:
-            raise line.error("prefix_id", "a file names what is shared by prefix_id or by segments, not by both")
-        number = self._numbers.setdefault(prefix, len(self._numbers)) if prefix else UNSHARED
-        parts = [(number, prefix_tokens), (UNSHARED, prompt_tokens - prefix_tokens)]
-        return [(content, length) for content, length in parts if length]
+def _name(line: Line, field: str, value: Name) -> str:
+    """Return a name without space around it. Raises TraceError for one that is long, or does not print."""
+    text = str(value).strip()
+    if not is_name(text):
+        raise line.error(field, f"{shown(text)} is not a name; up to {MAX_NAME} characters that print are")
+    return text
 
 
-def _segments(line: Line) -> Segments:
-    value = line.values["segments"]
-    if not isinstance(value, list) or not value:
-        raise line.error("segments", "not a list of at least one [id, tokens]; CSV has no such column")
-    segments: Segments = []
-    for item in value:
-        if not isinstance(item, list) or len(item) != 2:
-            raise line.error("segments", f'"{str(item)[:40]}" is not a pair [id, tokens]')
-        content = UNSHARED if item[0] is None else line.as_id("segments", item[0])
-        segments.append((content, line.as_tokens("segments", item[1])))
-    total = sum(length for _, length in segments)
-    # The whole prompt may be too long although no segment is.
-    line.as_tokens("segments", total)
-    if line.says("prompt_tokens") and line.tokens("prompt_tokens") != total:
-        said = line.tokens("prompt_tokens")
-        raise line.error("prompt_tokens", f"{said}, but the segments have {total} tokens together")
-    return segments
+def _prefix_and_rest(line: Line, row: _Own, number: int) -> list[tuple[int | None, int]]:
+    """Return the segments of a prompt that begins with the prefix of this number, or with none."""
+    if row.prompt_tokens is None:
+        raise line.error("prompt_tokens", "missing")
+    if number != UNSHARED and row.prefix_tokens is None:
+        raise line.error("prefix_tokens", f'nothing, but prefix_id is "{row.prefix_id}"')
+    prefix_tokens = row.prefix_tokens or 0
+    if prefix_tokens and number == UNSHARED:
+        raise line.error("prefix_id", f"nothing, but prefix_tokens is {prefix_tokens}")
+    if prefix_tokens > row.prompt_tokens:
+        raise line.error("prefix_tokens", f"{prefix_tokens} of a prompt of {row.prompt_tokens} tokens")
+    parts = ((number, prefix_tokens), (None, row.prompt_tokens - prefix_tokens))
+    return [(content, tokens) for content, tokens in parts if tokens]
 
 
 class Format(msgspec.Struct, frozen=True):
-    """A trace format: the layout of its records, the columns that it needs, and the function that reads them."""
+    """A trace format: the layout of its records, the columns that it needs, arrivals first, and the function that reads them."""
 
     name: str
     layout: Literal["CSV", "JSON Lines"]
@@ -153,47 +171,63 @@ FORMATS = (
 def read_trace(path: str | Path, *, limit: int | None = None, seed: int = 0) -> Trace:
     """Read the trace in a file, or its first `limit` requests and no later line.
 
-    `seed` chooses the prompts' tokens, but not which prompts share what. Raises TraceError with file, line and column for bad content,
-    InvalidConfig for a limit below 1, and OSError if the file cannot be opened.
+    `seed` chooses the prompts' tokens, but not which prompts share what. Raises TraceError with file, line and column for bad content, and for a
+    request that arrives before the one above it, InvalidConfig for a limit below 1, and OSError if the file cannot be opened.
     """
-    if limit is not None and limit < 1:
-        raise InvalidConfig(f"{limit} requests of a trace were asked for; at least 1 is needed")
+    if limit is not None:
+        at_least("the number of requests wanted", limit, 1)
     path = Path(path)
     form = recognise(path)
-    lines = csv_lines(path) if form.layout == "CSV" else json_lines(path)
-    return collect(path, path.name, form.records(lines), limit=limit, seed=seed)
+    lines = csv_lines(path, TraceError) if form.layout == "CSV" else json_lines(path, TraceError)
+    kept: list[Record] = []
+    for record in form.records(lines):
+        if kept and record.arrival_s < kept[-1].arrival_s:
+            gap = kept[-1].arrival_s - record.arrival_s
+            problem = f"arrives {gap:g} s before the request above it; a trace is sorted by arrival"
+            raise record.line.error(form.columns[0], problem)
+        kept.append(record)
+        if len(kept) == limit:
+            break
+    if not kept:
+        raise TraceError(path, None, None, "the trace is empty: no request in it")
+    arrival_s = np.array([record.arrival_s for record in kept], np.float64)
+    return Trace(
+        name=path.name,
+        arrival_s=arrival_s - arrival_s[0],
+        output_tokens=np.array([record.output_tokens for record in kept], np.int64),
+        segment_starts=starts_of(np.array([len(record.segment_ids) for record in kept], np.int64)),
+        segment_ids=_flat(record.segment_ids for record in kept),
+        segment_lengths=_flat(record.segment_lengths for record in kept),
+        max_tokens=np.array([record.max_tokens for record in kept], np.int64),
+        priority=np.array([record.priority for record in kept], np.int64),
+        tenant=np.array([record.tenant for record in kept], np.str_),
+        output_ids=np.array([record.output_id for record in kept], np.int64),
+        seed=seed,
+    )
+
+
+def _flat(rows: Iterable[Sequence[int]]) -> NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(rows), np.int64)
 
 
 def recognise(path: Path) -> Format:
     """Return the format of a file by the columns that its first line names. Raises TraceError if no format has them."""
-    number, text = next(
-        ((number, text) for number, text in enumerate(text_lines(path), start=1) if text.strip()), (0, "")
-    )
+    lines = ((number, text) for number, text in enumerate(text_lines(path, TraceError), start=1) if text.strip())
+    number, text = next(lines, (0, ""))
     if not text:
-        raise TraceError(str(path), None, None, "the trace is empty: no request in it")
-    layout, names = _named_columns(path, number, text)
-    candidates = [form for form in FORMATS if form.layout == layout]
-    for form in candidates:
-        if names.issuperset(form.columns):
-            return form
-    nearest = max(candidates, key=lambda form: len(names.intersection(form.columns)))
-    known = "; ".join(f"{form.name}: {', '.join(form.columns)}" for form in candidates)
-    if found := names.intersection(nearest.columns):
-        missing = [column for column in nearest.columns if column not in found]
-        raise TraceError(
-            str(path), number, missing[0], f"missing, and {nearest.name} traces need it ({layout}; {known})"
-        )
-    raise TraceError(str(path), number, None, f"no known trace starts like this; known in {layout} are {known}")
-
-
-def _named_columns(path: Path, number: int, text: str) -> tuple[Literal["CSV", "JSON Lines"], set[str]]:
+        raise TraceError(path, None, None, "the trace is empty: no request in it")
+    layout, names = "CSV", {cell.strip() for cell in next(csv.reader([text]))}
     if text.lstrip()[0] in "{[":
-        return "JSON Lines", set(json_object(path, number, text))
-    try:
-        header = next(csv.reader([text], strict=True))
-    except (csv.Error, StopIteration):
-        header = []
-    return "CSV", {cell.strip() for cell in header}
+        layout, names = "JSON Lines", set(json_object(path, number, text, TraceError).values)
+    candidates = [form for form in FORMATS if form.layout == layout]
+    nearest = max(candidates, key=lambda form: len(names.intersection(form.columns)) / len(form.columns))
+    missing = [column for column in nearest.columns if column not in names]
+    if not missing:
+        return nearest
+    known = "; ".join(f"{form.name}: {', '.join(form.columns)}" for form in candidates)
+    if len(missing) < len(nearest.columns):
+        raise TraceError(path, number, missing[0], f"missing, and {nearest.name} traces need it ({layout}; {known})")
+    raise TraceError(path, number, None, f"no known trace starts like this; known in {layout} are {known}")
 
 
 def save_trace(trace: Trace, path: str | Path) -> None:

@@ -1,14 +1,18 @@
 """The lengths of prompts and outputs of a generated service."""
 
 import math
+import sys
 from statistics import NormalDist
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from paged.base.fields import converted
 from paged.errors import InvalidConfig
-from paged.study.traces.limits import MAX_TOKENS, between, positive
+from paged.study.limits import MAX_TOKENS, at_least, between, positive
 
 MAX_SIGMA = 10.0
 """At this spread, one of two lengths is more than 10,000 times the other half of the time."""
@@ -34,8 +38,7 @@ class LogNormal(msgspec.Struct, frozen=True):
         """
         positive("mean", mean)
         positive("tokens", tokens)
-        if not 0 < share < 1:
-            raise InvalidConfig(f"share is {share:g}; it must be between 0 and 1")
+        converted("share", share, Annotated[float, Meta(gt=0, lt=1)])
         z = NormalDist().inv_cdf(share)
         ratio = math.log(tokens) - math.log(mean)
         under_root = z * z - 2 * ratio
@@ -55,8 +58,7 @@ class LogNormal(msgspec.Struct, frozen=True):
 
     def check(self, what: str) -> None:
         """Raise InvalidConfig unless it is a distribution of lengths that a request can have."""
-        if not math.isfinite(self.mu):
-            raise InvalidConfig(f"mu of {what} is {self.mu:g}; it must be finite")
+        between(f"mu of {what}", self.mu, -sys.float_info.max, sys.float_info.max)
         between(f"sigma of {what}", self.sigma, 0, MAX_SIGMA)
         exponent = self.mu + self.sigma**2 / 2
         if exponent > math.log(MAX_TOKENS):
@@ -75,8 +77,7 @@ class Fixed(msgspec.Struct, frozen=True):
 
     def check(self, what: str) -> None:
         """Raise InvalidConfig unless a request can have so many tokens."""
-        if not 1 <= self.tokens <= MAX_TOKENS:
-            raise InvalidConfig(f"{what} have {self.tokens:,} tokens; from 1 to {MAX_TOKENS:,} are possible")
+        at_least(what, self.tokens, 1, MAX_TOKENS)
 
     def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
         """Return the number, int64 [count]; draws nothing."""

@@ -8,19 +8,19 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from paged.errors import InvalidConfig, TraceError
-from paged.study.traces.content import MAX_SHARED_IDS
+from paged.base.fields import converted
+from paged.errors import TraceError
+from paged.study.files import Line, json_lines
+from paged.study.limits import MAX_SHARED_IDS, MAX_TOKENS, Id, NotNegative, Tokens, at_least
 from paged.study.traces.opening import Excerpt
-from paged.study.traces.records import Line, json_lines
 
-MOST_BLOCK_TOKENS = 4096
-"""Tokens of the largest block that is read."""
 SESSIONS_EXCERPT = Excerpt(
     name="agents",
     file="agent_sessions.jsonl",
@@ -102,6 +102,37 @@ def open_sessions(name: str | Path) -> list[Session]:
     return read_sessions(path)
 
 
+def draw_sessions(
+    sessions: Sequence[Session], count: int | None, rng: random.Random, *, spread_s: float
+) -> list[Begun]:
+    """Draw so many of the sessions (None: all, in order). Each begins at random within `spread_s` seconds. Raises InvalidConfig for more sessions than
+    there are, and for a spread that is negative or not finite."""
+    converted("spread_s", spread_s, NotNegative)
+    drawn = sessions
+    if count is not None:
+        drawn = rng.sample(list(sessions), at_least("the number of sessions wanted", count, 1, len(sessions)))
+    return [Begun(session, rng.uniform(0, spread_s)) for session in drawn]
+
+
+class _Recorded(msgspec.Struct):
+    """A session or a sub-agent, as a line of a file has it. `requests` are turns and sub-agents."""
+
+    requests: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    id: str = ""
+    block_size: Annotated[int, Meta(ge=1, le=4096)] = 1
+    t: NotNegative = 0.0
+
+
+class _Request(msgspec.Struct):
+    t: NotNegative
+    prompt_tokens: Tokens = msgspec.field(name="in")
+    output_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = msgspec.field(name="out")
+    blocks: list[tuple[Id, Annotated[int, Meta(ge=1, le=MAX_SHARED_IDS)]]]
+    api_s: NotNegative | None = None
+    think_s: NotNegative | None = None
+    stop: str = ""
+
+
 def read_sessions(path: str | Path) -> list[Session]:
     """Read the sessions in a JSON Lines file, one a line: `id`, `block_size`, `requests`.
 
@@ -109,107 +140,66 @@ def read_sessions(path: str | Path) -> list[Session]:
     file, line and field for bad content and for blocks of two sizes, and OSError if the file cannot be opened.
     """
     sessions: list[Session] = []
-    for line in json_lines(Path(path)):
-        sessions.append(_session(line))
-        if sessions[-1].block_size != sessions[0].block_size:
-            problem = (
-                f"blocks of {sessions[-1].block_size} tokens, but of {sessions[0].block_size} in the sessions above"
+    for line in json_lines(Path(path), TraceError):
+        recorded = line.read(_Recorded)
+        size, lines = recorded.block_size, list[TurnLine]()
+        if sessions and size != sessions[0].block_size:
+            raise line.error(
+                "block_size", f"blocks of {size} tokens, but of {sessions[0].block_size} in the sessions above"
             )
-            raise line.error("block_size", problem)
+        _add_lines(lines, line, recorded, size, begun=TurnLine(turns=()), at_s=0.0)
+        if not lines[0].turns:
+            raise line.error("requests", "no request of its own in it")
+        most = max((int(turn.spans.max()) for each in lines for turn in each.turns if len(turn.spans)), default=0)
+        sessions.append(Session(id=recorded.id, block_size=size, lines=tuple(lines), num_ids=most))
     if not sessions:
-        raise TraceError(str(path), None, None, "no session in it")
+        raise TraceError(Path(path), None, None, "no session in it")
     return sessions
 
 
-def draw_sessions(
-    sessions: Sequence[Session], count: int | None, rng: random.Random, *, spread_s: float
-) -> list[Begun]:
-    """Draw so many of the sessions (None: all, in order). Each begins at random within `spread_s` seconds. Raises InvalidConfig for more sessions than
-    there are, and for a spread that is negative or not finite."""
-    if count is not None and not 1 <= count <= len(sessions):
-        raise InvalidConfig(f"{count} sessions were asked for; the file has {len(sessions)}")
-    if not 0 <= spread_s < float("inf"):
-        raise InvalidConfig(f"sessions begin within {spread_s} s; it must be a finite number, 0 or more")
-    drawn = sessions if count is None else rng.sample(list(sessions), count)
-    return [Begun(session, rng.uniform(0, spread_s)) for session in drawn]
-
-
-def _session(line: Line) -> Session:
-    size = line.whole("block_size", least=1, most=MOST_BLOCK_TOKENS)
-    lines: list[TurnLine] = []
-    _add_lines(lines, line, size, begun=TurnLine(turns=()), at_s=0.0)
-    if not lines[0].turns:
-        raise line.error("requests", "no request of its own in it")
-    most = max((int(turn.spans.max()) for each in lines for turn in each.turns if len(turn.spans)), default=0)
-    return Session(id=line.name("id"), block_size=size, lines=tuple(lines), num_ids=most)
-
-
-def _add_lines(lines: list[TurnLine], line: Line, size: int, *, begun: TurnLine, at_s: float) -> None:
+def _add_lines(
+    lines: list[TurnLine], line: Line, recorded: _Recorded, size: int, *, begun: TurnLine, at_s: float
+) -> None:
     """Add a line of turns that began at `at_s`, and after it those of its sub-agents."""
-    requests = line.values.get("requests")
-    if not isinstance(requests, list) or not requests:
-        raise line.error("requests", "a list of requests is needed, with at least one")
     turns: list[Turn] = []
-    agents: list[tuple[Line, str, TurnLine, float]] = []
+    agents: list[tuple[Line, _Recorded, TurnLine, float]] = []
     place = len(lines)
-    for number, values in enumerate(requests):
-        name = f"requests[{number}]"
-        if not isinstance(values, dict):
-            raise line.error(name, "not a JSON object")
-        request = Line(line.path, line.number, values)
-        try:
-            begins_s = at_s + request.seconds("t")
-            before = turns[-1] if turns else None
-            if "requests" in values:
-                waited = begins_s - (at_s if before is None else before.at_s + (before.answer_s or 0.0))
-                after = TurnLine(turns=(), parent=place, after=len(turns) - 1, delay_s=max(0.0, waited))
-                agents.append((request, name, after, begins_s))
-            else:
-                turns.append(_turn(request, begins_s, before, size))
-        except TraceError as error:
-            raise line.error(f"{name}.{error.column}", error.problem) from None
+    for number, values in enumerate(recorded.requests):
+        request = line.part(f"requests[{number}]", values)
+        before = turns[-1] if turns else None
+        if "requests" not in values:
+            turns.append(_turn(request, request.read(_Request), at_s, before, size))
+            continue
+        agent = request.read(_Recorded)
+        begins_s = at_s + agent.t
+        waited = begins_s - (at_s if before is None else before.at_s + (before.answer_s or 0.0))
+        after = TurnLine(turns=(), parent=place, after=len(turns) - 1, delay_s=max(0.0, waited))
+        agents.append((request, agent, after, begins_s))
     lines.append(msgspec.structs.replace(begun, turns=tuple(turns)))
-    for request, name, after, begins_s in agents:
-        try:
-            _add_lines(lines, request, size, begun=after, at_s=begins_s)
-        except TraceError as error:
-            raise line.error(f"{name}.{error.column}", error.problem) from None
+    for request, agent, after, begins_s in agents:
+        _add_lines(lines, request, agent, size, begun=after, at_s=begins_s)
 
 
-def _turn(request: Line, at_s: float, before: Turn | None, size: int) -> Turn:
-    if before is not None and at_s < before.at_s:
-        raise request.error("t", f"begins {before.at_s - at_s:g} s before the request above it")
-    prompt_tokens = request.tokens("in")
-    spans = _spans(request)
-    covered = int((spans[:, 1] - spans[:, 0]).sum()) * size
-    if covered > prompt_tokens:
-        raise request.error("blocks", f"{covered:,} tokens in blocks of {size}, but the prompt has {prompt_tokens:,}")
-    gap = 0.0 if before is None else at_s - before.at_s
-    answer_s = request.seconds("api_s") if request.says("api_s") else None
+def _turn(line: Line, request: _Request, since_s: float, before: Turn | None, size: int) -> Turn:
+    at_s, gap = since_s + request.t, 0.0
+    if before is not None and (gap := at_s - before.at_s) < 0:
+        raise line.error("t", f"begins {-gap:g} s before the request above it")
+    for first, stop in request.blocks:
+        if stop <= first:
+            raise line.error("blocks", f"[{first}, {stop}] is no range; [first, stop] is needed, with first < stop")
+    covered = sum(stop - first for first, stop in request.blocks) * size
+    if covered > request.prompt_tokens:
+        raise line.error(
+            "blocks", f"{covered:,} tokens in blocks of {size}, but the prompt has {request.prompt_tokens:,}"
+        )
     # A recorded pause after an answer of unknown end counts from an earlier end.
-    think_s = min(gap, request.seconds("think_s")) if request.says("think_s") else max(0.0, gap - _answer_s(before))
+    think_s = max(0.0, gap - (before.answer_s or 0.0)) if before else 0.0
     return Turn(
         at_s=at_s,
-        think_s=think_s,
-        answer_s=answer_s,
-        prompt_tokens=prompt_tokens,
-        output_tokens=max(1, request.tokens("out", at_least=0)),
-        spans=spans,
-        stop=request.name("stop"),
+        think_s=think_s if request.think_s is None else min(gap, request.think_s),
+        answer_s=request.api_s,
+        prompt_tokens=request.prompt_tokens,
+        output_tokens=max(1, request.output_tokens),
+        spans=np.array(request.blocks, np.int64).reshape(-1, 2),
+        stop=request.stop,
     )
-
-
-def _answer_s(turn: Turn | None) -> float:
-    return 0.0 if turn is None or turn.answer_s is None else turn.answer_s
-
-
-def _spans(request: Line) -> NDArray[np.int64]:
-    spans: Any = request.values.get("blocks")
-    if not isinstance(spans, list):
-        raise request.error("blocks", "a list of ranges of ids is needed")
-    for span in spans:
-        is_range = isinstance(span, list) and len(span) == 2 and all(type(each) is int for each in span)
-        if not is_range or not 0 <= span[0] < span[1] <= MAX_SHARED_IDS:
-            needed = f"[first, stop] is needed, with 0 ≤ first < stop ≤ {MAX_SHARED_IDS:,}"
-            raise request.error("blocks", f"{str(span)[:40]} is no range; {needed}")
-    return np.array(spans, np.int64).reshape(-1, 2)

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paged.errors import InvalidConfig
-from paged.study.traces.content import MAX_SHARED_IDS, UNSHARED, picked, starts_of
-from paged.study.traces.limits import at_least, generators
+from paged.study.limits import MAX_SHARED_IDS, at_least, generators
+from paged.study.traces.content import UNSHARED, picked, starts_of
 from paged.study.traces.trace import BY_REQUEST, Applied, Trace
 
 

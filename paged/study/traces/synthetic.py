@@ -3,11 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.words import shown
 from paged.errors import InvalidConfig
+from paged.study.limits import MAX_TOKENS, at_least, between, generators, positive
 from paged.study.traces.content import MAX_REQUESTS, UNSHARED, Ids, ranges, starts_of
 from paged.study.traces.lengths import PRESETS, Fixed, LogNormal
-from paged.study.traces.limits import MAX_TOKENS, at_least, between, generators, positive
 from paged.study.traces.trace import Trace, nothing_said
 
 PROCESSES = {
@@ -96,7 +95,7 @@ def synthetic(
 
 def _check_process(process: str, rate: float | None, cv: float | None) -> None:
     """Raise InvalidConfig for an unknown process, and for a rate or cv that it lacks or cannot have."""
-    if not isinstance(process, str) or process not in PROCESSES:
+    if process not in PROCESSES:
         raise InvalidConfig(f'"{process}" is no arrival process; known are {", ".join(PROCESSES)}')
     if rate is not None:
         positive("rate", rate)
@@ -131,9 +130,7 @@ def _checked(lengths: Lengths | None, what: str) -> Fixed | LogNormal | None:
     if lengths is None:
         return None
     if isinstance(lengths, int | np.integer):
-        lengths = Fixed(at_least(what, lengths, 1, MAX_TOKENS))
-    if not isinstance(lengths, Fixed | LogNormal):
-        raise InvalidConfig(f"{what} is {shown(lengths)}; it must be a number of tokens, Fixed or LogNormal")
+        lengths = Fixed(int(lengths))
     lengths.check(what)
     return lengths
 
@@ -141,7 +138,7 @@ def _checked(lengths: Lengths | None, what: str) -> Fixed | LogNormal | None:
 def _source_of(lengths: str | Trace) -> Trace | tuple[LogNormal, LogNormal]:
     if isinstance(lengths, Trace):
         return lengths
-    if not isinstance(lengths, str) or lengths not in PRESETS:
+    if lengths not in PRESETS:
         raise InvalidConfig(f'lengths are "{lengths}"; known are {", ".join(PRESETS)}, and those of a trace')
     return PRESETS[lengths].prompt, PRESETS[lengths].output
 

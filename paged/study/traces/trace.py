@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paged.errors import InvalidConfig
+from paged.study.limits import MAX_PRIORITY, MAX_SHARED_IDS, MAX_TOKENS, at_least, between, generators, positive
 from paged.study.traces.content import (
     MAX_REQUESTS,
-    MAX_SHARED_IDS,
     UNSHARED,
     content_ids,
     contents_apart,
@@ -23,7 +23,6 @@ from paged.study.traces.content import (
     picked,
     segment_tokens,
 )
-from paged.study.traces.limits import MAX_PRIORITY, MAX_TOKENS, at_least, between, generators, positive
 
 NOT_DECLARED = 0
 """In `max_tokens`: the request declared no maximum."""

@@ -1,8 +1,13 @@
-"""A tabulated function of a few sizes: logarithms on a grid, interpolated."""
+"""Tabulated functions of a few sizes: logarithms on a grid, interpolated; and all grids of a file as one short text."""
 
 from __future__ import annotations
 
+import base64
+import math
+import zlib
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -29,8 +34,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     def of(cls, logarithms: NDArray[np.float64], axes: dict[str, list[int]]) -> Grid:
         """Make a grid, and fill NaN in from its neighbours. At least one value has to be known."""
         places = tuple(np.log(np.asarray(ticks, np.float64)) for ticks in axes.values())
-        steps = np.round(completed(logarithms, places) / STEP).clip(-32768, 32767).astype(np.int16)
-        return cls(axes=axes, steps=steps)
+        return cls(axes=axes, steps=in_steps(completed(logarithms, places), STEP))
 
     def at(self, *sizes: ArrayLike) -> NDArray[np.float64]:
         """Return the logarithm at these sizes, one for each axis, broadcast; outside of an axis the one at its edge."""
@@ -61,3 +65,70 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     @cached_property
     def _places(self) -> list[NDArray[np.float64]]:
         return [np.log(np.asarray(ticks, np.float64)) for ticks in self.axes.values()]
+
+
+def in_steps(values: NDArray[np.float64], step: float) -> NDArray[np.int16]:
+    """Return numbers as multiples of `step`."""
+    return np.round(values / step).clip(-32768, 32767).astype(np.int16)
+
+
+def packed(tables: Sequence[NDArray[np.int16]]) -> str:
+    """Compress tables into text: the differences along each one's first axis, two bytes each; zlib, base85."""
+    numbers = np.concatenate([np.diff(table, axis=0, prepend=np.int16(0)).ravel() for table in tables])
+    # The high bytes, which are nearly all alike, compress best together.
+    octets = np.ascontiguousarray(numbers, "<i2").view(np.uint8).reshape(-1, 2).T.tobytes()
+    return base64.b85encode(zlib.compress(octets, 9)).decode()
+
+
+def unpacked(text: str, shapes: Sequence[Sequence[int]]) -> list[NDArray[np.int16]]:
+    """Return the tables of these shapes that `packed` packed. Raises ValueError for another text, and for tables of other sizes."""
+    try:
+        octets = zlib.decompress(base64.b85decode(text))
+    except zlib.error as error:
+        raise ValueError(f"packed numbers are damaged: {error}") from None
+    sizes = [math.prod(shape) for shape in shapes]
+    if len(octets) != 2 * sum(sizes):
+        raise ValueError(f"packed numbers have {len(octets):,} bytes; their axes want {2 * sum(sizes):,}")
+    numbers = np.ascontiguousarray(np.frombuffer(octets, np.uint8).reshape(2, -1).T).view("<i2").ravel()
+    tables = np.split(numbers, np.cumsum(sizes)[:-1])
+    return [np.cumsum(each.reshape(shape), axis=0, dtype=np.int16) for each, shape in zip(tables, shapes)]
+
+
+class PackedGrids(msgspec.Struct, frozen=True, kw_only=True):
+    """All grids of a file: `ticks`, the values of axes, and by grid and axis the index of its ticks. Logarithms are multiples of `step`. Files
+    of earlier versions also say which cells were measured, which nothing reads."""
+
+    ticks: list[list[int]]
+    axes: dict[str, dict[str, int]]
+    steps: str
+    step: float = STEP
+
+    def __post_init__(self) -> None:
+        if self.step != STEP:
+            raise ValueError(f"step is {self.step}; this paged reads {STEP}")
+        for ticks in self.ticks:
+            if not ticks or ticks[0] < 1 or any(second <= first for first, second in pairwise(ticks)):
+                raise ValueError(f"ticks has {ticks}; its values have to rise, and the first to be above 0")
+        for key, axes in self.axes.items():
+            for name, place in axes.items():
+                if not 0 <= place < len(self.ticks):
+                    raise ValueError(f"axes has {place} as {name} of {key}; there are {len(self.ticks)} ticks")
+        self._unpacked()
+
+    @classmethod
+    def of(cls, grids: Mapping[str, Grid]) -> PackedGrids:
+        """Pack at least one grid."""
+        ticks: list[list[int]] = []
+        axes: dict[str, dict[str, int]] = {}
+        for key, grid in grids.items():
+            ticks += [values for values in grid.axes.values() if values not in ticks]
+            axes[key] = {name: ticks.index(values) for name, values in grid.axes.items()}
+        return cls(ticks=ticks, axes=axes, steps=packed([grid.steps for grid in grids.values()]))
+
+    def grids(self) -> dict[str, Grid]:
+        """Return the grids by their keys."""
+        axes = [{name: self.ticks[place] for name, place in places.items()} for places in self.axes.values()]
+        return {key: Grid(axes=its, steps=steps) for key, its, steps in zip(self.axes, axes, self._unpacked())}
+
+    def _unpacked(self) -> list[NDArray[np.int16]]:
+        return unpacked(self.steps, [[len(self.ticks[place]) for place in its.values()] for its in self.axes.values()])

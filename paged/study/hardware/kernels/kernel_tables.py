@@ -10,26 +10,22 @@ launch grows as the least seconds do: once a device is full, in a straight line.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, Unpack
+from typing import Any, ClassVar, NotRequired, TypedDict, Unpack
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paged.base.whole_file import whole_file
-from paged.errors import BadHardwareFile, UnknownDevice, UnknownKernel
+from paged.errors import UnknownDevice, UnknownKernel
+from paged.study.files import Saved
 from paged.study.hardware.catalogue import device_named
 from paged.study.hardware.device import Device
-from paged.study.hardware.files import check_format, read_described
 from paged.study.hardware.kernels import guide
-from paged.study.hardware.kernels.grid import Grid
+from paged.study.hardware.kernels.grid import Grid, PackedGrids
 from paged.study.hardware.kernels.measurements import Columns, Measurements, Timed, read_folder
-from paged.study.hardware.kernels.packing import PackedGrids
 
-FORMAT = 1
-"""Of the file; raised when the meaning of a field changes."""
 Seconds = NDArray[np.float64]
 _OWN = "own"
 """The family of attention kernels in which every head has its own K and V."""
@@ -79,25 +75,36 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     instead: str = ""
 
 
-class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class KernelTables(Saved, frozen=True, kw_only=True, eq=False, forbid_unknown_fields=True, dict=True):
     """Seconds of one device's kernels.
 
     name      of the tables
     device    the fit is relative to its published rates
     launch    by kind, the shortest measured seconds
-    grids     by kernel, such as `product/bf16` or `decode/bf16/128/0/8` (head size, window, KV heads)
+    packed    grids by kernel, such as `product/bf16` or `decode/bf16/128/0/8` (head size, window, KV heads)
     errors    by kind, against the rows of the fit
     versions  by table, of the measured software
     """
 
+    what: ClassVar[str] = "kernel tables"
+
     name: str
     device: Device
     launch: dict[str, float]
-    grids: dict[str, Grid]
-    errors: dict[str, KernelError] = {}
-    versions: dict[str, str] = {}
+    packed: PackedGrids = msgspec.field(name="grids")
+    errors: dict[str, KernelError] = msgspec.field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
     source: str = ""
     license: str = ""
+
+    def __post_init__(self) -> None:
+        if missing := {key.partition("/")[0] for key in self.packed.axes} - set(self.launch):
+            raise ValueError(f"launch has no seconds of {', '.join(sorted(missing))}")
+
+    @cached_property
+    def grids(self) -> dict[str, Grid]:
+        """The grids by kernel."""
+        return self.packed.grids()
 
     @classmethod
     def fit(
@@ -121,26 +128,10 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 sizes = {axis: timed.columns[axis][rows] for axis in axes}
                 ratio = timed.seconds[rows] / (launch[kind] + _least(device, key)(*sizes.values()))
                 grids[key] = _grid(sizes, np.log(ratio))
-        fitted = cls(name=name, device=device, launch=launch, grids=grids, source=source, license=license)
+        packed = PackedGrids.of(grids)
+        fitted = cls(name=name, device=device, launch=launch, packed=packed, source=source, license=license)
         errors = {kind: fitted.error(kind, getattr(measured, kind)) for kind in launch}
         return msgspec.structs.replace(fitted, errors=errors, versions=measured.versions)
-
-    @classmethod
-    def load(cls, path: str | Path) -> KernelTables:
-        """Load saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
-        check_format(Path(path), FORMAT, "kernel tables")
-        file = read_described(Path(path), _File)
-        missing = {key.partition("/")[0] for key in file.grids.axes} - set(file.launch)
-        if missing:
-            raise BadHardwareFile(Path(path), "launch", f"it has no seconds of {', '.join(sorted(missing))}")
-        return cls(grids=file.grids.grids(), **{name: getattr(file, name) for name in _ALIKE})
-
-    def save(self, path: str | Path) -> None:
-        """Write them as JSON. Raises UnwritablePath."""
-        alike = {name: getattr(self, name) for name in _ALIKE}
-        packed = _File(grids=PackedGrids.of(self.grids), format=FORMAT, **alike)
-        with whole_file(path) as file:
-            file.write(msgspec.json.encode(packed).decode() + "\n")
 
     def product(self, dtype: str, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Seconds:
         """Return the seconds of an m × k matrix times a k × n one, both of `dtype`; sizes broadcast. Raises UnknownKernel."""
@@ -225,23 +216,6 @@ class KernelTables(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             kind = key.partition("/")[0]
             raise UnknownKernel(self.name, key, [known for known in self.grids if known.startswith(kind)])
         return key
-
-
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tables in a file, with the numbers of all grids packed together."""
-
-    name: str
-    source: str
-    license: str
-    versions: dict[str, str]
-    device: Device
-    launch: dict[str, float]
-    errors: dict[str, KernelError]
-    grids: PackedGrids
-    format: int
-
-
-_ALIKE = tuple(name for name in _File.__struct_fields__ if name not in ("grids", "format"))
 
 
 class _Family(msgspec.Struct, frozen=True):

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from paged.errors import BadHardwareFile, BadKernelRow
-from paged.study.hardware.files import bad_table, csv_rows
+from paged.study.files import bad_table, csv_lines
 
 Numbers = NDArray[np.float64]
 SIZES = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
@@ -24,8 +26,32 @@ REPEATED = {"layernorm": 2}
 """How many of a layer a decoder's layer has, if several."""
 ONCE = ("embedding", "final_layernorm")
 """Layers that a step runs once, not once for each decoder layer."""
-_LEAST_US, _MOST_US = 0.2, 10e6
-"""The bounds of a layer's kernel: a time outside of them is in another unit."""
+_Size = Annotated[float, Meta(ge=0, lt=1e9)]
+_Micros = Annotated[float, Meta(ge=0.2, le=10e6)]
+"""Of a layer's kernel: a time outside of them is in another unit."""
+
+
+class _Dense(msgspec.Struct):
+    layer: str
+    tokens: _Size
+    time_us: _Micros
+
+
+class _Head(msgspec.Struct):
+    layer: str
+    sequences: _Size
+    time_us: _Micros
+
+
+class _Attention(msgspec.Struct):
+    prefill_chunk: _Size
+    kv_prefill: _Size
+    n_decode: _Size
+    kv_decode: _Size
+    time_us: _Micros
+
+
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class LayerMeasurements(msgspec.Struct, frozen=True, eq=False):
@@ -44,10 +70,10 @@ def is_layer_folder(folder: Path) -> bool:
 def read_layers(folder: str | Path) -> LayerMeasurements:
     """Read a folder. Raises BadHardwareFile for a missing file or column, and BadKernelRow for an impossible value."""
     folder = Path(folder)
-    dense = _by_layer(folder / "dense.csv", "tokens")
-    head = _by_layer(folder / "per_sequence.csv", "sequences")
+    dense = _by_layer(folder / "dense.csv", _Dense)
+    head = _by_layer(folder / "per_sequence.csv", _Head)
     path = folder / "attention.csv"
-    _, values = _columns(path, (*SIZES, "time_us"), ())
+    values = np.array([msgspec.structs.astuple(row) for row in _rows(path, _Attention)])
     is_empty = (values[:, 0] == 0) & (values[:, 2] == 0)
     if is_empty.any():
         row = int(is_empty.argmax())
@@ -74,42 +100,22 @@ def described(folder: str | Path) -> dict[str, str]:
     return found | ({"skew": skew.group(1)} if skew else {})
 
 
-def _by_layer(path: Path, size: str) -> dict[str, tuple[Numbers, Numbers]]:
-    names, values = _columns(path, (size, "time_us"), ("layer",))
-    found = {}
-    for name in dict.fromkeys(names):
-        rows = np.array([name == each for each in names])
-        order = values[rows, 0].argsort(kind="stable")
-        found[name] = (values[rows, 0][order], values[rows, 1][order] * 1e-6)
-        if len(found[name][0]) < 2 or (np.diff(found[name][0]) <= 0).any():
+def _by_layer(path: Path, kind: type[_Dense] | type[_Head]) -> dict[str, tuple[Numbers, Numbers]]:
+    found, rows = {}, [msgspec.structs.astuple(row) for row in _rows(path, kind)]
+    for name in dict.fromkeys(layer for layer, *_ in rows):
+        sizes, times = np.array(sorted(numbers for layer, *numbers in rows if layer == name)).T
+        found[name] = (sizes, times * 1e-6)
+        if len(sizes) < 2 or (np.diff(sizes) <= 0).any():
+            size = kind.__struct_fields__[1]
             raise BadHardwareFile(path, size, f"layer {name} needs two {size} at least, each once")
     return found
 
 
-def _columns(path: Path, numeric: tuple[str, ...], words: tuple[str, ...]) -> tuple[list[str], Numbers]:
-    """Return a table's column of words, and its numbers, float64 [rows, numeric]."""
+def _rows(path: Path, kind: type[_Kind]) -> list[_Kind]:
+    """Return a table's rows."""
     if not path.exists():
         raise BadHardwareFile(path, None, "there is no such file")
-    names: list[str] = []
-    values: list[list[float]] = []
-    for number, row in csv_rows(path, (*words, *numeric), bad_table):
-        names.extend(row[name] for name in words)
-        values.append([_number(path, name, number, row[name]) for name in numeric])
-    if not values:
+    rows = [line.read(kind) for line in csv_lines(path, bad_table, kind.__struct_fields__)]
+    if not rows:
         raise BadHardwareFile(path, None, "it has no rows")
-    return names, np.array(values)
-
-
-def _number(path: Path, name: str, row: int, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise BadKernelRow(path, name, row, text, "it has to be a number") from None
-    if name == "time_us":
-        if not _LEAST_US <= value <= _MOST_US:
-            raise BadKernelRow(
-                path, name, row, value, f"a kernel takes {_LEAST_US:g} to {_MOST_US:,.0f} µs; is it in another unit?"
-            )
-    elif not 0 <= value < 1e9:
-        raise BadKernelRow(path, name, row, value, "a size is 0 or more")
-    return value
+    return rows

@@ -8,24 +8,21 @@ beyond them as between the last two.
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged.base.whole_file import whole_file
 from paged.model.model_shape import ModelShape
-from paged.study.hardware.files import check_format, read_described
+from paged.study.files import Saved
 from paged.study.hardware.kernels.completion import completed
+from paged.study.hardware.kernels.grid import in_steps, packed, unpacked
 from paged.study.hardware.kernels.layer_measurements import ONCE, REPEATED, SIZES, LayerMeasurements
 from paged.study.hardware.kernels.multilinear import Multilinear
-from paged.study.hardware.kernels.packing import packed_steps, unpacked_steps
 from paged.study.hardware.least_squares import non_negative_least_squares
 from paged.study.hardware.profile import ProfiledModel
 
-FORMAT = 1
-"""Of the file; raised when the meaning of a field changes."""
 STEP = 0.004
 """Attention's logarithms are multiples of it, which puts a value off by at most 0.2 %."""
 Numbers = NDArray[np.float64]
@@ -46,7 +43,7 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return (found + slope * np.maximum(sizes - known[-1], 0)) * 1e-9
 
 
-class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+class LayerTables(Saved, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Seconds of one model's layers on one device, as `Layers` of that model.
 
     name      of the tables
@@ -62,6 +59,8 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     versions  of engine, libraries and card
     """
 
+    what: ClassVar[str] = "tables"
+
     name: str
     device: str
     model: ProfiledModel
@@ -71,16 +70,15 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     axes: list[list[int]]
     packed_attention: str = msgspec.field(name="attention")
     skew: float = 0.0
-    measured: dict[str, list[int]] = {}
-    versions: dict[str, str] = {}
+    measured: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
     source: str = ""
     license: str = ""
-    format: int = FORMAT
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(SIZES):
             raise ValueError(f"axes has {len(self.axes)}; attention has {len(SIZES)} sizes: {', '.join(SIZES)}")
-        unpacked_steps(self.packed_attention, tuple(map(len, self.axes)), STEP)
+        self._attention()
 
     @classmethod
     def fit(
@@ -107,24 +105,13 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             dense={layer: _timed(*columns) for layer, columns in measured.dense.items()},
             head={layer: _timed(*columns) for layer, columns in measured.head.items()},
             axes=[[int(place) for place in axis] for axis in axes],
-            packed_attention=packed_steps(np.log(grid * 1e9), STEP),
+            packed_attention=packed([in_steps(np.log(grid * 1e9), STEP)]),
             skew=skew,
             measured={size: [int(values.min()), int(values.max())] for size, values in spans.items()},
             versions=versions or {},
             source=source,
             license=license,
         )
-
-    @classmethod
-    def load(cls, path: str | Path) -> LayerTables:
-        """Load saved tables. Raises BadHardwareFile with the field that is wrong, and OSError for a file that cannot be read."""
-        check_format(Path(path), FORMAT, "tables")
-        return read_described(Path(path), cls)
-
-    def save(self, path: str | Path) -> None:
-        """Write them as JSON. Raises UnwritablePath."""
-        with whole_file(path) as file:
-            file.write(msgspec.json.encode(self).decode() + "\n")
 
     @property
     def about(self) -> str:
@@ -164,10 +151,14 @@ class LayerTables(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @cached_property
     def layer_attention(self) -> Multilinear:
         """Seconds of one layer's attention over the sizes in `SIZES`; 0 without a chunk and sequences."""
-        shape = tuple(map(len, self.axes))
-        grid = np.exp(unpacked_steps(self.packed_attention, shape, STEP)) * 1e-9
+        grid = np.exp(self._attention()) * 1e-9
         grid[0, :, 0, :] = 0.0
         return Multilinear(self.axes, grid)
+
+    def _attention(self) -> Numbers:
+        """Return the logarithms of nanoseconds. Raises ValueError for packed numbers that do not fill the axes."""
+        (steps,) = unpacked(self.packed_attention, [[len(axis) for axis in self.axes]])
+        return steps * np.float64(STEP)
 
 
 def _timed(sizes: Numbers, seconds: Numbers) -> Timed:

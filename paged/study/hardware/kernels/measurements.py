@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from paged.base.extras import import_with_extra
 from paged.errors import BadHardwareFile, BadKernelRow
+from paged.study.files import bad_table, csv_lines
 from paged.study.hardware.catalogue import device_names
 from paged.study.hardware.device import Device
-from paged.study.hardware.files import bad_table, csv_rows
 from paged.study.hardware.kernels import guide
 
 Columns = Mapping[str, NDArray[Any]]
@@ -101,7 +101,7 @@ class _Table:
             table = import_with_extra("pyarrow.parquet", "study.hardware.kernels").ParquetFile(parquet).read()
             return cls(parquet, {column: np.asarray(table[column].to_pylist()) for column in table.column_names})
         if text.exists():
-            rows = [row for _, row in csv_rows(text, (), bad_table)]
+            rows = [line.values for line in csv_lines(text, bad_table)]
             return cls(
                 text, {column: np.asarray([row[column] for row in rows]) for column in (rows[0] if rows else ())}
             )
