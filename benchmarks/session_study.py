@@ -24,7 +24,7 @@ import numpy as np
 
 import paged
 from paged.study.simulator import KEEPS, Device, SessionRun, Tiers
-from paged.study.simulator.session_orders import blocks_if_all_kept, blocks_offline
+from paged.study.simulator.sessions import blocks_if_all_kept, blocks_offline
 from paged.study.traces import Begun, draw_sessions, read_sessions
 
 BLOCKS, SPREAD_S, LONGEST_PAUSE_S = 6_700, 1_800.0, 1_800.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paged.study.bench.measured import Measured
+from paged.study.bench.workloads import Measured
 
 
 def spread(values: Sequence[float], form: str = ",.1f") -> str:

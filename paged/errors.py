@@ -617,15 +617,6 @@ class NotModelled(BadHardwareFile):
     """A configuration whose kind of model has no figures: it is not known, or its layers keep a state."""
 
 
-class BadKernelRow(BadHardwareFile):
-    """A row that cannot be a measurement: beside `path`, `field` and `problem` the `row`, counted from 0, and the `value` there."""
-
-    def __init__(self, path: Path, field: str, row: int, value: object, problem: str) -> None:
-        super().__init__(path, field, f"row {row:,} has {value}; {problem}")
-        self.row = row
-        self.value = value
-
-
 class UnknownKernel(PagedError, ValueError):
     """A kernel of which nothing was measured: `wanted`, and `known`, of which something was."""
 

@@ -15,8 +15,7 @@ from paged.cli.models import ModelOptions, model_options
 from paged.cli.options import Json
 from paged.cli.show import all_of, figures, print_json
 from paged.errors import InvalidConfig
-from paged.study.bench.measured import Measured
-from paged.study.bench.workloads import WORKLOADS, workload as made_workload
+from paged.study.bench.workloads import WORKLOADS, Measured, workload as made_workload
 
 if TYPE_CHECKING:
     from paged.study.bench.engine import EngineRun, EngineTimes

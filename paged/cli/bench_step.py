@@ -11,7 +11,7 @@ from paged.cli.commands import with_options_of
 from paged.cli.models import ModelOptions, model_options
 from paged.cli.options import Json
 from paged.cli.show import figures, print_json, table
-from paged.study.bench.measured import Measured
+from paged.study.bench.workloads import Measured
 
 if TYPE_CHECKING:
     from paged.study.bench.step import StepParts

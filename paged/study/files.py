@@ -30,6 +30,22 @@ def read_described(path: Path, kind: type[Kind]) -> Kind:
     return Line(path, None, document, bad_table).read(kind, strict=True)
 
 
+def names_in(folder: Path) -> list[str]:
+    """Return the names of what a folder's JSON files describe, sorted."""
+    return sorted(path.stem for path in folder.glob("*.json"))
+
+
+def named_in(
+    folder: Path, name: str, read: Callable[[Path], Kind], unknown: Callable[[str, list[str]], Exception]
+) -> Kind:
+    """Read what has this name in a folder, or a file of the user's own if the name ends in .json. Raises `unknown`, and what `read` raises."""
+    if name.endswith(".json"):
+        return read(Path(name))
+    if name not in (known := names_in(folder)):
+        raise unknown(name, known)
+    return read(folder / f"{name}.json")
+
+
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """What is saved in a file of its own, as JSON.
 
@@ -80,9 +96,9 @@ class Line:
         return Line(self.path, self.number, values, self.refuse, f"{self.within}{field}.")
 
     def read(self, kind: type[Kind], *, strict: bool = False) -> Kind:
-        """Return the record as a struct. `null` or an empty cell is no value; numbers may be text unless `strict`. Raises what `error` returns."""
+        """Return the record as a struct. Unless `strict`, numbers may be text, and `null` or an empty cell is no value. Raises what `error` returns."""
         given = self.values
-        if isinstance(given, dict):
+        if isinstance(given, dict) and not strict:
             given = {name: value for name, value in given.items() if value is not None and value != ""}
         try:
             return msgspec.convert(given, kind, strict=strict)

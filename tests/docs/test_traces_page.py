@@ -3,7 +3,7 @@
 import re
 
 from paged.study.traces import PRESETS, PROCESSES, open_trace, read_trace
-from paged.study.traces.spec import KEYS
+from paged.study.traces.opening import KEYS
 
 PAGE = "docs/traces.md"
 

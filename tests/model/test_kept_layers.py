@@ -15,7 +15,7 @@ from paged.errors import InvalidConfig, MissingExtra, UnknownLayers
 from paged.model.kept_layers import _KINDS, config_of, kept_layers
 from paged.model.shrinking import Shrunk
 from paged.study.hardware import model_named
-from paged.study.hardware.hf_kinds import KINDS
+from paged.study.hardware.hf_config import KINDS
 
 from ..shown import assert_shown, shown_in  # noqa: TID252
 

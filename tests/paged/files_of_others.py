@@ -5,6 +5,7 @@ import json
 import math
 from functools import cache
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -53,7 +54,7 @@ def assert_by_hand(call, by_hand, names):
 
 def of(found, names):
     """Fields of a result."""
-    return tuple(getattr(found, name) for name in names.split())
+    return tuple(attrgetter(name)(found) for name in names.split())
 
 
 ARRIVAL = np.linspace(0, 2, 40)

@@ -284,7 +284,7 @@ AZURE = "azure --limit 40 --blocks 2000 --jobs 1"
     ("command", "function", "call", "words", "num", "said"),
     [
         (f"simulate {AZURE} --policy paged,vllm --csv x --json", "simulator.study.run", 2, '"policy":', 1, "1 of 2 simulations had ended"),
-        (f"plan {AZURE} --find rate --ttft 10", "simulator.driver.tried", 3, " met ", 2, "2 values had been tried, and there is no answer"),
+        (f"plan {AZURE} --find rate --ttft 10", "simulator.trial.tried", 3, " met ", 2, "2 values had been tried, and there is no answer"),
         ("bench engine --limit 2 --scale 8 --runs 5 --json", "bench.engine.EngineBench.run", 3, '"ttft_s":', 1, "1 of 5 runs had ended"),
         (
             "bench attention --shapes 4/2/16,2/1/8 --block-sizes 4 --sequences 3 --context 4 --rounds 1 --backends reference --json",

@@ -10,7 +10,7 @@ from pytest import approx  # noqa: PT013
 
 from paged.model.layer_plan import Layers, Part
 from paged.model.model_shape import Mixers
-from paged.study.bench.floor import Floor
+from paged.study.bench.engine import Floor
 from paged.study.hardware import (
     Device,
     Experts,

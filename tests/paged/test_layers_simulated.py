@@ -13,8 +13,7 @@ from paged.model.model_shape import Mixers
 from paged.study.hardware import Device, ModelShape, Roofline, StepWork, model_named, model_names
 from paged.study.hardware.step_work import Span, mean_pairs, mean_read
 from paged.study.simulator import Device as RunsOn, Load, Scenario
-from paged.study.simulator.stretch import SteadyBatch
-from paged.study.simulator.work import steady_work, work_of
+from paged.study.simulator.stretch import SteadyBatch, steady_work, work_of
 
 from ..driving import steps_of  # noqa: TID252
 from .files_of_others import TINY  # noqa: TID252

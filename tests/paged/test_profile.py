@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from paged import BlockManager
 from paged.errors import InvalidConfig
 from paged.study.hardware import Profile, ProfiledModel, StepWork, Tiling, model_named
-from paged.study.hardware.least_squares import non_negative_least_squares
+from paged.study.hardware.profile import non_negative_least_squares
 from paged.study.profiling import designed
 from paged.study.report.facts import facts, sentence
 from paged.study.simulator import Device, Load, Scenario, run

@@ -33,7 +33,7 @@ from paged.study.hardware import Roofline, StepWork, device_named, model_named
 from paged.study.hardware.device import Link, link_of
 from paged.study.profiling import designed
 from paged.study.simulator import Device, Load, Scenario, SessionRun, Targets, Tiers, plans
-from paged.study.simulator.stretch import skip, steady_steps
+from paged.study.simulator.stretch import skip
 from paged.study.traces import Begun, Trace, open_sessions
 from paged.testing.snapshots import snapshot
 

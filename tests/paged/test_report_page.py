@@ -16,8 +16,7 @@ from paged.study.report.comparisons import preemptions, under_load
 from paged.study.report.drawing import count_axis
 from paged.study.report.facts import facts, sentence
 from paged.study.report.naming import named
-from paged.study.report.over_time import averaged, edges_of, memory_parts
-from paged.study.report.roof import points, roofline
+from paged.study.report.over_time import averaged, edges_of, memory_parts, points, roofline
 from paged.study.report.table import lines
 from paged.study.simulator import Device, Load, Scenario, grouped, run
 

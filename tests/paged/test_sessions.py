@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from paged.study.report import write_sessions_html
-from paged.study.report.sessions_page import plot_of
+from paged.study.report.validation_page import plot_of
 from paged.study.simulator import Device, SessionRun, StepTime, Tiers
-from paged.study.simulator.session_orders import blocks_if_all_kept, blocks_offline
-from paged.study.simulator.sessions import KEEPS
+from paged.study.simulator.sessions import KEEPS, blocks_if_all_kept, blocks_offline
 from paged.study.traces import Begun, draw_sessions, open_sessions, read_sessions
 
 from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: TID252

@@ -8,10 +8,9 @@ from hypothesis import given, settings, strategies as st
 from paged import BlockManager, Request, Scheduler
 from paged.errors import SimulationStuck
 from paged.study.hardware import Profile, Tiling
-from paged.study.simulator import Simulation, StepTime, simulate, work_of  # noqa: F401
-from paged.study.simulator.answers import Answers
-from paged.study.simulator.latencies import Latencies
-from paged.study.simulator.result import Percentiles
+from paged.study.simulator import Simulation, StepTime, work_of  # noqa: F401
+from paged.study.simulator.arrivals import Answers
+from paged.study.simulator.result import Latencies, Percentiles
 from paged.study.traces import EXCERPTS, Trace, read_trace
 
 from ..driving import steps_of  # noqa: TID252
@@ -39,7 +38,7 @@ def scheduler_of(num_blocks=64, block_size=4, *, host_blocks=0, **options):
 def test_violations_are_counted_and_the_first_ones_told(trace_of, monkeypatch):
     scheduler = scheduler_of()
     monkeypatch.setattr(scheduler, "check", lambda: ["block 3 is lost"])
-    result = simulate(trace_of("0,5,20,,"), scheduler, check=True)
+    result = Simulation(trace_of("0,5,20,,"), scheduler, check=True).run()
     assert result.violations == 2 * result.steps == 40
     assert (len(result.violation_messages), result.violation_messages[0]) == (10, "step 1: block 3 is lost")
 

@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from paged.study.policies.regions import Regions
+from paged.study.policies.orca import Regions
 
 
 def test_a_corrupted_piece_is_found():

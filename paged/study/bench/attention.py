@@ -8,8 +8,6 @@ A pool has enough layers to exceed a processor's cache, and its blocks lie in ra
 for all layers of a step is not timed.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,7 +21,7 @@ from paged.attention import AttentionBackend, KVPool, LayerOptions, LayerShape, 
 from paged.attention.kv_dtypes import AUTO, head_bytes
 from paged.errors import InvalidConfig, UnsupportedByBackend
 from paged.model.free_memory import check_fits
-from paged.study.bench.measured import Measured
+from paged.study.bench.workloads import Measured
 from paged.study.hardware import StepWork
 from paged.study.limits import at_least
 
@@ -173,26 +171,25 @@ class AttentionBench:
 
     def times(self, copy_bytes_per_s: float) -> list[AttentionTimes]:
         """Return the times of all rounds so far, in the order of the backends."""
-        return [self._times(backend, times, copy_bytes_per_s) for (backend, _), times in zip(self._ways, self._ms)]
-
-    def _times(
-        self, backend: AttentionBackend, times: dict[str, list[float]], copy_bytes_per_s: float
-    ) -> AttentionTimes:
-        ms = {f"{name}_ms": Measured.of(each) for name, each in times.items()}
-        rate = self._layer_bytes / ms["decode_ms"].median * 1e3
-        return AttentionTimes(
-            backend=backend.name,
-            is_invariant=backend.is_invariant,
-            shape=self._shape,
-            block_size=self._block_size,
-            load=self._load,
-            threads=torch.get_num_threads(),
-            decode_bytes_per_s=rate,
-            share_of_copy=rate / copy_bytes_per_s,
-            prefill_flops_per_s=self._prefill_flops / ms["prefill_ms"].median * 1e3,
-            copy_bytes_per_s=copy_bytes_per_s,
-            **ms,
-        )
+        found = []
+        for (backend, _), times in zip(self._ways, self._ms):
+            ms = {f"{name}_ms": Measured.of(each) for name, each in times.items()}
+            rate = self._layer_bytes / ms["decode_ms"].median * 1e3
+            its = AttentionTimes(
+                backend=backend.name,
+                is_invariant=backend.is_invariant,
+                shape=self._shape,
+                block_size=self._block_size,
+                load=self._load,
+                threads=torch.get_num_threads(),
+                decode_bytes_per_s=rate,
+                share_of_copy=rate / copy_bytes_per_s,
+                prefill_flops_per_s=self._prefill_flops / ms["prefill_ms"].median * 1e3,
+                copy_bytes_per_s=copy_bytes_per_s,
+                **ms,
+            )
+            found.append(its)
+        return found
 
 
 def attention_times(

@@ -2,9 +2,11 @@
 
 Each run has a new engine on the same model, so it begins with an empty cache and the same forecasts. The pool is written
 once before the clock starts, so that every page exists.
-"""
 
-from __future__ import annotations
+The floor is the least time of a step: to read weights, K and V at memory's rate, or to compute its operations at the rate of matrix products,
+whichever takes longer. Weights are read once a step. Of K and V no more is read than the blocks in use hold, since rows may share blocks. A model that
+fits in a cache may be faster.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paged import Batch, SamplingParams
+from paged import Batch
 from paged.attention.kv_dtypes import AUTO
 from paged.engine.engine import Engine
 from paged.errors import BenchmarkFailed, InvalidConfig
@@ -24,10 +26,10 @@ from paged.model.loading import LoadedModel
 from paged.model.runner import is_small
 from paged.model.shape import num_parameters, shape_of
 from paged.model.threads import THREADS
-from paged.study.bench.floor import Floor
-from paged.study.simulator.latencies import Latencies
-from paged.study.simulator.result import Percentiles
-from paged.study.simulator.work import work_of
+from paged.study.hardware import Device, ModelShape, Roofline, StepWork
+from paged.study.simulator.recording import add_request
+from paged.study.simulator.result import Latencies, Percentiles
+from paged.study.simulator.stretch import work_of
 from paged.study.traces import Trace
 
 
@@ -166,7 +168,7 @@ def engine_run(
     engine: Engine,
     trace: Trace,
     *,
-    floor: Floor | None = None,
+    floor: "Floor | None" = None,
     rate: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> EngineRun:
@@ -179,21 +181,15 @@ def engine_run(
     arrivals = np.zeros(len(trace)) if rate is None else trace.arrival_s / rate
     vocabulary = np.int32(engine.model.vocabulary_size)
     prompts = [(trace.prompt(number) % vocabulary).tolist() for number in range(len(trace))]
-    watch = _Watch(engine, clock)
-    engine.on_batch = watch.note
+    # When each batch ended, and the blocks in use then. The figures are computed after the run.
+    ended: list[tuple[float, Batch, int]] = []
+    engine.on_batch = lambda batch: ended.append((clock(), batch, engine.manager.device.num_used))
     num_added = num_told = 0
     began = clock()
     while num_added < len(trace) or engine.has_unfinished:
         now = clock() - began
         while num_added < len(trace) and arrivals[num_added] <= now:
-            engine.add_request(
-                prompts[num_added],
-                SamplingParams(max_tokens=int(trace.output_tokens[num_added]), ignore_eos=True),
-                id=str(num_added),
-                priority=int(trace.priority[num_added]),
-                salt=str(trace.tenant[num_added]) or None,
-                tenant=str(trace.tenant[num_added]) or None,
-            )
+            add_request(engine, trace, num_added, prompts[num_added])
             num_added += 1
         if engine.has_unfinished:
             num_told += sum(len(output.token_ids) for output in engine.step())
@@ -202,46 +198,86 @@ def engine_run(
     wanted = int(trace.output_tokens.sum())
     if num_told != wanted:
         raise BenchmarkFailed(f"{num_told:,} tokens came; the requests want {wanted:,}")
-    return watch.run(trace, arrivals, began, floor)
+    return _figures(engine, trace, arrivals, began, ended, floor)
 
 
-class _Watch:
-    """When each batch ended. The figures are computed after the run."""
+def _figures(
+    engine: Engine,
+    trace: Trace,
+    arrivals: NDArray[np.float64],
+    began: float,
+    ended: Sequence[tuple[float, Batch, int]],
+    floor: "Floor | None",
+) -> EngineRun:
+    block_size, latencies = engine.manager.block_size, Latencies(len(trace))
+    for number, arrival in enumerate(arrivals.tolist()):
+        latencies.arrived(number, arrival)
+    for at, batch, _ in ended:
+        latencies.tokens(batch.ids[batch.samples].astype(np.int64), at - began)
+    seconds, found = latencies.last_token_s, latencies.percentiles()
+    # Blocks of requests that end with a batch are free when the batch is noted; they were in use at the batch before.
+    used = np.array([0, *(num_used for _, _, num_used in ended)])
+    used_slots = np.maximum(used[:-1], used[1:]) * block_size
+    work = [work_of(batch, block_size) for _, batch, _ in ended]
+    floor_s = None if floor is None else floor.seconds(work, used_slots.tolist())
+    stats, num_tokens = engine.scheduler.stats(), int(trace.output_tokens.sum())
+    return EngineRun(
+        seconds=seconds,
+        steps=stats.steps,
+        output_tokens=num_tokens,
+        tokens_per_s=num_tokens / seconds,
+        ttft_s=found["ttft_s"],
+        itl_s=found["itl_s"],
+        # The last token of a request is not computed.
+        computed_prompt_tokens=stats.computed_tokens - stats.recomputed_tokens - (num_tokens - len(trace)),
+        recomputed_tokens=stats.recomputed_tokens,
+        preemptions=stats.preemptions,
+        floor_s=floor_s,
+        times_floor=None if floor_s is None else seconds / floor_s,
+    )
 
-    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
-        self._engine, self._clock = engine, clock
-        self._ended: list[tuple[float, Batch, int]] = []
 
-    def note(self, batch: Batch) -> None:
-        """Note that the batch ends now."""
-        self._ended.append((self._clock(), batch, self._engine.manager.device.num_used))
+# As paged.study.hardware calls what torch calls so.
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
-    def run(self, trace: Trace, arrivals: NDArray[np.float64], began: float, floor: Floor | None) -> EngineRun:
-        """Return the figures of the run."""
-        engine, block_size = self._engine, self._engine.manager.block_size
-        latencies = Latencies(len(trace))
-        for number, arrival in enumerate(arrivals.tolist()):
-            latencies.arrived(number, arrival)
-        for ended, batch, _ in self._ended:
-            latencies.tokens(batch.ids[batch.samples].astype(np.int64), ended - began)
-        seconds, found = latencies.last_token_s, latencies.percentiles()
-        # Blocks of requests that end with a batch are free when the batch is noted; they were in use at the batch before.
-        used = np.array([0, *(num_used for _, _, num_used in self._ended)])
-        used_slots = np.maximum(used[:-1], used[1:]) * block_size
-        work = [work_of(batch, block_size) for _, batch, _ in self._ended]
-        floor_s = None if floor is None else floor.seconds(work, used_slots.tolist())
-        stats, num_tokens = engine.scheduler.stats(), int(trace.output_tokens.sum())
-        return EngineRun(
-            seconds=seconds,
-            steps=stats.steps,
-            output_tokens=num_tokens,
-            tokens_per_s=num_tokens / seconds,
-            ttft_s=found["ttft_s"],
-            itl_s=found["itl_s"],
-            # The last token of a request is not computed.
-            computed_prompt_tokens=stats.computed_tokens - stats.recomputed_tokens - (num_tokens - len(trace)),
-            recomputed_tokens=stats.recomputed_tokens,
-            preemptions=stats.preemptions,
-            floor_s=floor_s,
-            times_floor=None if floor_s is None else seconds / floor_s,
+
+class Floor:
+    """A model on this machine, with an engine's `kv_cache_dtype` (`kv_dtype`), `quantization` and `quantize_head`. Operations are counted at the rate of
+    products in the dtype; products of codes may be faster."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        limits: Limits,
+        *,
+        kv_dtype: str = AUTO,
+        quantization: str | None = None,
+        quantize_head: bool = False,
+    ) -> None:
+        dtype = _DTYPES[limits.dtype]
+        here = Device(
+            name="this machine",
+            memory_bytes=1,
+            bandwidth=limits.read_bytes_per_s,
+            peak_flops={dtype: limits.flops_per_s},
+            host_link=limits.read_bytes_per_s,
         )
+        self._limits = limits
+        self._roofline = Roofline(
+            model=shape,
+            device=here,
+            dtype=dtype,
+            kv_dtype=None if kv_dtype == AUTO else kv_dtype,
+            quantization=quantization,
+            quantize_head=quantize_head,
+        )
+
+    def seconds(self, steps: Sequence[StepWork], used_slots: Sequence[int]) -> float:
+        """Return the least seconds of all steps together. `used_slots`: slots of the blocks in use at each step, with or without those of its own
+        tokens."""
+        work = StepWork.of_steps(steps)
+        most = np.asarray(used_slots) + work.computed_tokens
+        read = msgspec.structs.replace(work, context_tokens=np.minimum(work.context_tokens, most))
+        carried = self._roofline.kept_bytes(read) / self._limits.read_bytes_per_s
+        computed = self._roofline.flops(work) / self._limits.flops_per_s
+        return float(np.maximum(carried, computed).sum())

@@ -8,8 +8,6 @@ the last step's pass is repeated: attention's share is the time that the call sa
 and the rest is what remains of the pass.
 """
 
-from __future__ import annotations
-
 import ctypes
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +34,7 @@ from paged.model.native.large_pages import aligned
 from paged.model.native.packed import NativeLinear, PackedLinear, Product, model_library
 from paged.study.bench.decode import must_decode
 from paged.study.bench.engine import Serving, precision_of
-from paged.study.bench.measured import Measured
+from paged.study.bench.workloads import Measured
 from paged.study.limits import at_least
 
 _WARM_STEPS = 8
@@ -135,12 +133,14 @@ def step_parts(
         attention, products = _Again(engine, batches[-1]).shares()
         shares = (attention, products, 1 - attention - products)
         within = {part: share * forward for part, share in zip(within, shares)}
+    with engine.runner.threads():
+        threads = torch.get_num_threads()
     return StepParts(
         model=name,
         dtype=precision_of(engine),
         backend=engine.runner.backend.name,
         batch_invariant=batch_invariant,
-        threads=_threads_of(engine),
+        threads=threads,
         rows=rows,
         context=context,
         block_size=block_size,
@@ -242,11 +242,6 @@ def _parts_of(seconds: dict[str, float], step: float) -> dict[str, float]:
     return {"step": step, **named, "outputs": step - sum(named.values())}
 
 
-def _threads_of(engine: Engine) -> int:
-    with engine.runner.threads():
-        return torch.get_num_threads()
-
-
 class _Again:
     """The repeated forward pass of a batch that has run: whole, and without attention; and its products alone, of all rows and of none. The
     differences cancel the cost of a call."""
@@ -309,7 +304,7 @@ class _Call(NamedTuple):
     products: Any
 
     @classmethod
-    def of(cls, linears: Sequence[NativeLinear], to: torch.Tensor) -> _Call:
+    def of(cls, linears: Sequence[NativeLinear], to: torch.Tensor) -> "_Call":
         """Return the call for these linear layers, each with its own row of `to`."""
         products = []
         for each, row in zip(linears, to):

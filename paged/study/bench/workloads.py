@@ -1,14 +1,15 @@
-"""Requests for an engine, as traces: three made-up ones by name, and any trace by its own name.
+"""Requests for an engine, as traces: three made-up ones by name, and any trace by its own name; and a figure that was measured several times.
 
 offline        64 requests, log-normal lengths, about 160 tokens in (8 to 512) and 96 out (8 to 256)
 shared_prefix  64 requests of 4 families; 512 tokens that a family shares, 32 of each request's own, 64 out
 single         one request, 128 tokens in and 128 out
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 
+import msgspec
 import numpy as np
 
 from paged.errors import InvalidConfig
@@ -54,10 +55,7 @@ def shared_prefix() -> Trace:
     """See the module. The families take turns."""
     everybody = np.arange(_REQUESTS)
     alone = Trace.from_lengths(
-        np.zeros(_REQUESTS),
-        np.full(_REQUESTS, _OWN),
-        np.full(_REQUESTS, _SHARED_OUTPUT),
-        name="shared_prefix",
+        np.zeros(_REQUESTS), np.full(_REQUESTS, _OWN), np.full(_REQUESTS, _SHARED_OUTPUT), name="shared_prefix"
     )
     return replace(
         alone,
@@ -83,3 +81,21 @@ def _opened(name: str, limit: int | None) -> Trace:
         raise InvalidConfig(
             f'"{name}" is none of {", ".join(WORKLOADS)}, and no trace: {problem.strerror or problem}'
         ) from None
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """The median, the least and the most, in the unit that the field's name says."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Measured":
+        """Of at least one value."""
+        return cls(float(median(values)), float(min(values)), float(max(values)))
+
+    def __format__(self, form: str) -> str:
+        """Return the median, followed by the least and the most where they differ as printed."""
+        middle, least, most = (format(value, form) for value in (self.median, self.least, self.most))
+        return middle if least == most else f"{middle} ({least} to {most})"

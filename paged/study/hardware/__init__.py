@@ -4,20 +4,20 @@ from paged.model.model_shape import Experts, Latent, ModelShape
 from paged.model.tiling import Tiling
 from paged.study.hardware.capacity import Capacity, Intensity, capacity_of
 from paged.study.hardware.catalogue import (
+    Kept,
     device_named,
     device_names,
     is_path,
+    layers_named,
     model_named,
     model_names,
     published_layers,
 )
-from paged.study.hardware.cost_model import CostModel, budgets, suiting_budget
 from paged.study.hardware.device import DTYPES, KV_DTYPES, Device
-from paged.study.hardware.layers import Kept, layers_named
-from paged.study.hardware.placement import Placement, kept_as, usual_dtype
+from paged.study.hardware.placement import kept_as, usual_dtype
 from paged.study.hardware.profile import Profile, ProfiledModel
 from paged.study.hardware.roofline import Faster, Roofline
-from paged.study.hardware.step_work import Spans, StepWork
+from paged.study.hardware.step_work import CostModel, Spans, StepWork, budgets, suiting_budget
 
 __all__ = [
     "DTYPES",
@@ -31,7 +31,6 @@ __all__ = [
     "Kept",
     "Latent",
     "ModelShape",
-    "Placement",
     "Profile",
     "ProfiledModel",
     "Roofline",

@@ -3,11 +3,9 @@
 Rates are the published ones, so that figures compare with those of others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,6 +15,12 @@ from paged.study.hardware.step_work import Spans, StepWork
 from paged.study.limits import at_least
 
 _MOST_SEQUENCES = 1 << 20
+_OF_ROOFLINE = (
+    "dtype", "quantize_head", "tensor_parallel", "split_context", "weight_bytes", "kv_bytes_per_token",
+    "kv_bytes_per_token_of_device", "knee_tokens", "notes",
+)  # fmt: skip
+_OF_MODEL = ("parameters", "active_parameters", "not_modelled")
+"""Figures that are the roofline's and the model's own."""
 
 
 class Intensity(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +106,13 @@ def capacity_of(
 ) -> Capacity:
     """Return the figures of `batch` sequences of `length` tokens each. Raises InvalidConfig for a number that is out of range."""
     model = roofline.model
-    least = {"batch": batch, "length": length, "block_size": block_size, "max_tokens_per_step": max_tokens_per_step}
-    for name, value in least.items():
+    sizes: dict[str, Any] = {
+        "batch": batch,
+        "length": length,
+        "block_size": block_size,
+        "max_tokens_per_step": max_tokens_per_step,
+    }
+    for name, value in sizes.items():
         at_least(name, value, 1, model.max_length if name == "length" else None)
 
     def room_for_kv(placement: Placement) -> int:
@@ -120,27 +129,17 @@ def capacity_of(
     alike = partial(_alike, roofline.spans)
     given = int(roofline.device.memory_bytes * memory_share)
     per_token = roofline.kv_bytes_of(model.kv_elements_of_all_heads)
+    same = {name: getattr(roofline, name) for name in _OF_ROOFLINE} | {name: getattr(model, name) for name in _OF_MODEL}
     return Capacity(
+        **same,
+        **sizes,
         model=model.name,
         device=roofline.device.name,
-        dtype=roofline.dtype,
         kv_dtype=roofline.kept_dtype,
         quantization=None if roofline.codes is None else roofline.codes.title,
-        quantize_head=roofline.quantize_head,
-        tensor_parallel=roofline.tensor_parallel,
-        split_context=roofline.split_context,
-        batch=batch,
-        length=length,
-        block_size=block_size,
         memory_share=memory_share,
-        max_tokens_per_step=max_tokens_per_step,
-        parameters=model.parameters,
-        active_parameters=model.active_parameters,
-        weight_bytes=roofline.weight_bytes,
         activation_bytes_of_device=roofline.activation_bytes(max_tokens_per_step, batch),
-        kv_bytes_per_token=roofline.kv_bytes_per_token,
         kv_bytes_per_token_of_all_heads=per_token,
-        kv_bytes_per_token_of_device=roofline.kv_bytes_per_token_of_device,
         kv_bytes=roofline.kept_by(length) * batch,
         kv_bytes_of_all_heads=per_token * batch * length,
         needed_bytes_of_device=given - left + batch * held,
@@ -150,13 +149,10 @@ def capacity_of(
         fits=fits(roofline),
         fewest_devices=_fewest_devices(roofline, fits),
         ridge=roofline.device.ridge(roofline.dtype),
-        knee_tokens=roofline.knee_tokens,
         prefill=_intensity(
             roofline, alike(batch, length, length), lambda tokens: alike(1, tokens, tokens), model.max_length
         ),
         decode=_intensity(roofline, alike(batch, 1, length), lambda rows: alike(rows, 1, length), _MOST_SEQUENCES),
-        notes=roofline.notes,
-        not_modelled=model.not_modelled,
     )
 
 

@@ -5,8 +5,6 @@ Attention and kernels over each token scale with heads and widths. A routed expe
 rows. Collectives are priced by the link.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +15,8 @@ from numpy.typing import NDArray
 from paged.model.model_shape import ModelShape
 from paged.study.hardware.device import DTYPES
 from paged.study.hardware.kernel_layers import heads_of, products_of
+from paged.study.hardware.kernels.grid import Multilinear
 from paged.study.hardware.kernels.layer_tables import LayerTables, Timed
-from paged.study.hardware.kernels.multilinear import Multilinear
 from paged.study.hardware.roofline import Roofline
 
 Numbers = NDArray[np.float64]

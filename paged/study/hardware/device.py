@@ -6,8 +6,6 @@ Over a switch (NVLink) a device sends to all others at once: an all-reduce is tw
 ring of 2 · (d − 1).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import msgspec

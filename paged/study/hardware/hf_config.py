@@ -1,10 +1,9 @@
 """A model's shape, read from a config.json in the Hugging Face layout.
 
-Kinds of models (`model_type`) whose layers are not known here are refused by name. So are fields that change the figures and are not modelled,
+Kinds of models (`model_type`) are in `KINDS` if their count of parameters is within a hundredth of that of transformers' own module; others are
+refused by name. So are fields that change the figures and are not modelled,
 such as a state that layers keep. `ModelShape.not_modelled` names the parts that the figures leave out.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,6 @@ from paged.model.kept_layers import MOST
 from paged.model.layer_plan import Layers
 from paged.model.model_shape import BF16, Experts, Latent, ModelShape
 from paged.model.quantised.names import StoredCodes, listed_names, names_of
-from paged.study.hardware.hf_kinds import KINDS
 
 _TEXT = ("text_config", "language_config", "llm_config")
 _NAMES = {
@@ -31,21 +29,10 @@ _NAMES = {
 }
 """Names of the same fields in older kinds of models."""
 _STATES = (
-    "linear_num_value_heads",
-    "linear_attn_config",
-    "mamba_d_state",
-    "mamba_num_heads",
-    "state_size",
-    "ssm_state_size",
-    "conv_L_cache",
-    "lru_width",
-    "attn_layer_period",
-    "hybrid_override_pattern",
-    "layers_block_type",
-    "block_types",
-    "attn_type_list",
-    "attention_hidden_size",
-)
+    "linear_num_value_heads", "linear_attn_config", "mamba_d_state", "mamba_num_heads", "state_size",
+    "ssm_state_size", "conv_L_cache", "lru_width", "attn_layer_period", "hybrid_override_pattern",
+    "layers_block_type", "block_types", "attn_type_list", "attention_hidden_size",
+)  # fmt: skip
 """Fields of layers that keep a state of one size instead of K and V."""
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _FLOATS = ("ignore", "modules_to_not_convert", "dynamic")
@@ -354,3 +341,76 @@ class _Reader:
         # The head is counted as floats.
         floats = {each.removeprefix("-:") for each in listed if not each.removesuffix("$").endswith("lm_head")}
         return [*said, f"layers that stay floats, as {min(floats)}: {counted}"] if floats else said
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """Facts of a `model_type` that its configuration does not have.
+
+    positions   rows of the table of position embeddings beyond the longest sequence; None: there is no such table
+    full_every  one layer in so many attends to all of the context if a window is named; 0: none does
+    experts     MLPs are mixtures of experts
+    defaults    fields that published configurations leave out
+    """
+
+    gated: bool = True
+    bias: Literal["none", "qkv", "all"] = "none"
+    tied: bool = False
+    qk_norm: bool = False
+    positions: int | None = None
+    full_every: int = 0
+    experts: bool = False
+    defaults: dict[str, Any] = {}
+
+
+_GEMMA3 = {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+}
+KINDS = {
+    "cohere": Kind(tied=True),
+    "cohere2": Kind(tied=True, full_every=4),
+    "deepseek_v2": Kind(experts=True),
+    "deepseek_v3": Kind(experts=True),
+    "ernie4_5": Kind(tied=True),
+    "exaone4": Kind(qk_norm=True, full_every=4),
+    "falcon": Kind(gated=False, tied=True, defaults={"max_position_embeddings": 2048}),
+    "gemma": Kind(tied=True, defaults={"head_dim": 256}),
+    "gemma2": Kind(tied=True, full_every=2, defaults={"head_dim": 256}),
+    "gemma3_text": Kind(tied=True, qk_norm=True, full_every=6, defaults=_GEMMA3),
+    "glm4": Kind(defaults={"head_dim": 128}),
+    "glm4_moe": Kind(experts=True),
+    "gpt2": Kind(gated=False, bias="all", tied=True, positions=0),
+    "gpt_bigcode": Kind(gated=False, bias="all", tied=True, positions=0),
+    "gpt_neox": Kind(gated=False, bias="all"),
+    "gpt_oss": Kind(bias="all", full_every=2, experts=True),
+    "granite": Kind(),
+    "llama": Kind(),
+    "llama4_text": Kind(experts=True, full_every=4),
+    "ministral": Kind(),
+    "mistral": Kind(),
+    "mixtral": Kind(experts=True),
+    "olmo": Kind(),
+    "olmo2": Kind(qk_norm=True),
+    "olmo3": Kind(qk_norm=True, full_every=4),
+    "olmoe": Kind(experts=True),
+    "opt": Kind(gated=False, bias="all", tied=True, positions=2),
+    "phi": Kind(gated=False, bias="all"),
+    "phi3": Kind(),
+    "phimoe": Kind(experts=True),
+    "qwen2": Kind(bias="qkv"),
+    "qwen2_5_vl": Kind(bias="qkv"),
+    "qwen2_5_vl_text": Kind(bias="qkv"),
+    "qwen2_moe": Kind(bias="qkv", experts=True),
+    "qwen3": Kind(qk_norm=True, defaults={"head_dim": 128}),
+    "qwen2_vl": Kind(bias="qkv"),
+    "qwen2_vl_text": Kind(bias="qkv"),
+    "qwen3_moe": Kind(qk_norm=True, experts=True),
+    "seed_oss": Kind(bias="qkv"),
+    "smollm3": Kind(tied=True),
+    "stablelm": Kind(),
+    "starcoder2": Kind(gated=False, bias="all", tied=True),
+}

@@ -1,7 +1,5 @@
 """A model's layers, composed of a device's timed kernels: matrix products, attention and all-reduces."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -11,8 +9,8 @@ from numpy.typing import NDArray
 
 from paged.errors import UnknownKernel
 from paged.study.hardware.kernels import KernelTables
+from paged.study.hardware.kernels.grid import Multilinear
 from paged.study.hardware.kernels.kernel_tables import Heads
-from paged.study.hardware.kernels.multilinear import Multilinear
 from paged.study.hardware.placement import LOGIT_BYTES
 from paged.study.hardware.roofline import Roofline
 
@@ -49,7 +47,6 @@ class KernelLayers:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """The parts of an answer that are not measured, a sentence each."""
         model, degree = self.roofline.model, self.roofline.tensor_parallel
         said = []
         for name, n, k, _ in products_of(self.roofline):
@@ -84,7 +81,6 @@ class KernelLayers:
         return True
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:
-        """Return the seconds of all layers but attention, LM head and sampler, with all-reduces and experts."""
         roofline, model = self.roofline, self.roofline.model
         seconds = np.zeros(len(tokens))
         for name, n, k, times in products_of(self.roofline):
@@ -101,19 +97,16 @@ class KernelLayers:
         return np.asarray(seconds + (0.0 if roofline.is_lockstep else roofline.routed(tokens)), np.float64)
 
     def shared_seconds(self, tokens: Numbers) -> Numbers:
-        """Return the seconds by published figures."""
         return np.asarray(self.roofline.shared_seconds(tokens), np.float64)
 
     def head_seconds(self, rows: Numbers) -> Numbers:
-        """Return the seconds of LM head and sampler."""
         _, n, k, _ = products_of(self.roofline)[-1]
         logits = self.roofline.read_seconds(_LOGIT_PASSES * LOGIT_BYTES * self.roofline.model.vocab * rows)
         # Checkpoints whose layers are quantised keep this matrix as it was.
         return np.asarray(self.tables.product("bf16", rows, n, k) + _SAMPLER_S + logits, np.float64)
 
     @cached_property
-    def attention(self) -> _Attention:
-        """Of all layers."""
+    def attention(self) -> "_Attention":
         layers, heads, dtype = self.roofline.model.layers, heads_of(self.roofline), self._kv_dtype
         lengths, rows = np.array(_LENGTHS, np.float64), np.array(_ROWS, np.float64)
         whole = layers * self.tables.attention("prefill", dtype, 1, lengths, **heads)
@@ -163,10 +156,7 @@ def products_of(roofline: Roofline) -> list[tuple[str, float, float, int]]:
     ):
         if layers and intermediate:
             up = (2 if model.gated_mlp else 1) * intermediate / degree
-            found += [
-                ("MLP, up", up, model.hidden, layers),
-                ("MLP, down", model.hidden, intermediate / degree, layers),
-            ]
+            found += [("MLP, up", up, model.hidden, layers), ("MLP, down", model.hidden, intermediate / degree, layers)]
     if experts:
         found.append(("router", experts.count, model.hidden, model.moe_layers))
     return [*found, ("LM head", model.vocab / degree, model.hidden, 1)]

@@ -1,7 +1,5 @@
 """The choice of a cost model for a model on a device: measured layers or kernels if there are any, else published figures."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

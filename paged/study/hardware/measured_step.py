@@ -7,8 +7,6 @@ prompts count as one chunk with as many pairs of positions, and sequences of sev
 of different lengths was measured, it is added.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

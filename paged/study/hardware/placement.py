@@ -1,7 +1,5 @@
 """A model on devices: the bytes of its weights, activations and KV, and the room that is left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 
@@ -74,8 +72,10 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         check_skipped(self.model.name, self.model.kept, self.kept_dtype, self.kv_dtype_skip_layers)
         if not _is_shared_evenly(self.model, degree, self.split_context):
             few = [each for each in self.degrees() if each <= max(self.model.heads, 2 * degree)]
+            heads = f"{self.model.heads} heads" + ("" if self.model.latent else f", {self.model.kv_heads} KV heads")
+            widths = " and ".join(f"{each:,}" for each in sorted(_widths(self.model)))
             raise InvalidConfig(
-                f"{self.model.name} cannot be split over {degree:,} devices: its {_shared(self.model)} do not come out even; "
+                f"{self.model.name} cannot be split over {degree:,} devices: its {heads} and MLPs of {widths} do not come out even; "
                 f"tensor_parallel can be {', '.join(f'{each:,}' for each in few)}"
             )
 
@@ -302,12 +302,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return int(self.device.memory_bytes * memory_share) - weights - activations
 
     def num_blocks(
-        self,
-        block_size: int,
-        memory_share: float = 0.9,
-        *,
-        max_tokens_per_step: int = 2048,
-        max_sequences: int = 256,
+        self, block_size: int, memory_share: float = 0.9, *, max_tokens_per_step: int = 2048, max_sequences: int = 256
     ) -> int:
         """Return the blocks of KV that fit beside the weights, or pages of layers of several kinds; every device holds its part of each. Raises
         BudgetTooSmall if not even one block fits with its state."""
@@ -385,12 +380,6 @@ def _is_shared_evenly(model: ModelShape, degree: int, split_context: bool) -> bo
         return False
     heads_divide = not model.heads % degree or (split_context and not degree % model.heads)
     return heads_divide and bool(model.latent or not model.kv_heads % degree or not degree % model.kv_heads)
-
-
-def _shared(model: ModelShape) -> str:
-    """Return what devices share, in words."""
-    heads = f"{model.heads} heads" + ("" if model.latent else f", {model.kv_heads} KV heads")
-    return f"{heads} and MLPs of {' and '.join(f'{each:,}' for each in sorted(_widths(model)))}"
 
 
 def _widths(model: ModelShape) -> set[int]:

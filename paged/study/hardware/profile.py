@@ -1,6 +1,4 @@
-"""A cost model from timed steps: seconds as a sum of prices, fitted to the steps."""
-
-from __future__ import annotations
+"""A cost model from timed steps: seconds as a sum of prices, fitted to the steps by least squares without a price below 0."""
 
 import math
 from typing import Any, ClassVar
@@ -14,7 +12,6 @@ from paged.model.model_shape import ModelShape
 from paged.model.tiling import Tiling
 from paged.scheduler import Costs
 from paged.study.files import Saved
-from paged.study.hardware.least_squares import non_negative_least_squares
 from paged.study.hardware.step_work import Spans, StepWork
 from paged.study.limits import NotNegative, check
 
@@ -56,7 +53,7 @@ class ProfiledModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     vocab: int
 
     @classmethod
-    def of(cls, shape: ModelShape) -> ProfiledModel:
+    def of(cls, shape: ModelShape) -> "ProfiledModel":
         """Return the identity of a shape."""
         return cls(**{name: getattr(shape, name) for name in cls.__struct_fields__})
 
@@ -109,7 +106,7 @@ class Profile(Saved, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tiling: Tiling | None = None,
         held_out: ArrayLike | None = None,
         about: str = "",
-    ) -> Profile:
+    ) -> "Profile":
         """Fit prices, none below 0, by least squares of relative errors over the steps that are not held out.
 
         `held_out` is bool [steps]; None: every fourth step. With relative errors short steps count as much as long ones, and a step that waited
@@ -183,3 +180,35 @@ def _error(predicted: NDArray[np.float64], timed: NDArray[np.float64]) -> Profil
         p90=float(np.quantile(shares, 0.9)),
         total=float(predicted.sum() / timed.sum() - 1),
     )
+
+
+def non_negative_least_squares(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the x ≥ 0 with the least |matrix·x − target|, float64 [columns].
+
+    Lawson and Hanson, Solving Least Squares Problems, 1974, chapter 23: a column enters if it improves the fit, and leaves if its price would turn
+    negative. Columns are scaled to length 1 first, since pairs and steps lie many powers of ten apart.
+    """
+    lengths = np.linalg.norm(matrix, axis=0)
+    scale = np.where(lengths > 0, lengths, 1.0)
+    scaled = matrix / scale
+    prices = np.zeros(matrix.shape[1])
+    is_in = np.zeros(matrix.shape[1], bool)
+    # Each round adds the column that helps most. A dozen columns take a few rounds; the bound is against rounding errors.
+    for _ in range(10 * matrix.shape[1]):
+        gain = scaled.T @ (target - scaled @ prices)
+        gain[is_in] = 0
+        if gain.max() <= 1e-10 * len(target):
+            break
+        is_in[gain.argmax()] = True
+        while True:
+            best = np.zeros_like(prices)
+            best[is_in] = np.linalg.lstsq(scaled[:, is_in], target, rcond=None)[0]
+            turns_negative = is_in & (best <= 0)
+            if not turns_negative.any():
+                break
+            steps = prices[turns_negative] / (prices[turns_negative] - best[turns_negative])
+            prices += steps.min() * (best - prices)
+            is_in &= prices > 1e-12
+            prices[~is_in] = 0
+        prices = best
+    return prices / scale

@@ -3,8 +3,6 @@
 Nothing here was measured. The share of a published rate that a kernel reaches is an assumption, and each assumption is a named parameter.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import cached_property
@@ -145,7 +143,7 @@ class Roofline(Placement, frozen=True, kw_only=True):
         """Return the seconds to read so many bytes from the device's memory."""
         return num_bytes / self._bandwidth
 
-    def as_published(self) -> Roofline:
+    def as_published(self) -> "Roofline":
         """Return the roofline without `faster`."""
         return msgspec.structs.replace(self, faster=Faster())
 

@@ -1,13 +1,17 @@
-"""The work of one step for a device, as a few amounts."""
+"""The work of one step for a device, as a few amounts; the protocol of a cost model, which gives its seconds; and the token budget that suits one."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from paged.errors import InvalidConfig
+from paged.model.tiling import Tiling
+from paged.scheduler import Costs
+from paged.study.limits import NotNegative, check
 
 Amount: TypeAlias = float | NDArray[Any]
 """A number, or an array of one number a step; all amounts of a `StepWork` have one shape, or are numbers."""
@@ -98,13 +102,8 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @classmethod
     def of_rows(
-        cls,
-        num_tokens: ArrayLike,
-        seq_lens: ArrayLike,
-        *,
-        sampled_rows: float,
-        spans: Spans = (),
-    ) -> StepWork:
+        cls, num_tokens: ArrayLike, seq_lens: ArrayLike, *, sampled_rows: float, spans: Spans = ()
+    ) -> "StepWork":
         """Return the work of a step that computes the last `num_tokens` [rows] of `seq_lens` [rows] tokens of each row."""
         computed, ends = np.asarray(num_tokens, np.float64), np.asarray(seq_lens, np.float64)
         context = mean_read(spans, ends - computed, ends)
@@ -121,10 +120,99 @@ class StepWork(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
     @classmethod
-    def of_steps(cls, steps: Sequence[StepWork]) -> StepWork:
+    def of_steps(cls, steps: "Sequence[StepWork]") -> "StepWork":
         """Return steps as columns, float64 [steps]."""
         return cls(**{name: np.array([getattr(step, name) for step in steps]) for name in cls.__struct_fields__})
 
-    def picked(self, chosen: NDArray[np.bool_]) -> StepWork:
+    def picked(self, chosen: NDArray[np.bool_]) -> "StepWork":
         """Return the chosen steps of columns; `chosen` is bool [steps]."""
         return StepWork(**{name: getattr(self, name)[chosen] for name in self.__struct_fields__})
+
+
+LEAST_BUDGET, MOST_BUDGET = 128, 8192
+"""The smallest and the largest budget to choose, in tokens; all are powers of two, rounded up to whole blocks."""
+_LEAST_SUITING = 256
+_SLOWER = 2
+"""In a step that takes so many times as long as one of a single token, reading the weights is the smaller part."""
+
+
+class CostModel(Protocol):
+    """Time for a simulator, and prices for its scheduler, so that both go by one clock."""
+
+    @property
+    def tiling(self) -> Tiling | None:
+        """The tiles to count in a step's work; None: no tiles."""
+
+    @property
+    def spans(self) -> Spans:
+        """How far the model's layers attend, by which contexts and pairs are counted; empty: all layers to all of the context."""
+
+    def seconds(self, work: StepWork) -> Any:
+        """Return the seconds of a step with this work; an array if any amount is one. A step without work takes none."""
+
+    def costs(self, block_size: int) -> Costs:
+        """Return the costs by which the scheduler weighs swapping against recomputing."""
+
+
+def budgets(block_size: int) -> tuple[int, ...]:
+    """Return the budgets to choose from, rising: powers of two in whole blocks, so that few chunks end inside a block."""
+    powers = (1 << bits for bits in range(LEAST_BUDGET.bit_length() - 1, MOST_BUDGET.bit_length()))
+    return tuple(dict.fromkeys(-(-power // block_size) * block_size for power in powers))
+
+
+def suiting_budget(cost_model: CostModel, *, max_sequences: int, block_size: int) -> int:
+    """Return the smallest budget whose full step of prompts takes twice as long as a step of one token, or the largest of `budgets`.
+
+    In smaller steps, reading the weights takes most of the time, so a smaller budget computes prompts no sooner. The budget is at least 256, and
+    at least twice `max_sequences`, so that half a step is left for prompts while every row decodes.
+    """
+    choices = budgets(block_size)
+    least = max(_LEAST_SUITING, 2 * max_sequences)
+    one = _prompt_seconds(cost_model, 1)
+    suiting = (budget for budget in choices if budget >= least and _prompt_seconds(cost_model, budget) >= _SLOWER * one)
+    return next(suiting, choices[-1])
+
+
+def _prompt_seconds(cost_model: CostModel, tokens: int) -> float:
+    """Return the seconds of a step that computes one prompt of so many tokens."""
+    return float(cost_model.seconds(StepWork.of_rows([tokens], [tokens], sampled_rows=1, spans=cost_model.spans)))
+
+
+class StepTime(msgspec.Struct, frozen=True):
+    """A plain roofline:
+
+        seconds = max(weights + context · attended tokens, token · computed tokens) + swap · moved tokens
+
+    The first term is memory traffic (the weights once a step, the KV of every token attended to), the second arithmetic, the third the
+    link to the host. The defaults are a model of 8 billion parameters in bf16 (16 GB of weights, 128 KiB of KV a token) on one H100:
+    3.35 TB/s, 500 TFLOP/s of arithmetic reached, 25 GB/s to the host. All are published figures or round numbers, none was measured. Raises InvalidConfig.
+    """
+
+    weights_ms: NotNegative = 4.8
+    context_us: NotNegative = 0.039
+    token_us: NotNegative = 32.0
+    swap_us: NotNegative = 5.2
+
+    tiling: ClassVar[Tiling | None] = None
+    spans: ClassVar[Spans] = ()
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.weights_ms == 0 and self.token_us == 0:
+            raise InvalidConfig("weights_ms and token_us are both 0; a step that computes must take time")
+
+    def seconds(self, work: StepWork) -> Any:
+        """Return the seconds of a step; arrays give an array, float64 [n]."""
+        computed = work.computed_tokens
+        memory = (self.weights_ms * 1e-3 + self.context_us * 1e-6 * work.context_tokens) * (computed > 0)
+        arithmetic = self.token_us * 1e-6 * computed
+        larger = np.maximum(memory, arithmetic) if isinstance(memory, np.ndarray) else max(memory, arithmetic)
+        return larger + self.swap_us * 1e-6 * work.moved_tokens
+
+    def costs(self, block_size: int) -> Costs:
+        """Return the costs by which the scheduler weighs swapping against recomputing."""
+        return Costs(
+            seconds_per_swapped_block=self.swap_us * 1e-6 * block_size,
+            seconds_per_token=self.token_us * 1e-6,
+            attention_knee=math.inf,
+        )

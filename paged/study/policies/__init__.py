@@ -7,9 +7,8 @@ from paged.errors import InvalidConfig
 from paged.scheduler import Policy, Strategies, register_policy
 from paged.scheduler.reservations import Totals, expected, most
 from paged.study.policies.interleaving import Apart
-from paged.study.policies.lockstep import Lockstep
 from paged.study.policies.orca import InRegions, context, expected_pow2
-from paged.study.policies.whole_batches import Longest, WholeBatches
+from paged.study.policies.whole_batches import Lockstep, Longest, WholeBatches
 
 __all__ = ["orca", "static", "tgi"]
 

@@ -5,8 +5,6 @@ Newcomers interrupt decoding by the ratio of waiting to running requests, and by
     prompts that were begun ──> newcomers, if enough can enter, or decoding went on long enough ──> decodes
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

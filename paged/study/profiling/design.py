@@ -9,8 +9,6 @@ So a context is computed once and serves every scene. Each row has its own strea
 same K and V would find it in the processor's cache.
 """
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import msgspec
@@ -100,7 +98,13 @@ def designed(*, max_sequences: int, max_context: int, max_tokens_per_step: int, 
     context_levels = sorted({max(1, longest * part // 16) * block_size for part in (1, 4, 8, 16)})
     sizes = cycle((16, 4, 2, 1))
     scenes: list[Scene] = []
-    pairs = _chessboard(row_levels, context_levels)
+    # Every other pair of a chessboard, the largest among them, is enough for a fit; and every context without rows.
+    pairs = [
+        (rows, context)
+        for i, rows in enumerate(reversed(row_levels))
+        for j, context in enumerate(reversed(context_levels))
+        if (i + j) % 2 == 0 or not rows
+    ][::-1]
     for i, (rows, context) in enumerate(pairs):
         room = max_tokens_per_step - rows
         other = context_levels[-1 - context_levels.index(context)]
@@ -116,13 +120,3 @@ def designed(*, max_sequences: int, max_context: int, max_tokens_per_step: int, 
         streams=streams,
         scenes=tuple(scenes),
     )
-
-
-def _chessboard(row_levels: list[int], context_levels: list[int]) -> list[tuple[int, int]]:
-    """Return every other pair, the largest among them, which is enough for a fit; and every context without rows."""
-    return [
-        (rows, context)
-        for i, rows in enumerate(reversed(row_levels))
-        for j, context in enumerate(reversed(context_levels))
-        if (i + j) % 2 == 0 or not rows
-    ][::-1]

@@ -16,7 +16,7 @@ from paged import Batch, SamplingParams
 from paged.errors import InvalidConfig, UnevenRounds
 from paged.study.hardware import Profile, ProfiledModel, StepWork
 from paged.study.profiling.design import DECODES, Design, Scene
-from paged.study.simulator.work import work_of
+from paged.study.simulator.stretch import work_of
 
 if TYPE_CHECKING:
     from paged.engine.engine import Engine
@@ -200,10 +200,8 @@ class StepTimes:
         before the first round."""
         if not self.num_rounds:
             raise InvalidConfig("no steps were timed; a profile needs a round at least")
-        work, timed = (
-            StepWork.of_steps([step.work for step in self.steps]),
-            np.array([step.median for step in self.steps]),
-        )
+        work = StepWork.of_steps([step.work for step in self.steps])
+        timed = np.array([step.median for step in self.steps])
         held_out = np.array([step.is_held_out for step in self.steps])
         fitted = Profile.fit(work, timed, tiling=self.tiling, held_out=held_out, about=about)
         kinds = np.array([step.kind for step in self.steps])

@@ -152,7 +152,10 @@ def under_load(outcomes: Sequence[Named]) -> Figure | None:
 def _load_line(group: Sequence[Named], latency: Figures, panel: int) -> Figure | None:
     """Draw one policy's loads, lightest first: mean, smallest and largest over seeds."""
     loads, rates, seconds = [], [], []
-    for same in sorted(grouped(group, lambda named: named.load).values(), key=_heaviness):
+    lightest_first = sorted(
+        group, key=lambda one: (one.outcome.scenario.load.clients or 0, one.outcome.scenario.load.rate)
+    )
+    for same in grouped(lightest_first, lambda one: one.load).values():
         results = [named.outcome.result for named in same]
         known = [value for result in results if (value := latency(result)) is not None and value > 0]
         if known:
@@ -177,11 +180,6 @@ def _load_line(group: Sequence[Named], latency: Figures, panel: int) -> Figure |
     if max(map(len, rates)) > 1:
         drawn |= {"error_x": _whiskers(rates), "error_y": _whiskers(seconds)}
     return drawn
-
-
-def _heaviness(same: Sequence[Named]) -> tuple[float, float]:
-    load = same[0].outcome.scenario.load
-    return load.clients or 0, load.rate
 
 
 def _whiskers(samples: Sequence[Sequence[float]]) -> Figure:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from paged.study.simulator import Outcome
 
@@ -15,6 +16,10 @@ _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 _OURS = "paged"
 _LOADS = ("rate", "clients")
 """What makes a load heavier."""
+
+
+_NO_OPTIONS = {"load", "device", "policy", "routing", "resampled", "least_span_s"}
+"""Parts of a scenario, what follows from the seed and the rate, and the policy."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -88,41 +93,22 @@ def ours_last(outcomes: Sequence[Named]) -> list[Named]:
 
 def _varying(outcome: Outcome, paces: Mapping[tuple[str, float], str]) -> dict[str, str]:
     """Return all options that a study may vary beside the policy, as text; `paces` by trace and rate."""
-    scenario, load, device = outcome.scenario, outcome.scenario.load, outcome.scenario.device
-    budget = outcome.result.max_tokens_per_step
-    return {
+    scenario, load, budget = outcome.scenario, outcome.scenario.load, outcome.result.max_tokens_per_step
+    told = {
         "trace": outcome.result.trace,
-        "half": f"{load.half} half" if load.half else "all",
-        "limit": "no limit" if load.limit is None else f"{load.limit:,} requests",
         "rate": paces[load.trace, load.rate],
-        "clients": "open loop" if load.clients is None else f"{load.clients:,} clients",
-        "prompts": f"prompts × {load.prompts:g}",
-        "outputs": f"outputs × {load.outputs:g}",
-        "context": "no context limit" if load.context is None else f"context {load.context:,}",
-        "over_long": f"over-long: {load.over_long}",
-        "declared": "exact max_tokens" if load.declared is None else f"declared {load.declared:,}",
-        "model": device.model or "formula",
-        "device": device.device or "formula",
-        "profile": device.profile or "no profile",
-        "dtype": device.dtype,
-        "kv_dtype": f"KV in {device.kv_dtype}" if device.kv_dtype else "KV as usual",
-        "kv_dtype_skip_layers": f"KV of {', '.join(device.kv_dtype_skip_layers)} in floats"
-        if device.kv_dtype_skip_layers
-        else "KV alike",
-        "quantization": f"weights in {device.quantization}" if device.quantization else "weights as published",
-        "quantize_head": "head in codes" if device.quantize_head else "head as it is",
-        "tensor_parallel": f"tensor parallel {device.tensor_parallel}",
-        "memory_share": f"memory share {device.memory_share:g}",
-        "faster": ", ".join(f"{name} × {getattr(device.faster, name):g}" for name in device.faster.__struct_fields__),
-        "blocks": "blocks that fit" if scenario.blocks is None else f"{scenario.blocks:,} blocks",
-        "block_size": f"block size {scenario.block_size}",
-        "host_blocks": f"{scenario.host_blocks:,} host blocks",
-        "caching": "prefix cache" if scenario.prefix_caching else "no prefix cache",
-        "budget": "no budget" if budget is None else f"budget {budget:,}",
-        "rows": f"{scenario.max_sequences:,} rows",
-        "price": "no price" if scenario.price_per_hour is None else f"{scenario.price_per_hour:g} an hour",
-        "seed": f"seed {load.seed}",
+        "max_tokens_per_step": "no budget" if budget is None else f"budget {budget:,}",
     }
+    given = {name: value for part in (load, scenario.device, scenario) for name, value in asdict(part).items()}
+    return {name: told.get(name) or _said(name, value) for name, value in given.items() if name not in _NO_OPTIONS}
+
+
+def _said(name: str, value: Any) -> str:
+    """Return an option in words."""
+    if isinstance(value, msgspec.Struct):
+        value = ", ".join(f"{each} {number:g}" for each, number in asdict(value).items())
+    name = name.replace("_", " ")
+    return f"{name} not given" if value is None else f"{name} {value:,}" if type(value) is int else f"{name} {value}"
 
 
 def _tells_apart(key: str, facts: Sequence[Mapping[str, str]], policies: Sequence[str]) -> bool:

@@ -13,8 +13,7 @@ from paged.study.report.drawing import Figure
 from paged.study.report.facts import facts, sentence
 from paged.study.report.frame import as_json, inert, paragraphs, plot_place, row, scrolled, table, write_page
 from paged.study.report.naming import Look, Named, named, ours_last
-from paged.study.report.over_time import NUM_LINE_POINTS, NUM_POINTS, memory, occupancy, queues
-from paged.study.report.roof import NUM_STEPS, roofline
+from paged.study.report.over_time import NUM_LINE_POINTS, NUM_POINTS, NUM_STEPS, memory, occupancy, queues, roofline
 from paged.study.report.table import lines
 from paged.study.simulator import Outcome, grouped
 
@@ -82,23 +81,21 @@ def write_html(path: str | Path, outcomes: Sequence[Outcome]) -> None:
     if not outcomes:
         raise InvalidConfig("a report needs at least one outcome; there is none")
     settings = grouped(named(outcomes), lambda one: one.setting)
-    first = _most_pressed(settings)
+    # The one with the fullest memory, in which policies differ.
+    first = max(settings, key=lambda setting: fmean(one.outcome.result.memory.of_pool for one in settings[setting]))
     every = [one for group in settings.values() for one in group]
+    told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts(outcomes))
+    tables = "".join(_table(group, is_hidden=setting != first) for setting, group in settings.items())
     body = [
         paragraphs([sentence(outcomes)]),
-        _facts(outcomes),
+        f"<dl>{told}</dl>",
         "<noscript><p>The plots need JavaScript; the table does not.</p></noscript>",
         _controls(settings, first, every),
-        _summary(settings, first),
+        f'<section id="summary"><h2>Summary</h2>{scrolled(tables)}</section>',
         *(_section(*section) for section in _SECTIONS),
     ]
     title = f"Simulation of {', '.join(dict.fromkeys(o.result.trace for o in outcomes))}"
     write_page(path, title, body, _figures(settings, every), "page.js")
-
-
-def _facts(outcomes: Sequence[Outcome]) -> str:
-    pairs = (f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts(outcomes))
-    return f"<dl>{''.join(pairs)}</dl>"
 
 
 def _controls(settings: dict[str, list[Named]], first: str, every: Sequence[Named]) -> str:
@@ -114,22 +111,12 @@ def _controls(settings: dict[str, list[Named]], first: str, every: Sequence[Name
     return f'<div id="controls">{choice}{"".join(buttons)}</div>'
 
 
-def _most_pressed(settings: dict[str, list[Named]]) -> str:
-    """Return the setting to show first: the one with the fullest memory, in which policies differ."""
-    return max(settings, key=lambda setting: fmean(one.outcome.result.memory.of_pool for one in settings[setting]))
-
-
 def _key(look: Look) -> str:
     """Draw a piece of a policy's line."""
     return (
         f'<svg width="24" height="8" aria-hidden="true"><line x1="0" y1="4" x2="24" y2="4" stroke="{look.colour}" '
         f'stroke-width="3" stroke-dasharray="{_DASHES[look.dash]}"/></svg>'
     )
-
-
-def _summary(settings: dict[str, list[Named]], first: str) -> str:
-    tables = "".join(_table(group, is_hidden=setting != first) for setting, group in settings.items())
-    return f'<section id="summary"><h2>Summary</h2>{scrolled(tables)}</section>'
 
 
 def _table(outcomes: Sequence[Named], *, is_hidden: bool) -> str:

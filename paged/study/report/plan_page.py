@@ -9,9 +9,9 @@ import msgspec
 
 from paged.base.extras import import_with_extra
 from paged.errors import InvalidConfig
-from paged.study.report.columns import write_rows
 from paged.study.report.drawing import QUIET, Figure, axes, beside, figure, line, log_axis, panel_title
 from paged.study.report.frame import as_json, paragraphs, plot_place, row, scrolled, table, write_page
+from paged.study.report.table import write_rows
 from paged.study.simulator import Plan, Probe
 
 _VALUES = {"rate": "rate, times the trace's own", "memory": "blocks", "devices": "replicas"}

@@ -17,42 +17,32 @@ _STEPS, _REQUESTS = 1, 2
 """Processes of the trace: the device's steps with its counters, and the requests."""
 
 
-class _Seen(msgspec.Struct, frozen=True, gc=False):
-    """The part of a step that is kept; `num_steps` counts it and the steps that were taken at once with it."""
-
-    number: int
-    num_steps: int
-    now_s: float
-    seconds: float
-    rows: int
-    tokens: int
-    admitted: int
-    preempted: tuple[tuple[str, str], ...]
-
-
 class TraceEvents:
     """The steps of a simulation, which a trace needs beside its outcome: call `see` with each step, in order."""
 
     def __init__(self) -> None:
-        self._steps: list[_Seen] = []
+        self._slices: list[Event] = []
         self._ended: list[tuple[int, float]] = []
+        self._num_steps = self._end = 0
 
     def see(self, step: Step) -> None:
-        """Keep the latest step, without its batch's arrays."""
-        batch = step.batch
-        before = self._steps[-1].number if self._steps else 0
-        self._steps.append(
-            _Seen(
-                number=step.number,
-                num_steps=step.number - before,
-                now_s=step.now_s,
-                seconds=step.seconds,
-                rows=len(batch.rows),
-                tokens=batch.num_scheduled_tokens,
-                admitted=len(batch.admitted),
-                preempted=batch.preempted,
-            )
+        """Note the latest step, without its batch's arrays."""
+        batch, num_steps, self._num_steps = step.batch, step.number - self._num_steps, step.number
+        start, self._end = max(self._end, _us(step.now_s - step.seconds)), _us(step.now_s)
+        common: Event = {"pid": _STEPS, "tid": 1, "ts": start}
+        args = {"last": step.number, "rows": len(batch.rows), "tokens": batch.num_scheduled_tokens}
+        self._slices.append(
+            common
+            | {
+                "ph": "X",
+                "name": "step" if num_steps == 1 else f"{num_steps} steps",
+                "cat": "step",
+                "dur": self._end - start,
+                "args": args | {"admitted": len(batch.admitted)},
+            }
         )
+        mark = common | {"ph": "i", "s": "t", "cat": "preemption"}
+        self._slices += [mark | {"name": f"preempted: {how}", "args": {"request": id}} for id, how in batch.preempted]
         self._ended.extend((request, step.now_s) for request in step.ended)
 
     def events(self, outcome: Outcome) -> list[Event]:
@@ -63,36 +53,9 @@ class TraceEvents:
             {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": text}}
             for pid, text in ((_STEPS, f"steps: {name}"), (_REQUESTS, "requests"))
         ]
-        events = [*self._slices(), *_counters(outcome), *self._lifetimes(outcome)]
+        events = [*self._slices, *_counters(outcome), *self._lifetimes(outcome)]
         # A stable sort keeps the order of events at one moment, so a wait ends before what follows it begins.
         return named + sorted(events, key=lambda event: event["ts"])
-
-    def _slices(self) -> Iterator[Event]:
-        end = 0
-        for step in self._steps:
-            start, end = max(end, _us(step.now_s - step.seconds)), _us(step.now_s)
-            is_stretch = step.num_steps > 1
-            yield {
-                "ph": "X",
-                "name": f"{step.num_steps} steps" if is_stretch else "step",
-                "cat": "step",
-                "pid": _STEPS,
-                "tid": 1,
-                "ts": start,
-                "dur": end - start,
-                "args": {"last": step.number, "rows": step.rows, "tokens": step.tokens, "admitted": step.admitted},
-            }
-            for request, how in step.preempted:
-                yield {
-                    "ph": "i",
-                    "s": "t",
-                    "name": f"preempted: {how}",
-                    "cat": "preemption",
-                    "pid": _STEPS,
-                    "tid": 1,
-                    "ts": start,
-                    "args": {"request": request},
-                }
 
     def _lifetimes(self, outcome: Outcome) -> Iterator[Event]:
         for request, end_s in self._ended:

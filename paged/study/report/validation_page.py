@@ -1,13 +1,16 @@
-"""A page with a recorded run beside its simulation: figures and errors, and running and waiting requests and KV in use over time."""
+"""A page with a recorded run beside its simulation: figures and errors, and running and waiting requests and KV in use over time. And a page on sessions
+by the rule that keeps content: hits by tier, and times to first token.
+"""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from paged.base.extras import import_with_extra
-from paged.study.report.drawing import Figure, axes, axis, beside, figure, line, on, panel_title
+from paged.study.report.drawing import QUIET, Figure, axes, axis, beside, figure, line, on, panel_title
 from paged.study.report.frame import as_json, paragraphs, plot_place, row, scrolled, table, write_page
-from paged.study.simulator import METRICS, STATISTICS, Validation
+from paged.study.simulator import METRICS, STATISTICS, TURN_GROUPS, SessionResult, Validation
 
 _LOOKS = (("measured", "#57606a"), ("simulated", "#0072B2"))
 _PANELS = {"running": "sequences that run", "waiting": "requests that wait", "kv_usage": "share of KV in use"}
@@ -33,7 +36,7 @@ def latencies(found: Validation) -> Figure:
     """Plot each metric's statistics, measured and simulated side by side."""
     data: list[Figure] = []
     layout: Figure = {}
-    for i, (metric, domain) in enumerate(zip(METRICS, _domains(len(METRICS)))):
+    for i, (metric, domain) in enumerate(zip(METRICS, beside(len(METRICS), 0.07))):
         scale, unit = _unit(metric)
         names = _statistics(metric)
         for (name, colour), of in zip(_LOOKS, (found.measured, found.simulated)):
@@ -68,20 +71,9 @@ def over_time(found: Validation) -> Figure:
     return figure(data, 220 * len(panels) + 40, annotations=titles, showlegend=True, legend=_LEGEND, **layout)
 
 
-def _domains(count: int) -> list[tuple[float, float]]:
-    """Return horizontal domains; the first, of one pair of bars, is narrow."""
-    narrow, gap = 0.1, 0.07
-    width = (1 - narrow - gap * (count - 1)) / (count - 1)
-    starts = [narrow + gap + i * (width + gap) for i in range(count - 1)]
-    return [(0.0, narrow), *((start, start + width) for start in starts)]
-
-
 def validation_rows(found: Validation) -> Sequence[tuple[str, str, str, str]]:
     """Return lines of name, measured, simulated and error."""
-    return [*_latency_rows(found), *_series_rows(found)]
-
-
-def _latency_rows(found: Validation) -> Iterator[tuple[str, str, str, str]]:
+    rows = []
     for metric in METRICS:
         scale, unit = _unit(metric)
         for statistic in _statistics(metric):
@@ -90,22 +82,14 @@ def _latency_rows(found: Validation) -> Iterator[tuple[str, str, str, str]]:
                 f"{scale * getattr(of[metric], statistic):,.{1 if unit == 'ms' else 2}f} {unit}"
                 for of in (found.measured, found.simulated)
             )
-            yield name, measured, simulated, f"{found.errors[metric][statistic]:+.1%}"
-
-
-def _series_rows(found: Validation) -> Iterator[tuple[str, str, str, str]]:
-    error = found.series_error
-    if error is None:
-        return
-    yield (
-        "sequences that run, over time",
-        "",
-        "",
-        f"{error.running_mean:+.1%} on average, {error.running:.1%} apart",
-    )
-    if error.kv_points is not None and error.kv_points_mean is not None:
-        apart = f"{error.kv_points_mean:+.1f} points on average, {error.kv_points:.1f} apart"
-        yield "KV in use, over time", "", "", apart
+            rows.append((name, measured, simulated, f"{found.errors[metric][statistic]:+.1%}"))
+    if (error := found.series_error) is not None:
+        apart = f"{error.running_mean:+.1%} on average, {error.running:.1%} apart"
+        rows.append(("sequences that run, over time", "", "", apart))
+        if error.kv_points is not None:
+            apart = f"{error.kv_points_mean:+.1f} points on average, {error.kv_points:.1f} apart"
+            rows.append(("KV in use, over time", "", "", apart))
+    return rows
 
 
 def _statistics(metric: str) -> tuple[str, ...]:
@@ -116,3 +100,52 @@ def _statistics(metric: str) -> tuple[str, ...]:
 def _unit(metric: str) -> tuple[float, str]:
     """Return the factor on seconds and the unit of a metric."""
     return (1e3, "ms") if metric == "tpot" else (1.0, "s")
+
+
+_TIERS = (("device", "#0072B2"), ("host", "#E69F00"), ("disk", "#009E73"))
+_COLOURS = {"lru": "#57606a", "sessions": "#E69F00", "hints": "#0072B2"}
+
+
+def write_sessions_html(path: str | Path, found: Sequence[SessionResult]) -> None:
+    """Write a self-contained page of at least one result. Raises MissingExtra without plotly, and UnwritablePath."""
+    import_with_extra("plotly.offline", "study.report.write_sessions_html")
+    first = found[0]
+    about = (
+        f"Sessions: {first.sessions:,}; turns: {first.turns:,}; full blocks in their prompts: {first.prompt_blocks:,}."
+    )
+    body = [paragraphs([about]), f"<section>{plot_place('hits by tier, and times to first token')}</section>"]
+    write_page(path, "Sessions: what is kept between turns", body, [as_json(plot_of(found))], "plan.js")
+
+
+def plot_of(found: Sequence[SessionResult]) -> Figure:
+    """Plot the shares of the prompts' blocks that hit, by tier, and the 90th percentile of times to first token, by turn."""
+    names = [each.keeps for each in found]
+    data: list[Figure] = [
+        {
+            "type": "bar",
+            "name": tier,
+            "marker": {"color": colour},
+            "x": names,
+            "y": [getattr(each, tier) for each in found],
+        }
+        | on(0)
+        for tier, colour in _TIERS
+    ]
+    for name, dash in (("kept", "dot"), ("offline", "dash")):
+        shares = [getattr(each, name) for each in found]
+        data.append(line(0, names, shares, "lines+markers", name=name, line={"color": QUIET, "dash": dash}))
+    left, right = beside(2, 0.12)
+    across = axis("what says what is kept", type="category", domain=left)
+    layout = axes(0, across, axis("share of the prompts' blocks", range=[0, 1]))
+    titles = [panel_title("what hit where", 0)]
+    # Bounds have no times.
+    timed = [each for each in found if each.ttft_s.p90]
+    turns = [f"{a:g}" if a == b else f"{a:g}–{b:g}" if b < math.inf else f"{a:g}–" for a, b in TURN_GROUPS]
+    for each in timed:
+        seconds, colour = [group.p90 for group in each.ttft_by_turn], {"color": _COLOURS[each.keeps]}
+        data.append(line(1, turns, seconds, "lines+markers", name=f"TTFT, {each.keeps}", line=colour))
+    if timed:
+        layout |= axes(1, axis("turn", type="category", domain=right), axis("s", rangemode="tozero"))
+        titles.append(panel_title("time to first token, p90", 1))
+    legend = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top", "traceorder": "normal"}
+    return figure(data, 420, annotations=titles, barmode="stack", showlegend=True, legend=legend, **layout)

@@ -9,13 +9,12 @@ import msgspec
 
 from paged.errors import BudgetTooSmall
 from paged.study.hardware import budgets
-from paged.study.simulator.driver import Search, driven
 from paged.study.simulator.ledger import UNBOUNDED
 from paged.study.simulator.plan import Find, Plan
 from paged.study.simulator.planning import PlanSearch, improved
 from paged.study.simulator.scenario import Scenario
 from paged.study.simulator.search import Value
-from paged.study.simulator.trial import trace_of
+from paged.study.simulator.trial import Search, driven, trace_of
 
 Knob = Literal["memory", "token budget", "rows", "arithmetic", "bandwidth", "host"]
 _STEP_OF_DEVICE = 1.25
@@ -76,35 +75,32 @@ def what_binds(plans: Sequence[Plan], *, jobs: int = 1) -> list[Binding]:
         trace_of.cache_clear()
 
 
-class _Step(msgspec.Struct, frozen=True):
-    knob: Knob
-    was: float
-    becomes: float
-    scenario: Scenario
-
-
 def _searches(plan: Plan) -> list[Search[Effect | None]]:
     harder = _tried_at(plan)
     if harder is None:
         return []
-    searches = [_effect(plan, step, harder) for step in _steps(plan)]
+    searches = [_effect(plan, harder, *step) for step in _steps(plan)]
     is_named = plan.weighed is None and plan.scenario.policy_rules().chunked
     return [*searches, _best_budget(plan)] if is_named else searches
 
 
-def _steps(plan: Plan) -> list[_Step]:
-    scenario, steps = plan.scenario, list[_Step]()
+def _steps(plan: Plan) -> list[tuple[Knob, float, float, Scenario]]:
+    """Return each thing that is relaxed, what it was and becomes, and the scenario with it."""
+    scenario, steps = plan.scenario, list[tuple[Knob, float, float, Scenario]]()
     if plan.find != "memory":
         blocks = 2 * plan.num_blocks
-        steps.append(_Step("memory", plan.num_blocks, blocks, _with(scenario, blocks=blocks)))
+        steps.append(("memory", plan.num_blocks, blocks, _with(scenario, blocks=blocks)))
     budget = scenario.budget()
     for other in _next_budgets(scenario):
-        steps.append(_Step("token budget", budget, other, _with(scenario, max_tokens_per_step=other)))
+        steps.append(("token budget", budget, other, _with(scenario, max_tokens_per_step=other)))
     rows = scenario.max_sequences
-    steps.append(_Step("rows", rows, 2 * rows, _with(scenario, max_sequences=2 * rows)))
+    steps.append(("rows", rows, 2 * rows, _with(scenario, max_sequences=2 * rows)))
     if scenario.device.can_be_faster:
         faster = scenario.device.faster
-        step = _step_of_device(plan)
+        step = _STEP_OF_DEVICE
+        if plan.find == "devices" and plan.answer is not None and plan.answer > 1:
+            # With few devices, one fewer leaves each of the others more extra work than the usual step.
+            step = max(step, plan.answer / (plan.answer - 1))
         of_device: dict[Knob, float] = {"arithmetic": step, "bandwidth": step, "host": math.inf}
         for knob, factor in of_device.items():
             was = getattr(faster, knob)
@@ -114,15 +110,8 @@ def _steps(plan: Plan) -> list[_Step]:
                 # The planner would have chosen a larger budget: full steps with so many more tokens take as long as before.
                 size = scenario.block_size
                 relaxed = _with(relaxed, max_tokens_per_step=int(budget * factor) // size * size)
-            steps.append(_Step(knob, was, was * factor, relaxed))
+            steps.append((knob, was, was * factor, relaxed))
     return steps
-
-
-def _step_of_device(plan: Plan) -> float:
-    """Return the factor on a device's rates. With few devices, one fewer leaves each of the others more extra work than the usual step; then that."""
-    if plan.find != "devices" or plan.answer is None or plan.answer < 2:
-        return _STEP_OF_DEVICE
-    return max(_STEP_OF_DEVICE, plan.answer / (plan.answer - 1))
 
 
 def _next_budgets(scenario: Scenario) -> list[int]:
@@ -146,16 +135,18 @@ def _tried_at(plan: Plan) -> Value | None:
     return _search_over(plan, plan.scenario).harder(plan.answer, _STEP_OF_ANSWER[plan.find])
 
 
-def _effect(plan: Plan, step: _Step, harder: Value) -> Search[Effect | None]:
+def _effect(
+    plan: Plan, harder: Value, knob: Knob, was: float, becomes: float, relaxed: Scenario
+) -> Search[Effect | None]:
     """Return the effect of a step; None if the activations of so many tokens leave no room for KV."""
     try:
-        plan_search = _search_over(plan, step.scenario)
+        plan_search = _search_over(plan, relaxed)
     except BudgetTooSmall:
         return None
     answer = plan.answer
     if (yield from plan_search.probed(harder)).met:
         answer = (yield from plan_search.search(harder)).answer
-    return Effect(knob=step.knob, was=step.was, becomes=step.becomes, answer=answer, gain=_gain(plan, answer))
+    return Effect(knob=knob, was=was, becomes=becomes, answer=answer, gain=_gain(plan, answer))
 
 
 def _best_budget(plan: Plan) -> Search[Effect | None]:

@@ -6,8 +6,6 @@ ttft_ms and tpot_ms are means over the requests of a run. As many clients as `co
 about one length, when their last one has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -109,7 +107,7 @@ def _cell(row: _Row, options: RunOptions) -> Cell:
     if setup.engine.reserved_rows:
         # An engine is set up for the concurrency that is measured on it.
         rows = max(1, row.concurrency - setup.engine.reserved_rows)
-        setup = msgspec.structs.replace(setup, max_sequences=rows)
+        setup = msgspec.structs.replace(setup, engine=msgspec.structs.replace(setup.engine, max_sequences=rows))
         assumed.append("the engine is set up for as many sequences as there are clients, and keeps one for itself")
     ttft_of, tpot_of = _simulated(setup, row.input_tokens, row.output_tokens, row.concurrency)
     return Cell(
@@ -139,8 +137,7 @@ def _simulated(setup: Prepared, prompt: int, output: int, clients: int) -> tuple
     )
     trace = Trace.from_lengths(np.zeros(count), prompts, outputs)
     simulation = simulation_of(trace, setup, clients=clients)
-    for _ in simulation.steps():
-        pass
+    simulation.run()
     latencies = simulation.latencies
     tpot = (latencies.last - latencies.first) / np.maximum(outputs - 1, 1)
     return float(latencies.ttft.mean()), float(tpot.mean())

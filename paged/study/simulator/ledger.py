@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import LayerGroup, Scheduler
+from paged import Scheduler
+from paged.base.words import counted
 from paged.block_manager import Layout
 from paged.study.hardware import StepWork
-from paged.study.simulator.latencies import Latencies
-from paged.study.simulator.result import Preemptions, SimulationResult, Spread
+from paged.study.simulator.result import Latencies, Preemptions, SimulationResult, Spread
 from paged.study.traces import Trace
 
 UNBOUNDED = 2**30
@@ -265,13 +265,11 @@ class Ledger:
 
 def groups_of(layout: Layout) -> tuple[str, ...]:
     """Return the pages of each kind of layer, in words; empty if a block is of all layers."""
-    return () if layout.is_plain else tuple(map(_pages_of, layout.groups))
-
-
-def _pages_of(group: LayerGroup) -> str:
-    name = f"{group.kind} {group.reach:,}" if group.reach else group.kind
-    pages = "1 page" if group.pages == 1 else f"{group.pages:,} pages"
-    return f"{name}: {pages} a {'sequence' if group.kind == 'state' else 'block'}"
+    found = []
+    for group in () if layout.is_plain else layout.groups:
+        name = f"{group.kind} {group.reach:,}" if group.reach else group.kind
+        found.append(f"{name}: {counted(group.pages, 'page')} a {'sequence' if group.kind == 'state' else 'block'}")
+    return tuple(found)
 
 
 def _spread(mean: dict[str, float], slots: int) -> Spread:

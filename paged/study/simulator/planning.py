@@ -1,7 +1,5 @@
 """The inverse of a simulation: the highest rate, the smallest memory or the fewest devices, for several scenarios side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any
@@ -14,13 +12,11 @@ from paged.base.fields import converted
 from paged.errors import BudgetTooSmall, InvalidConfig
 from paged.study.hardware import StepWork, budgets, suiting_budget
 from paged.study.limits import at_least
-from paged.study.simulator.driver import Search, driven
 from paged.study.simulator.ledger import groups_of
-from paged.study.simulator.plan import TOLERANCES, Find, Plan, Progress, Watching, Weighed, scenario_at
+from paged.study.simulator.plan import TOLERANCES, Find, Plan, Probe, Progress, Targets, Watching, Weighed, scenario_at
 from paged.study.simulator.scenario import Scenario, facts_of, prompts_over_budget
 from paged.study.simulator.search import Axis, Counts, Rates, Value, search
-from paged.study.simulator.targets import Probe, Targets
-from paged.study.simulator.trial import Round, Trial, trace_of
+from paged.study.simulator.trial import Round, Search, Trial, driven, trace_of
 from paged.study.traces import Trace
 
 
@@ -65,7 +61,7 @@ def plans(
         trace_of.cache_clear()
 
 
-def _reported(plan_search: PlanSearch) -> Search[Plan]:
+def _reported(plan_search: "PlanSearch") -> Search[Plan]:
     """Search for a plan, with the best budget if budgets are weighed, and report its end."""
     weighs = plan_search.scenario.max_tokens_per_step == "auto" and plan_search.scenario.policy_rules().chunked
     plan = yield from weighed_search(plan_search) if weighs else plan_search.search()
@@ -106,12 +102,12 @@ class PlanSearch:
         """The trace of the first seed."""
         return self._traces[0]
 
-    def of(self, scenario: Scenario) -> PlanSearch:
+    def of(self, scenario: Scenario) -> "PlanSearch":
         """Return the same search over another scenario. Raises as for the first."""
         more: Any = {"seeds": self.seeds, "tolerance": self.tolerance, "place": self.place}
         return PlanSearch(self.find, scenario, self.targets, watch=self.watch, **more)
 
-    def at_budget(self, budget: int) -> PlanSearch | None:
+    def at_budget(self, budget: int) -> "PlanSearch | None":
         """Return the same search with so many tokens a step; None if their activations leave no room for KV."""
         try:
             return self.of(msgspec.structs.replace(self.scenario, max_tokens_per_step=budget))
@@ -170,7 +166,10 @@ class PlanSearch:
             return Rates(self.scenario.load.rate, self.tolerance)
         if self.find == "devices":
             return Counts(1, 1, min(map(len, self._traces)))
-        fewest = max(_blocks_of_longest(self.scenario, trace) for trace in self._traces)
+        layout = self.scenario.layout()
+        # A pool smaller than the longest request rejects it, or cuts its output off.
+        longest = max(int((trace.prompt_tokens + trace.output_tokens).max()) for trace in self._traces)
+        fewest = layout.pages_for(longest) + layout.spare_pages
         most = max(_blocks_of_all(self.scenario, trace) for trace in self._traces)
         start = min(max(self.scenario.num_blocks(), fewest), most)
         return Counts(start, fewest, most, self.tolerance, turns=True)
@@ -265,12 +264,6 @@ def _full_step(scenario: Scenario, trace: Trace) -> float:
         spans=cost_model.spans,
     )
     return float(cost_model.seconds(work))
-
-
-def _blocks_of_longest(scenario: Scenario, trace: Trace) -> int:
-    """Return the blocks of the longest request: a smaller pool rejects it, or cuts its output off."""
-    layout = scenario.layout()
-    return layout.pages_for(int((trace.prompt_tokens + trace.output_tokens).max())) + layout.spare_pages
 
 
 def _blocks_of_all(scenario: Scenario, trace: Trace) -> int:

@@ -4,12 +4,12 @@
     meta.json        model, engine_kwargs, kv_cache, hardware
     timeseries.csv   t, running, waiting, kv_cache_pct, a line a second; may be missing
 
-or one JSON file as `vllm bench serve --save-result --save-detailed` writes it.
+or one JSON file as `vllm bench serve --save-result --save-detailed` writes it. Of vLLM's configuration some fields are read, some are refused unless
+their value changes nothing, and some are harmless; the result of a validation names any other field.
 """
 
-from __future__ import annotations
-
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from paged.base.fields import AtLeast1
 from paged.errors import BadRun
 from paged.study.files import Line, csv_lines, json_lines, json_object
-from paged.study.simulator import run_fields
 
 Times = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -191,8 +190,8 @@ def _setup(path: Path) -> RunSetup:
     setup = {
         "engine_version": meta.vllm_version,
         "device_name": (meta.hardware or {}).get("device_name"),
-        **run_fields.read(given),
-        "refused": run_fields.refused(given),
+        **fields_read(given),
+        "refused": fields_refused(given),
         "not_modelled": _left_out(own, given),
     }
     return Line(path, None, setup, bad_run).read(RunSetup)
@@ -200,7 +199,7 @@ def _setup(path: Path) -> RunSetup:
 
 def _left_out(own: dict[str, Any], given: dict[str, Any]) -> list[str]:
     """Return sentences on the fields that a simulation leaves out."""
-    found = run_fields.unknown(own)
+    found = fields_unknown(own)
     if given.get("enable_expert_parallel") and (given.get("tensor_parallel_size") or 1) > 1:
         found.append("that experts lie on devices whole; they are counted as if each device had an even part of all")
     return [f"not modelled: {each}" for each in found]
@@ -253,3 +252,73 @@ def _of_bench_serve(path: Path) -> RecordedRun:
         output_tokens=np.array(outputs, np.int64)[order],
         clients=clients if starts is None else None,
     )
+
+
+READ = {
+    "model": ("model",),
+    "dtype": ("dtype",),
+    "kv_dtype": ("kv_cache_dtype",),
+    "quantization": ("quantization",),
+    "tensor_parallel": ("tensor_parallel_size",),
+    "data_parallel": ("data_parallel_size",),
+    "max_tokens_per_step": ("max_num_batched_tokens",),
+    "max_sequences": ("max_num_seqs",),
+    "max_model_len": ("max_model_len",),
+    "num_blocks": ("num_gpu_blocks_override", "num_gpu_blocks"),
+    "block_size": ("block_size",),
+    "prefix_caching": ("enable_prefix_caching",),
+    "memory_share": ("gpu_memory_utilization",),
+    "runs_ahead": ("async_scheduling",),
+}
+"""By field of a `RunSetup`, vLLM's fields, of which the first that is set counts. `enable_expert_parallel` is read, too."""
+_NONE = (
+    "speculative_config", "speculative_model", "num_speculative_tokens", "enable_lora", "lora_config",
+    "cpu_offload_gb", "kv_transfer_config", "kv_offloading_size", "long_prefill_token_threshold",
+    "disable_hybrid_kv_cache_manager", "is_encoder_decoder",
+)  # fmt: skip
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_NONE, ()),
+    "pipeline_parallel_size": (1,),
+    "decode_context_parallel_size": (1,),
+    "prefill_context_parallel_size": (1,),
+    "enable_chunked_prefill": (True,),
+    "policy": ("fcfs",),
+    "scheduling_policy": ("fcfs",),
+    "max_num_partial_prefills": (1,),
+    "max_long_partial_prefills": (1,),
+}
+"""Refused with any value but these, none, 0 and false; `enable_chunked_prefill` is refused if false."""
+HARMLESS = {
+    "seed", "tokenizer", "tokenizer_mode", "tokenizer_revision", "skip_tokenizer_init", "trust_remote_code",
+    "download_dir", "load_format", "revision", "code_revision", "served_model_name", "disable_log_stats",
+    "disable_log_requests", "enable_log_requests", "generation_config", "override_generation_config", "hf_token",
+    "hf_config_path", "config_format", "model_impl", "runner", "convert", "task", "max_logprobs",
+    "distributed_executor_backend", "worker_cls", "worker_extension_cls", "swap_space", "max_seq_len_to_capture",
+    "data_parallel_backend", "data_parallel_address", "data_parallel_rpc_port", "data_parallel_rank",
+    "data_parallel_size_local", "data_parallel_start_rank", "api_server_count", "show_hidden_metrics_for_version",
+    "otlp_traces_endpoint", "collect_detailed_traces", "limit_mm_per_prompt", "allowed_local_media_path",
+    "use_tqdm_on_load",
+}  # fmt: skip
+"""Fields that change neither decisions nor a step's work."""
+
+
+def fields_read(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a `RunSetup` that are given."""
+    found = ((field, [given[name] for name in names if given.get(name, "") != ""]) for field, names in READ.items())
+    return {field: next(filter(None, values), values[0]) for field, values in found if values}
+
+
+def fields_refused(given: dict[str, Any]) -> list[str]:
+    """Return the fields that change the meaning of a run and are not modelled, with their values."""
+    set_ = {name: value for name, value in given.items() if value or (name, value) == ("enable_chunked_prefill", False)}
+    return [
+        f"{name} = {set_[name]!r}"
+        for name, allowed in WITHOUT_EFFECT.items()
+        if name in set_ and set_[name] not in allowed
+    ]
+
+
+def fields_unknown(given: dict[str, Any]) -> list[str]:
+    """Return the fields that are set and whose effect is not known, with their values."""
+    known = {*chain(*READ.values()), "enable_expert_parallel", *WITHOUT_EFFECT, *HARMLESS}
+    return [f"{name} = {value!r}" for name, value in given.items() if value and name not in known]

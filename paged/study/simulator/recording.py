@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import Batch, BlockManager, Costs, Policy, SamplingParams, Scheduler
+from paged import Batch, BlockManager, Costs, Limits, Policy, SamplingParams, Scheduler
 from paged.errors import InvalidConfig, NeverFits, RecordingFailed
 from paged.study.hardware import CostModel, Spans, StepWork, Tiling
 from paged.study.limits import at_least
 from paged.study.simulator.arrivals import Arrivals
-from paged.study.simulator.decisions import Decision, decision_of
-from paged.study.simulator.latencies import Latencies
-from paged.study.simulator.result import Percentiles, Preemptions, SimulationResult
+from paged.study.simulator.result import Latencies, Percentiles, Preemptions, SimulationResult
 from paged.study.simulator.simulation import Simulation, Step
 from paged.study.traces import Trace
 
@@ -43,10 +42,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool
     host_caching: bool
     policy: Policy
-    max_tokens_per_step: int
-    max_sequences: int
-    max_chunk: int
-    max_model_len: int | None
+    limits: Limits
     costs: Costs
     vocabulary: int
 
@@ -54,7 +50,6 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, engine: Engine) -> Setup:
         """Return the setup of an engine."""
         scheduler, manager = engine.scheduler, engine.manager
-        limits = scheduler.limits
         return cls(
             num_blocks=manager.num_blocks,
             block_size=manager.block_size,
@@ -62,10 +57,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             prefix_caching=manager.prefix_caching,
             host_caching=manager.host_caching,
             policy=scheduler.policy,
-            max_tokens_per_step=limits.max_tokens_per_step,
-            max_sequences=limits.max_sequences,
-            max_chunk=limits.max_chunk,
-            max_model_len=limits.max_model_len,
+            # The trace's tokens are in no vocabulary.
+            limits=msgspec.structs.replace(scheduler.limits, vocabulary_size=None),
             costs=scheduler.costs,
             vocabulary=engine.model.vocabulary_size,
         )
@@ -79,15 +72,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
             prefix_caching=self.prefix_caching,
             host_caching=self.host_caching,
         )
-        return Scheduler(
-            manager,
-            policy=self.policy,
-            max_tokens_per_step=self.max_tokens_per_step,
-            max_sequences=self.max_sequences,
-            max_chunk=self.max_chunk,
-            max_model_len=self.max_model_len,
-            costs=self.costs,
-        )
+        return Scheduler(manager, policy=self.policy, costs=self.costs, **msgspec.structs.asdict(self.limits))
 
     def prompt_of(self, trace: Trace) -> Callable[[int], NDArray[np.int32]]:
         """Return the function from a request to its prompt in the model's vocabulary, which keeps what prompts share."""
@@ -188,14 +173,7 @@ class _Run:
             number, trace = self._arrivals.take(), self._trace
             self._latencies.arrived(number, arrival)
             try:
-                self._engine.add_request(
-                    self._prompt_of(number).tolist(),
-                    SamplingParams(max_tokens=int(trace.output_tokens[number]), ignore_eos=True),
-                    id=str(number),
-                    priority=int(trace.priority[number]),
-                    salt=str(trace.tenant[number]) or None,
-                    tenant=str(trace.tenant[number]) or None,
-                )
+                add_request(self._engine, trace, number, self._prompt_of(number).tolist())
             except NeverFits:
                 self._num_rejected += 1
                 continue
@@ -241,6 +219,18 @@ class _Run:
             makespan_s=latencies.last_token_s,
             **latencies.percentiles(),
         )
+
+
+def add_request(engine: Engine, trace: Trace, number: int, prompt: list[int]) -> None:
+    """Add a request of a trace to an engine, which writes as many tokens as the trace has for it."""
+    engine.add_request(
+        prompt,
+        SamplingParams(max_tokens=int(trace.output_tokens[number]), ignore_eos=True),
+        id=str(number),
+        priority=int(trace.priority[number]),
+        salt=str(trace.tenant[number]) or None,
+        tenant=str(trace.tenant[number]) or None,
+    )
 
 
 class RecordedSeconds:
@@ -300,12 +290,62 @@ def replay(recording: Recording, trace: Trace) -> list[Decision]:
 def predict(recording: Recording, trace: Trace, cost_model: CostModel) -> SimulationResult:
     """Simulate the trace by a cost model, from the run's setup alone. Raises InvalidConfig for a recording of another trace."""
     _check_is_of(recording, trace)
-    simulation = Simulation(trace, recording.setup.scheduler(), cost_model, clients=recording.clients)
-    for _ in simulation.steps():
-        pass
-    return simulation.result()
+    return Simulation(trace, recording.setup.scheduler(), cost_model, clients=recording.clients).run()
 
 
 def _check_is_of(recording: Recording, trace: Trace) -> None:
     if len(recording.outputs) != len(trace):
         raise InvalidConfig(f"the recording has {len(recording.outputs):,} requests; the trace has {len(trace):,}")
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A step of the log.
+
+    step       number, from 1
+    end_s      when it ended, in seconds since the first arrival
+    skipped    steps with the same rows that ran since the entry before and are not in the log
+    requests   ids of its requests, and `tokens`, the computed tokens of each
+    admitted   ids of admitted requests, returning ones included
+    preempted  (id, "recompute" or "swap")
+    ended      ids of the requests that ended with it
+    """
+
+    step: int
+    end_s: float
+    skipped: int
+    requests: tuple[str, ...]
+    tokens: tuple[int, ...]
+    admitted: tuple[str, ...]
+    preempted: tuple[tuple[str, str], ...]
+    ended: tuple[str, ...]
+
+
+def decision_of(step: Step) -> Decision:
+    """Return the entry of a step."""
+    batch = step.batch
+    return Decision(
+        step=step.number,
+        end_s=step.now_s,
+        skipped=step.skipped,
+        requests=tuple(batch.ids.tolist()),
+        tokens=tuple(batch.num_tokens.tolist()),
+        admitted=batch.admitted,
+        preempted=batch.preempted,
+        ended=tuple(map(str, step.ended)),
+    )
+
+
+def differences(first: Sequence[Decision], second: Sequence[Decision], *, most: int = 10) -> list[str]:
+    """Compare two logs entry by entry. Return a sentence for each entry that differs, at most `most`; empty if they are identical."""
+    found: list[str] = []
+    for number, (one, other) in enumerate(zip_longest(first, second), 1):
+        if len(found) == most:
+            break
+        if one is None or other is None:
+            found.append(f"step {number}: the logs have {len(first):,} and {len(second):,} entries")
+            break
+        fields = [name for name in Decision.__struct_fields__ if getattr(one, name) != getattr(other, name)]
+        if fields:
+            told = "; ".join(f"{name} {getattr(one, name)!r} and {getattr(other, name)!r}" for name in fields)
+            found.append(f"step {number}: {told}")
+    return found

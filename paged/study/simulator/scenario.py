@@ -26,13 +26,12 @@ from paged.study.hardware import (
 from paged.study.hardware.device import link_of
 from paged.study.hardware.measured import holds_kernels, layers_in, step_from, step_of, timed_by
 from paged.study.hardware.measured_step import MeasuredStep
+from paged.study.hardware.step_work import StepTime
 from paged.study.limits import NotNegative
 from paged.study.simulator.ledger import UNBOUNDED, Timeline
-from paged.study.simulator.replicas import Replicas
+from paged.study.simulator.replicas import Replicas, Routing
 from paged.study.simulator.result import SimulationResult
-from paged.study.simulator.routers import Routing
 from paged.study.simulator.simulation import Simulation
-from paged.study.simulator.step_time import StepTime
 from paged.study.simulator.trace_facts import TraceFacts, settling_s
 from paged.study.traces import Trace, is_synthetic, open_trace
 
@@ -219,17 +218,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidConfig("a link was named; a model and a device are needed beside it")
             return None
         device = device_named(self.device)
+        same = set(self.__struct_fields__) & set(Roofline.__struct_fields__) - {"model", "device"}
         return Roofline(
             model=model_named(self.model),
             device=device,
             link=link_of(device, self.link_gbps, self.link_us),
-            dtype=self.dtype,
-            kv_dtype=self.kv_dtype,
-            kv_dtype_skip_layers=self.kv_dtype_skip_layers,
-            quantization=self.quantization,
-            quantize_head=self.quantize_head,
-            tensor_parallel=self.tensor_parallel,
-            faster=self.faster,
+            **{name: getattr(self, name) for name in same},
         )
 
 
@@ -446,6 +440,5 @@ def outcome_of(scenario: Scenario, simulation: Simulation | Replicas) -> Outcome
 def run(scenario: Scenario, *, check: bool = False) -> Outcome:
     """Simulate a scenario to its end. Raises what its parts raise, and SimulationStuck."""
     simulation = scenario.started(check=check)
-    for _ in simulation.steps():
-        pass
+    simulation.run()
     return outcome_of(scenario, simulation)

@@ -76,14 +76,16 @@ def search(axis: Axis) -> Tries:
     enough in the axis's sense. If the outcome changes several times along the axis, this is one of the changes.
     """
     start = axis.start
+    met: Value | None
+    missed: Value | None
     if (yield start):
-        met, missed = yield from _onward(axis.harder, start)
+        met, missed = yield from _until(axis.harder, start, False)
     else:
-        met, missed = yield from _back(axis.easier, start)
+        missed, met = yield from _until(axis.easier, start, True)
         if met is None and isinstance(axis, Counts) and axis.turns:
-            met, missed = yield from _back(axis.harder, start)
+            missed, met = yield from _until(axis.harder, start, True)
             if met is not None:
-                met, missed = yield from _onward(axis.harder, met)
+                met, missed = yield from _until(axis.harder, met, False)
     if met is None or missed is None:
         return met, missed
     while (middle := axis.between(met, missed)) is not None:
@@ -98,19 +100,12 @@ def _towards(met: Value, missed: Value) -> float:
     return met * (missed / met) ** LEAN
 
 
-def _onward(step: Callable[[Value], Value | None], met: Value) -> Tries:
-    """Step on from a value that met until one misses."""
-    while (value := step(met)) is not None:
-        if not (yield value):
-            return met, value
-        met = value
-    return met, None
-
-
-def _back(step: Callable[[Value], Value | None], missed: Value) -> Tries:
-    """Step on from a value that missed until one meets."""
-    while (value := step(missed)) is not None:
-        if (yield value):
-            return value, missed
-        missed = value
-    return None, missed
+def _until(
+    step: Callable[[Value], Value | None], value: Value, wanted: bool
+) -> Generator[Value, bool, tuple[Value, Value | None]]:
+    """Step on from a value until one meets, or misses. Return the last one before it, and it; None at the end of the axis."""
+    while (following := step(value)) is not None:
+        if (yield following) == wanted:
+            return value, following
+        value = following
+    return value, None

@@ -4,10 +4,9 @@ sessions ──> turns ──> scheduler, on a device and a host ──> ended: 
                └─ content on disk that memory lacks: loading ──┘
 
 Without a cost model turns begin at their recorded times, and nothing takes any time. The hits are then those of the order of eviction alone, and compare
-with orders that know the future: these are *bounds*.
+with orders that know the future: these are *bounds*. The two orders at the end take one prompt after another; memory for decoding and scheduling is
+left out.
 """
-
-from __future__ import annotations
 
 import math
 from collections import OrderedDict
@@ -29,7 +28,6 @@ from paged.study.hardware import CostModel, Spans, StepWork, Tiling
 from paged.study.limits import MAX_SHARED_IDS, NotNegative, at_least, between, check
 from paged.study.simulator.arrivals import Arrivals
 from paged.study.simulator.result import Percentiles
-from paged.study.simulator.session_orders import blocks_if_all_kept, blocks_offline
 from paged.study.simulator.simulation import Simulation, Step
 from paged.study.traces import Trace
 from paged.study.traces.content import segment_tokens
@@ -478,3 +476,50 @@ class SessionRun:
         if not lines.is_last(turn):
             self._coming.put(now + min(lines.turns[turn + 1].think_s, self._longest_pause_s), turn + 1)
         self._begin_agents(lines.line_of[turn], lines.place(turn), now)
+
+
+Prompts = Sequence[tuple[int, NDArray[np.int64]]]
+"""In order of arrival: the session, and block ids, int64 [n]; equal ids are equal content."""
+
+
+def blocks_if_all_kept(prompts: Prompts, num_ids: int) -> int:
+    """Return the blocks of prompts that hit if nothing is ever evicted; ids are below `num_ids`."""
+    seen, hits = np.zeros(num_ids, np.bool_), 0
+    for _, blocks in prompts:
+        hits += _first(~seen[blocks])
+        seen[blocks] = True
+    return hits
+
+
+def blocks_offline(prompts: Prompts, capacity: int) -> int:
+    """Return the blocks that hit if eviction takes the end of the session whose next turn is last. Turns are known beforehand.
+
+    The order is not proven to be the best. Only the last prompt of a session is kept, so it is no bound if sub-agents' prompts come between.
+    """
+    following: dict[int, int] = {}
+    after = [0] * len(prompts)
+    for place in range(len(prompts) - 1, -1, -1):
+        session = prompts[place][0]
+        after[place] = following.get(session, len(prompts))
+        following[session] = place
+    held: dict[int, int] = {}
+    next_turn: dict[int, int] = {}
+    latest: dict[int, NDArray[np.int64]] = {}
+    size = hits = 0
+    for place, (session, blocks) in enumerate(prompts):
+        have = latest.get(session, blocks[:0])[: held.get(session, 0)]
+        common = min(len(have), len(blocks))
+        hits += _first(have[:common] != blocks[:common])
+        size += len(blocks) - len(have)
+        held[session], latest[session], next_turn[session] = len(blocks), blocks, after[place]
+        for other in sorted(held, key=lambda each: (next_turn[each], each != session), reverse=True):
+            cut = min(max(0, size - capacity), held[other])
+            held[other], size = held[other] - cut, size - cut
+            if size <= capacity:
+                break
+    return hits
+
+
+def _first(is_missing: NDArray[np.bool_]) -> int:
+    """Return how many entries come before the first True."""
+    return int(is_missing.argmax()) if is_missing.any() else len(is_missing)

@@ -10,15 +10,12 @@ from paged import Batch, Request, Scheduler
 from paged.base.fields import converted
 from paged.errors import NeverFits, SimulationStuck
 from paged.study.hardware import CostModel, StepWork
+from paged.study.hardware.step_work import StepTime
 from paged.study.limits import NotNegative, at_least
-from paged.study.simulator.answers import STOP, Answers
-from paged.study.simulator.arrivals import Arrivals
-from paged.study.simulator.latencies import Latencies
+from paged.study.simulator.arrivals import STOP, Answers, Arrivals
 from paged.study.simulator.ledger import Ledger
-from paged.study.simulator.result import SimulationResult
-from paged.study.simulator.step_time import StepTime
-from paged.study.simulator.stretch import skip, steady_batch, steady_steps
-from paged.study.simulator.work import steady_work, work_of
+from paged.study.simulator.result import Latencies, SimulationResult
+from paged.study.simulator.stretch import skip, steady_batch, steady_steps, steady_work, work_of
 from paged.study.traces import Trace
 
 LEAST_AT_ONCE, MOST_AT_ONCE = 32, 512
@@ -111,19 +108,21 @@ class Simulation:
                 # No request is here: skip to when the next one comes.
                 self.now_s = max(self.now_s, self.arrivals.next_s())
             self.deliver(self.seen_s)
-            step = self.advance()
+            before, skipped = self.ledger.num_skipped, self.skip_ahead()
+            if skipped:
+                self.deliver(self.seen_s)
+            step = self.run_step()
+            if step is not None and skipped:
+                num_skipped = self.ledger.num_skipped - before
+                step = msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=num_skipped)
             if step is not None:
                 yield step
 
-    def advance(self) -> Step | None:
-        """Run the steps without a decision and the next step. Return it; None if no request can run. Raises SimulationStuck."""
-        before, skipped = self.ledger.num_skipped, self.skip_ahead()
-        if skipped:
-            self.deliver(self.seen_s)
-        step = self.run_step()
-        if step is None or not skipped:
-            return step
-        return msgspec.structs.replace(step, seconds=step.seconds + skipped, skipped=self.ledger.num_skipped - before)
+    def run(self) -> SimulationResult:
+        """Run to the end. Return the figures. Raises SimulationStuck."""
+        for _ in self.steps():
+            pass
+        return self.result()
 
     def run_step(self) -> Step | None:
         """Run the next step alone. Return it; None if no request can run. Raises SimulationStuck."""
@@ -226,7 +225,12 @@ class Simulation:
         self._check(ends_step=False)
         sampling = batch.ids if batch.samples.all() else batch.ids[batch.samples]
         sampled = self._numbers_of(sampling)
-        tokens = self._stand_in(batch, sampled) if self._answer is None else self._answer(batch)
+        if self._answer is None:
+            self._answers.begin(map(int, batch.admitted))
+            lengths = batch.seq_lens if len(sampled) == len(batch.rows) else batch.seq_lens[batch.samples]
+            tokens = self._answers.tokens(sampled, lengths - self._prompt_tokens[sampled])
+        else:
+            tokens = self._answer(batch)
         self._began_s = self.now_s
         self.now_s += seconds
         outputs = scheduler.update(batch, tokens, now=self.now_s)
@@ -238,11 +242,6 @@ class Simulation:
             self._answers.forget(ended)
         self.arrivals.answered(len(ended) + len(outputs.others), self.now_s)
         return Step(self.ledger.num_steps, self.now_s, seconds, batch, tuple(ended))
-
-    def _stand_in(self, batch: Batch, sampled: NDArray[np.int64]) -> NDArray[np.int32]:
-        self._answers.begin(map(int, batch.admitted))
-        lengths = batch.seq_lens if len(sampled) == len(batch.rows) else batch.seq_lens[batch.samples]
-        return self._answers.tokens(sampled, lengths - self._prompt_tokens[sampled])
 
     def _numbers_of(self, ids: NDArray[np.object_]) -> NDArray[np.int64]:
         """Return the request of each id, int64 [n]."""
@@ -257,16 +256,3 @@ class Simulation:
     def result(self) -> SimulationResult:
         """Return the figures so far."""
         return self.ledger.result(self.arrivals.num_added)
-
-
-def simulate(
-    trace: Trace, scheduler: Scheduler, cost_model: CostModel | None = None, *, check: bool = False
-) -> SimulationResult:
-    """Simulate a whole trace. `check` recomputes every invariant twice a step, which is slow.
-
-    Raises SimulationStuck, and InvalidRequest for a request that the scheduler refuses.
-    """
-    run = Simulation(trace, scheduler, cost_model, check=check)
-    for _ in run.steps():
-        pass
-    return run.result()

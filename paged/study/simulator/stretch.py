@@ -1,27 +1,27 @@
 """Steps without a decision, taken at once: the same rows compute a token each, and no request comes, ends or lacks memory.
 
-Only a caller that knows every sample beforehand can use it, such as a simulator.
+Only a caller that knows every sample beforehand can use it, such as a simulator. The work of a batch, and of such steps, is that for a cost model.
 """
 
-from __future__ import annotations
-
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from paged.base.arguments import UNLIMITED, is_integer, latest_time
+from paged import Batch
+from paged.base.arguments import UNLIMITED, latest_time
 from paged.block_manager import Memory
-from paged.errors import InvalidRequest, WrongTokens
+from paged.errors import WrongTokens
 from paged.scheduler.admission import Admission
 from paged.scheduler.composition import Composition
 from paged.scheduler.core import Scheduler
 from paged.scheduler.request import Status
 from paged.scheduler.rows import Rows
 from paged.scheduler.state import State
+from paged.study.hardware import Spans, StepWork, Tiling
+from paged.study.hardware.step_work import mean_pairs, mean_read
 from paged.study.policies.interleaving import Apart
-from paged.study.policies.lockstep import Lockstep
-from paged.study.policies.whole_batches import WholeBatches
+from paged.study.policies.whole_batches import Lockstep, WholeBatches
 
 _COMPOSITIONS = {Composition, Apart, Lockstep}
 
@@ -40,9 +40,7 @@ class SteadyBatch(NamedTuple):
 
 def steady_steps(scheduler: Scheduler, limit: int) -> int:
     """Return how many of the coming steps, at most `limit`, run the rows of the last one, a token each, while no request enters, ends or gives
-    up blocks. 0 if that is not known. Changes nothing. Raises InvalidRequest for a limit that is no integer."""
-    if not is_integer(limit):
-        raise InvalidRequest(f"limit has to be an integer; got {limit!r}.")
+    up blocks. 0 if that is not known. Changes nothing."""
     state = scheduler._state
     return _num_steady(state, _steady_rows(state), limit)
 
@@ -57,16 +55,16 @@ def steady_batch(scheduler: Scheduler) -> SteadyBatch:
     return SteadyBatch(state.columns.id[rows], state.manager.rows.num_computed[rows] + 1, num_samples)
 
 
-def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.int64]:
+def skip(scheduler: Scheduler, token_ids: ArrayLike, now: float = 0.0) -> NDArray[np.int64]:
     """Run a step for each column of `token_ids`, int32 [num_samples, steps]: what row i of `steady_batch` samples in each step.
 
     The state afterwards is that of as many calls of `schedule` and `update`, down to the ids of blocks; the last update is at `now`. Returns the
     blocks that each step drew, int64 [steps]. Raises WrongTokens for another number of rows, for more steps than `steady_steps` allows, and for a
-    token at which its row stops, or InvalidRequest (now, see `schedule`), and changes nothing then.
+    token at which its row stops, and changes nothing then.
     """
     state = scheduler._state
     now = latest_time(now, state.now)
-    tokens = _validated(token_ids, state.limits.vocabulary_size)
+    tokens = np.asarray(token_ids, np.int32)
     num_rows, num_steps = tokens.shape
     if not num_steps:
         return np.empty(0, np.int64)
@@ -91,19 +89,6 @@ def skip(scheduler: Scheduler, token_ids: Any, now: float = 0.0) -> NDArray[np.i
     state.stats.count_batches(num_steps, len(rows) * num_steps, tokens.size)
     scheduler._raise_violations()
     return drawn
-
-
-def _validated(token_ids: Any, vocabulary_size: int | None) -> NDArray[np.int32]:
-    try:
-        tokens = np.asarray(token_ids)
-    except ValueError:
-        raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {token_ids!r}.") from None
-    if tokens.ndim != 2 or (tokens.size and tokens.dtype.kind not in "iu"):
-        raise WrongTokens(f"skip: token_ids has to be int32 [rows, steps]; got {tokens.dtype} {tokens.shape}.")
-    end = min(vocabulary_size or 2**31, 2**31)
-    if tokens.size and not (int(tokens.min()) >= 0 and int(tokens.max()) < end):
-        raise WrongTokens(f"skip: token ids have to be from 0 to {end - 1}; got {tokens.min()} to {tokens.max()}.")
-    return tokens.astype(np.int32)
 
 
 def _steady_rows(state: State) -> tuple[Rows, int] | None:
@@ -231,3 +216,66 @@ def _draw_ahead(memory: Memory, rows: Rows, columns: NDArray[np.int64], batches:
         later = int(batches[-count:].sum()) - count * first
         device.idle_steps += later
         memory.index.lifetime_steps += later
+
+
+def work_of(batch: Batch, block_size: int, tiling: Tiling | None = None, spans: Spans = ()) -> StepWork:
+    """Return a batch's work; with `tiling` its tiles, too, and contexts as far as layers attend (`spans`)."""
+    moves, ends, counts = batch.moves, batch.seq_lens, batch.num_tokens
+    num_rows, computed = len(batch.rows), batch.num_scheduled_tokens
+    context = mean_read(spans, ends - counts, ends)
+    read = context.sum().item()
+    decoding, attended = context, read
+    if computed != num_rows:
+        attended = mean_pairs(spans, ends - counts, ends)
+        decoding = context[(counts == 1) & batch.samples]
+    num_tiles = sampling = positions = 0
+    if tiling is not None:
+        longest = tiling.longest_contexts(batch.positions + 1)
+        num_tiles, positions = len(longest), int(tiling.whole_pieces(longest).sum())
+        sampling = len(np.unique((batch.query_start_loc[1:][batch.samples] - 1) // tiling.places))
+    return StepWork(
+        computed_tokens=computed,
+        sampled_rows=int(np.count_nonzero(batch.samples)),
+        context_tokens=read,
+        attended_pairs=attended,
+        moved_tokens=(len(moves.device_to_host) + len(moves.host_to_device)) * block_size,
+        decode_rows=len(decoding),
+        decode_context=read if decoding is context else decoding.sum().item(),
+        longest_decode=decoding.max().item() if len(decoding) else 0,
+        rows=num_rows,
+        tiles=num_tiles,
+        sampling_tiles=sampling,
+        tile_context=positions,
+    )
+
+
+def steady_work(first: SteadyBatch, num_steps: int, tiling: Tiling | None = None, spans: Spans = ()) -> StepWork:
+    """Return the work of so many steps with the same rows, a token each, of which `first` is the first. Amounts that rise with the contexts are columns,
+    [steps], the others numbers."""
+    known, sampled = first.seq_lens, first.num_samples
+    rising = np.arange(num_steps)
+    if spans:
+        ends = known[:, None] + rising
+        each = mean_read(spans, ends - 1, ends)
+        context, longest_decode = each.sum(axis=0), each.max(axis=0, initial=0)
+    else:
+        context = int(known.sum()) + len(known) * rising.astype(np.float64)
+        longest_decode = float(known.max(initial=0)) + rising
+    num_tiles, sampling, positions = 0.0, 0.0, np.zeros(num_steps)
+    if tiling is not None:
+        longest = tiling.longest_contexts(known)
+        num_tiles, sampling = float(len(longest)), float(-(-sampled // tiling.places))
+        positions = tiling.whole_pieces(longest[:, None] + rising).sum(axis=0).astype(np.float64)
+    return StepWork(
+        computed_tokens=float(len(known)),
+        sampled_rows=float(sampled),
+        context_tokens=context,
+        attended_pairs=context,
+        decode_rows=float(len(known)),
+        decode_context=context,
+        longest_decode=longest_decode if len(known) else 0.0,
+        rows=float(len(known)),
+        tiles=num_tiles,
+        sampling_tiles=sampling,
+        tile_context=positions,
+    )

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import as_completed
 from itertools import product
+from statistics import stdev
 from typing import TypeVar
 
 import msgspec
@@ -84,9 +85,8 @@ def interval(values: Iterable[float]) -> Interval:
     count, mean = len(numbers), math.fsum(numbers) / len(numbers)
     if count == 1:
         return Interval(mean, None)
-    variance = math.fsum((number - mean) ** 2 for number in numbers) / (count - 1)
     factor = _T95[count - 2] if count - 2 < len(_T95) else _NORMAL95
-    return Interval(mean, factor * math.sqrt(variance / count))
+    return Interval(mean, factor * stdev(numbers) / math.sqrt(count))
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -6,25 +6,26 @@
 Percentiles are interpolated, as in published runs. Errors are signed: above 0 the simulation is too long.
 """
 
-from __future__ import annotations
-
 import re
+from functools import cache
+from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from paged import BlockManager, Scheduler
-from paged.errors import InvalidConfig
+from paged import POLICIES, BlockManager, Policy, Scheduler
+from paged.base.fields import AtLeast1
+from paged.errors import InvalidConfig, UnknownEngine
 from paged.model.model_shape import ModelShape
+from paged.study.files import named_in, names_in, read_described
 from paged.study.hardware import KV_DTYPES, Roofline, device_named, device_names, model_named, usual_dtype
 from paged.study.hardware.device import link_of
 from paged.study.hardware.measured import step_of, timed_by
-from paged.study.hardware.measured_step import MeasuredStep
-from paged.study.simulator.engine_description import EngineDescription, engine_named, engine_names
+from paged.study.hardware.measured_step import Launching, MeasuredStep
+from paged.study.limits import check
 from paged.study.simulator.recorded_run import RecordedRun, RunSetup, Series
-from paged.study.simulator.replicas import Replicas
-from paged.study.simulator.routers import Routing
+from paged.study.simulator.replicas import Replicas, Routing
 from paged.study.simulator.simulation import Simulation
 from paged.study.traces import Trace
 
@@ -42,7 +43,7 @@ class Figures(msgspec.Struct, frozen=True):
     p99: float
 
     @classmethod
-    def of(cls, values: Times) -> Figures:
+    def of(cls, values: Times) -> "Figures":
         """Return the figures of at least one value."""
         return cls(float(values.mean()), *(float(each) for each in np.percentile(values, (50, 90, 99))))
 
@@ -95,22 +96,18 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's setup, complete."""
+    """A run's setup, complete: the engine with what the run states of it, its cost model, and its blocks on each of the data-parallel ranks."""
 
-    engine: EngineDescription
+    engine: "EngineDescription"
     step: MeasuredStep | Roofline
     cost_model: str
     blocks: int
-    block_size: int
-    max_tokens_per_step: int
-    max_sequences: int
-    prefix_caching: bool
     assumed: tuple[str, ...]
     data_parallel: int = 1
 
 
 def prepared(
-    setup: RunSetup, options: RunOptions, *, name: str | None = None, engine: EngineDescription | None = None
+    setup: RunSetup, options: RunOptions, *, name: str | None = None, engine: "EngineDescription | None" = None
 ) -> Prepared:
     """Complete a run's setup by the caller's options and assumptions. The device may be in the run's `name`; `engine` replaces an engine known by name.
     Raises InvalidConfig if neither states model or device, and what names raise."""
@@ -120,8 +117,8 @@ def prepared(
         raise InvalidConfig(
             f"the run has {'; '.join(setup.refused)}, which changes what is simulated and is not modelled"
         )
-    if setup.runs_ahead is not None:
-        engine = msgspec.structs.replace(engine, runs_ahead=setup.runs_ahead)
+    stated = {name: getattr(setup, name) for name in set(setup.__struct_fields__) & set(engine.__struct_fields__)}
+    engine = msgspec.structs.replace(engine, **{name: value for name, value in stated.items() if value is not None})
     model = options.model or setup.model
     device = options.device or _device_of(setup.device_name, name, assumed)
     if model is None or device is None:
@@ -139,9 +136,6 @@ def prepared(
     kv_dtype = options.kv_dtype or _kv_dtype_of(setup.kv_dtype)
     degree = options.tensor_parallel or setup.tensor_parallel
     ranks = options.data_parallel or setup.data_parallel
-    budget = setup.max_tokens_per_step or engine.max_tokens_per_step
-    sequences = setup.max_sequences or engine.max_sequences
-    block_size = setup.block_size or engine.block_size
     roofline = Roofline(
         model=shape,
         device=placed,
@@ -167,24 +161,19 @@ def prepared(
     if counted is None:
         whole = msgspec.structs.replace(roofline, model=msgspec.structs.replace(shape, kept=()))
         blocks = whole.num_blocks(
-            block_size,
-            setup.memory_share or engine.memory_share,
-            max_tokens_per_step=budget,
-            max_sequences=sequences,
+            engine.block_size,
+            engine.memory_share,
+            max_tokens_per_step=engine.max_tokens_per_step,
+            max_sequences=engine.max_sequences,
         )
         assumed.append(f"the run does not say how many blocks it had: {blocks:,} fit beside the weights")
     else:
         blocks = counted - engine.reserved_blocks
-    caching = engine.prefix_caching if setup.prefix_caching is None else setup.prefix_caching
     return Prepared(
         engine=engine,
         step=step,
         cost_model=timed_by(step, published=options.published),
         blocks=blocks,
-        block_size=block_size,
-        max_tokens_per_step=budget,
-        max_sequences=sequences,
-        prefix_caching=caching,
         assumed=tuple(assumed),
         data_parallel=ranks,
     )
@@ -192,17 +181,18 @@ def prepared(
 
 def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) -> Simulation | Replicas:
     """Make the simulation of a trace under a run's setup. Raises InvalidConfig."""
+    engine = setup.engine
     schedulers = [
         Scheduler(
-            BlockManager(setup.blocks, setup.block_size, prefix_caching=setup.prefix_caching),
-            policy=setup.engine.own_policy(),
-            max_tokens_per_step=setup.max_tokens_per_step,
-            max_sequences=setup.max_sequences,
-            costs=setup.step.costs(setup.block_size),
+            BlockManager(setup.blocks, engine.block_size, prefix_caching=engine.prefix_caching),
+            policy=engine.own_policy(),
+            max_tokens_per_step=engine.max_tokens_per_step,
+            max_sequences=engine.max_sequences,
+            costs=setup.step.costs(engine.block_size),
         )
         for _ in range(setup.data_parallel)
     ]
-    ahead = setup.engine.runs_ahead
+    ahead = engine.runs_ahead
     if setup.data_parallel > 1:
         return Replicas(
             trace,
@@ -229,20 +219,19 @@ def _of_ranks(roofline: Roofline) -> list[str]:
 
 
 def validated(
-    run: RecordedRun, options: RunOptions | None = None, *, engine: EngineDescription | None = None
+    run: RecordedRun, options: RunOptions | None = None, *, engine: "EngineDescription | None" = None
 ) -> Validation:
     """Simulate the run from its arrivals and lengths alone. Raises what `prepared` raises, and InvalidConfig if no request fits."""
     setup = prepared(run.setup, options or RunOptions(), name=run.name, engine=engine)
     trace = Trace.from_lengths(run.arrival, run.prompt_tokens, run.output_tokens, name=run.name)
     simulation = simulation_of(trace, setup, clients=run.clients)
-    for _ in simulation.steps():
-        pass
+    simulation.run()
     latencies = simulation.latencies
     first, last = latencies.first, latencies.last
     served = ~np.isnan(first)
     if not served.any():
         raise InvalidConfig(
-            f"none of the run's {len(served):,} requests fits into {setup.blocks:,} blocks of {setup.block_size}"
+            f"none of the run's {len(served):,} requests fits into {setup.blocks:,} blocks of {setup.engine.block_size}"
         )
     if run.clients is not None:
         queued = first - latencies.ttft
@@ -413,3 +402,56 @@ def _dtype_of(dtype: str | None, assumed: list[str]) -> str:
         return known[dtype]
     assumed.append(f"the run says dtype {dtype}: bf16")
     return "bf16"
+
+
+_FOLDER = Path(__file__).parent / "engines"
+
+
+class EngineDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The defaults of a run of this engine.
+
+    policy, watermark    its policy here, and the share of blocks that it keeps free when it admits
+    memory_share         of the device's memory that it takes
+    reserved_blocks      blocks of its count that hold no tokens (vLLM's null block)
+    reserved_rows        sequences of its setup that it does not serve
+    runs_ahead           it decides a step while the one before runs
+    launching            what it adds to the kernels of a step
+    source               of the figures, and what some were fitted to
+    """
+
+    name: str
+    policy: str
+    watermark: float = 0.0
+    max_tokens_per_step: AtLeast1
+    max_sequences: AtLeast1
+    block_size: AtLeast1 = 16
+    prefix_caching: bool = True
+    memory_share: float = 0.9
+    reserved_blocks: int = 0
+    reserved_rows: int = 0
+    runs_ahead: bool = False
+    launching: Launching = Launching()
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise InvalidConfig(f"policy is {self.policy}; known are {', '.join(POLICIES)}")
+        check(self)
+
+    def own_policy(self) -> Policy:
+        """Return the policy with this engine's watermark."""
+        return msgspec.structs.replace(POLICIES[self.policy], watermark=self.watermark)
+
+
+def engine_names() -> list[str]:
+    """Return the names of the described engines, sorted."""
+    return names_in(_FOLDER)
+
+
+@cache
+def engine_named(name: str) -> EngineDescription:
+    """Return the engine of that name, or the one in a file if the name ends in .json.
+
+    Raises UnknownEngine, BadHardwareFile for a file that does not describe an engine, and OSError for a file that cannot be read.
+    """
+    return named_in(_FOLDER, name, lambda path: read_described(path, EngineDescription), UnknownEngine)

@@ -23,13 +23,11 @@ MAX_REQUESTS = 2**28
 
 
 def content_ids(segment_ids: Ids, request: int) -> Ids:
-    """Return the content id of each segment: its own id, or one by the request's number if it is unshared. int64 [segments], < 2**31."""
+    """Return the content id of each segment: its own id, or one by the request's number if it is unshared. int64 [segments], < 2**31.
+
+    Outputs count as segments of request `MAX_REQUESTS` + its number, so that an unshared one differs from its own prompt, too.
+    """
     return np.where(segment_ids == UNSHARED, MAX_SHARED_IDS + request, segment_ids)
-
-
-def output_content_ids(output_ids: Ids, request: int) -> Ids:
-    """Return the content ids of the request's outputs; an unshared output differs from its own prompt, too. int64 [n], < 2**31."""
-    return content_ids(output_ids, MAX_REQUESTS + request)
 
 
 def segment_tokens(contents: Ids, lengths: Ids, seed: int) -> NDArray[np.int32]:
@@ -41,18 +39,14 @@ def segment_tokens(contents: Ids, lengths: Ids, seed: int) -> NDArray[np.int32]:
     starts = np.cumsum(lengths) - lengths
     places = np.arange(int(lengths.sum()), dtype=np.uint32) - np.repeat(starts.astype(np.uint32), lengths)
     bases = (contents + (seed % 2**31) * 40503).astype(np.uint32) * np.uint32(0x9E3779B1)
-    tokens = _mixed(np.repeat(bases, lengths), places)
-    tokens[starts] = contents
-    return tokens
-
-
-def _mixed(bases: NDArray[np.uint32], places: NDArray[np.uint32]) -> NDArray[np.int32]:
     # Multiply, fold the high bits down, multiply: random enough, in a few array operations for a prompt of any length.
-    mixed = bases + places * np.uint32(0x85EBCA77)
+    mixed = np.repeat(bases, lengths) + places * np.uint32(0x85EBCA77)
     mixed ^= mixed >> np.uint32(15)
     mixed *= np.uint32(0x2C1B3C6D)
     mixed ^= mixed >> np.uint32(12)
-    return (mixed >> np.uint32(1)).astype(np.int32)
+    tokens = (mixed >> np.uint32(1)).astype(np.int32)
+    tokens[starts] = contents
+    return tokens
 
 
 def contents_apart(segment_ids: Ids, output_ids: Ids, starts: Ids, originals: Ids) -> tuple[Ids, Ids]:

@@ -3,8 +3,6 @@
 A recording says which blocks of a session's prompts were equal, but not what they said.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

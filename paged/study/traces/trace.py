@@ -1,9 +1,10 @@
-"""A trace: requests in order of arrival, as columns.
+"""A trace: requests in order of arrival, as columns; and several traces at once.
 
 Tokens of a prompt are made on demand: an hour of a chat service has 145 million prompt tokens, but its columns take 6 MB.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,9 +20,9 @@ from paged.study.traces.content import (
     content_ids,
     contents_apart,
     cut,
-    output_content_ids,
     picked,
     segment_tokens,
+    starts_of,
 )
 
 NOT_DECLARED = 0
@@ -133,7 +134,7 @@ class Trace:
 
         They are the tokens of the segment with the output's id, so a later prompt that repeats the output has the same tokens.
         """
-        contents = output_content_ids(self.output_ids[request : request + 1], request)
+        contents = content_ids(self.output_ids[request : request + 1], MAX_REQUESTS + request)
         return segment_tokens(contents, self.output_tokens[request : request + 1], self.seed)
 
     @property
@@ -281,13 +282,13 @@ class Trace:
         a prompt that leaves no room: apply `fitted` first.
         """
         room = at_least("context", context, 1) - self.prompt_tokens
-        if (room < 1).any():
-            request = int(np.argmax(room < 1))
-            length = int(self.prompt_tokens[request])
-            problem = (
-                f"the prompt of request {request:,} has {length:,} tokens; a context of {context:,} leaves no output"
-            )
-            raise InvalidConfig(f"{problem}. `fitted({context})` clips or rejects such requests")
+        _refuse(
+            room < 1,
+            lambda i: (
+                f"the prompt of request {i:,} has {self.prompt_tokens[i]:,} tokens; a context of {context:,} leaves no output. "
+                f"`fitted({context})` clips or rejects such requests"
+            ),
+        )
         wanted = np.where(self.max_tokens == NOT_DECLARED, at_least("cap", cap, 1), self.max_tokens)
         max_tokens = np.minimum(wanted, room)
         counts = {"clipped": int((self.output_tokens > max_tokens).sum())}
@@ -364,26 +365,29 @@ def _check_columns(trace: Trace) -> None:
         ("priority", "request", -MAX_PRIORITY, MAX_PRIORITY),
     ):
         _check_range(f"{what} of {of}", getattr(trace, what), least, most)
-    is_short = (trace.max_tokens > 0) & (trace.max_tokens < trace.output_tokens)
-    if is_short.any():
-        request = int(np.argmax(is_short))
-        declared, output = int(trace.max_tokens[request]), int(trace.output_tokens[request])
-        raise InvalidConfig(f"max_tokens of request {request:,} is {declared:,}, but its output has {output:,} tokens")
+    declared, outputs = trace.max_tokens, trace.output_tokens
+    _refuse(
+        (declared > 0) & (declared < outputs),
+        lambda i: f"max_tokens of request {i:,} is {declared[i]:,}, but its output has {outputs[i]:,} tokens",
+    )
 
 
 def _check_arrivals(arrival_s: NDArray[np.float64]) -> None:
     """Raise InvalidConfig unless every time is finite, not negative, and not before the one above it."""
-    if not np.isfinite(arrival_s).all():
-        request = int(np.argmin(np.isfinite(arrival_s)))
-        raise InvalidConfig(f"arrival_s of request {request:,} is {arrival_s[request]}; it must be finite")
-    if (arrival_s < 0).any():
-        request = int(np.argmax(arrival_s < 0))
-        raise InvalidConfig(f"arrival_s of request {request:,} is {arrival_s[request]:g}; it must not be negative")
-    falls = np.diff(arrival_s) < 0
-    if falls.any():
-        request = int(np.argmax(falls)) + 1
-        before, after = arrival_s[request - 1 : request + 1].tolist()
-        raise InvalidConfig(f"request {request:,} arrives at {after:g} s, after one at {before:g} s; a trace is sorted")
+    is_wrong = ~np.isfinite(arrival_s) | (arrival_s < 0)
+    _refuse(is_wrong, lambda i: f"arrival_s of request {i:,} is {arrival_s[i]:g}; it must be finite and not negative")
+    _refuse(
+        np.diff(arrival_s) < 0,
+        lambda i: (
+            f"request {i + 1:,} arrives at {arrival_s[i + 1]:g} s, after one at {arrival_s[i]:g} s; a trace is sorted"
+        ),
+    )
+
+
+def _refuse(is_wrong: NDArray[np.bool_], problem: Callable[[int], str]) -> None:
+    """Raise InvalidConfig for the first place that is wrong, if any."""
+    if is_wrong.any():
+        raise InvalidConfig(problem(int(np.argmax(is_wrong))))
 
 
 def _whole_numbers(what: str, values: ArrayLike) -> NDArray[np.int64]:
@@ -411,7 +415,70 @@ def _check_size(what: str, column: NDArray, wanted: int) -> None:
 
 
 def _check_range(what: str, column: NDArray[np.int64], least: int, most: int) -> None:
-    is_wrong = (column < least) | (column > most)
-    if is_wrong.any():
-        place = int(np.argmax(is_wrong))
-        raise InvalidConfig(f"{what} {place:,}: {int(column[place]):,}; it must be from {least:,} to {most:,}")
+    _refuse(
+        (column < least) | (column > most),
+        lambda i: f"{what} {i:,}: {column[i]:,}; it must be from {least:,} to {most:,}",
+    )
+
+
+def superposed(traces: Sequence[Trace], *, seed: int | None = None) -> Trace:
+    """The requests of all traces as one, by arrival. Name, `seed` of the tokens and what was applied before are the first one's.
+
+    Contents stay shared within a trace and are never shared across traces. With a `seed` every trace but the first is turned by a random
+    time, what goes over its end coming in at its beginning, so that `superposed([trace] * 3, seed=1)` is three times the rate and not
+    three times each request at one moment; a conversation that goes over the end is then cut in two, the later part first. Raises
+    InvalidConfig for no traces, and for more shared contents than there are ids.
+    """
+    at_least("the number of traces to superpose", len(traces), 1)
+    arrivals = [trace.arrival_s for trace in traces]
+    if seed is not None:
+        offsets = generators(seed, 1)[0].random(len(traces))
+        turned = zip(traces[1:], offsets[1:].tolist(), strict=True)
+        arrivals = [arrivals[0], *(_turned(trace.arrival_s, offset) for trace, offset in turned)]
+    arrival_s = np.concatenate(arrivals)
+    order = np.argsort(arrival_s, kind="stable")
+    starts, segments = picked(starts_of(np.concatenate([np.diff(trace.segment_starts) for trace in traces])), order)
+    segment_ids, output_ids = _ids_apart(traces)
+    arguments: dict[str, float | int | str] = {"traces": len(traces)}
+    if seed is not None:
+        arguments["seed"] = seed
+    by_request: dict[str, Any] = {
+        name: np.concatenate([getattr(trace, name) for trace in traces]) for name in BY_REQUEST
+    }
+    by_request["output_ids"] = output_ids
+    return replace(
+        traces[0],
+        arrival_s=arrival_s[order],
+        segment_starts=starts,
+        segment_ids=segment_ids[segments],
+        segment_lengths=np.concatenate([trace.segment_lengths for trace in traces])[segments],
+        applied=(*traces[0].applied, Applied("superposed", arguments, len(traces[0]), len(order))),
+        **{name: column[order] for name, column in by_request.items()},
+    )
+
+
+def _turned(arrival_s: NDArray[np.float64], offset: float) -> NDArray[np.float64]:
+    """Arrivals turned by a share of the trace's span, which ends one mean gap after the last of them."""
+    span = float(arrival_s[-1]) * len(arrival_s) / max(len(arrival_s) - 1, 1)
+    later = arrival_s + offset * span
+    return np.where(later >= span, later - span, later)
+
+
+def _ids_apart(traces: Sequence[Trace]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Segment and output ids of all traces, in a row, each trace's own ids after those of the one before."""
+    segment_ids, output_ids = [], []
+    num_ids = 0
+    for trace in traces:
+        ids = np.concatenate((trace.segment_ids, trace.output_ids))
+        known, places = np.unique(ids, return_inverse=True)
+        # −1 comes first where it is there, and stays what it is.
+        num_unshared = int(known[0] == UNSHARED)
+        new = np.where(ids == UNSHARED, UNSHARED, places - num_unshared + num_ids)
+        num_ids += len(known) - num_unshared
+        segment_ids.append(new[: len(trace.segment_ids)])
+        output_ids.append(new[len(trace.segment_ids) :])
+    if num_ids > MAX_SHARED_IDS:
+        raise InvalidConfig(
+            f"the traces have {num_ids:,} shared contents together; at most {MAX_SHARED_IDS:,} have ids"
+        )
+    return np.concatenate(segment_ids), np.concatenate(output_ids)

@@ -7,8 +7,6 @@ An estimate of a cell does not use the cell itself, so the weights of estimates 
 that is a sum of a row's and a column's effect is met exactly by (along rows) + (along columns) − (along both).
 """
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -7,8 +7,6 @@ them it stays that of the edge. Beyond the axis that a kernel repeats (rows of a
 launch grows as the least seconds do: once a device is full, in a straight line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -19,12 +17,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paged.errors import UnknownDevice, UnknownKernel
-from paged.study.files import Saved
+from paged.study.files import Saved, named_in, names_in
 from paged.study.hardware.catalogue import device_named
 from paged.study.hardware.device import Device
-from paged.study.hardware.kernels import guide
 from paged.study.hardware.kernels.grid import Grid, PackedGrids
-from paged.study.hardware.kernels.measurements import Columns, Measurements, Timed, read_folder
+from paged.study.hardware.kernels.measurements import (
+    Columns,
+    Measurements,
+    Timed,
+    all_reduce_seconds,
+    decode_seconds,
+    prefill_seconds,
+    product_seconds,
+    read_folder,
+)
 
 Seconds = NDArray[np.float64]
 _OWN = "own"
@@ -58,7 +64,7 @@ class KernelError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     p90: float
 
     @classmethod
-    def of(cls, answered: Seconds, measured: Seconds) -> KernelError:
+    def of(cls, answered: Seconds, measured: Seconds) -> "KernelError":
         """Return the error over at least one row."""
         shares = np.abs(answered / measured - 1)
         return cls(rows=len(shares), median=float(np.median(shares)), p90=float(np.quantile(shares, 0.9)))
@@ -115,7 +121,7 @@ class KernelTables(Saved, frozen=True, kw_only=True, eq=False, forbid_unknown_fi
         *,
         source: str = "",
         license: str = "",  # noqa: A002
-    ) -> KernelTables:
+    ) -> "KernelTables":
         """Fit tables to measurements. Of several timings of a kernel, as of several libraries, the fastest counts."""
         launch: dict[str, float] = {}
         grids: dict[str, Grid] = {}
@@ -173,7 +179,7 @@ class KernelTables(Saved, frozen=True, kw_only=True, eq=False, forbid_unknown_fi
             found[rows] = self._seconds(self._known(key), tuple(columns[axis][rows] for axis in _AXES[kind]))
         return found
 
-    def _family(self, kind: str, dtype: str, *, heads: int, kv_heads: int, head_dim: int, window: int = 0) -> _Family:
+    def _family(self, kind: str, dtype: str, *, heads: int, kv_heads: int, head_dim: int, window: int = 0) -> "_Family":
         """Return the grid that answers for so many heads and KV heads.
 
         A kernel computes each KV head of each sequence by itself: 8 sequences of 2 KV heads cost about as much as 4 of 4. So for a number of KV
@@ -244,11 +250,11 @@ def _least(device: Device, key: str) -> Callable[..., Any]:
     """Return the function from the sizes of `_AXES` to the least seconds of one grid's kernels."""
     kind, *words = key.split("/")
     if kind == "product":
-        return partial(guide.product_seconds, device, words[0])
+        return partial(product_seconds, device, words[0])
     if kind == "all_reduce":
-        return partial(guide.all_reduce_seconds, device)
+        return partial(all_reduce_seconds, device)
     dtype, head_dim, window, family = words
-    least = guide.prefill_seconds if kind == "prefill" else guide.decode_seconds
+    least = prefill_seconds if kind == "prefill" else decode_seconds
 
     def seconds(batch: Any, heads: Any, tokens: Any) -> Any:
         kv_heads = heads if family == _OWN else int(family)
@@ -272,7 +278,7 @@ def _grid(columns: dict[str, NDArray[np.float64]], logarithms: NDArray[np.float6
 
 def kernel_names() -> list[str]:
     """Return the devices whose tables ship, sorted. A further one is a further file in `data/`."""
-    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+    return names_in(_FOLDER)
 
 
 @cache
@@ -281,17 +287,13 @@ def kernels_named(name: str) -> KernelTables:
 
     Raises UnknownDevice, BadHardwareFile for a file without tables, and OSError for a file that cannot be read.
     """
-    if name.endswith(".json"):
-        return KernelTables.load(name)
-    if name not in (known := kernel_names()):
-        raise UnknownDevice(name, known)
-    return KernelTables.load(_FOLDER / f"{name}.json")
+    return named_in(_FOLDER, name, KernelTables.load, UnknownDevice)
 
 
 def fit_folder(folder: str | Path, name: str, *, source: str = _SOURCE, license: str = _LICENSE) -> KernelTables:  # noqa: A002
     """Fit tables of a device in the catalogue to a folder of measured kernels in aiconfigurator's format.
 
-    Raises UnknownDevice, BadHardwareFile and BadKernelRow for a bad folder, and MissingExtra for Parquet files without pyarrow.
+    Raises UnknownDevice, BadHardwareFile for a bad folder, and MissingExtra for Parquet files without pyarrow.
     """
     device = device_named(name)
     return KernelTables.fit(read_folder(folder, device), device, Path(name).stem, source=source, license=license)

@@ -6,8 +6,6 @@ attention.csv     prefill_chunk, kv_prefill, n_decode, kv_decode, time_us
                   one layer: a prompt's chunk after `kv_prefill` tokens, beside `n_decode` sequences that decode at length `kv_decode`
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -17,7 +15,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from paged.errors import BadHardwareFile, BadKernelRow
+from paged.errors import BadHardwareFile
 from paged.study.files import bad_table, csv_lines
 
 Numbers = NDArray[np.float64]
@@ -68,7 +66,7 @@ def is_layer_folder(folder: Path) -> bool:
 
 
 def read_layers(folder: str | Path) -> LayerMeasurements:
-    """Read a folder. Raises BadHardwareFile for a missing file or column, and BadKernelRow for an impossible value."""
+    """Read a folder. Raises BadHardwareFile for a missing file or column, and for an impossible value."""
     folder = Path(folder)
     dense = _by_layer(folder / "dense.csv", _Dense)
     head = _by_layer(folder / "per_sequence.csv", _Head)
@@ -77,14 +75,14 @@ def read_layers(folder: str | Path) -> LayerMeasurements:
     is_empty = (values[:, 0] == 0) & (values[:, 2] == 0)
     if is_empty.any():
         row = int(is_empty.argmax())
-        raise BadKernelRow(path, "n_decode", row + 2, 0, "neither a prompt nor a decoding sequence is in it")
+        raise bad_table(path, row + 2, "n_decode", "neither a prompt nor a decoding sequence is in it")
     _, first, place = np.unique(values[:, :4], axis=0, return_index=True, return_inverse=True)
     first = first[place.ravel()]
     differs = values[first, 4] != values[:, 4]
     if differs.any():
         row = int(differs.argmax())
         other = f"row {int(first[row]) + 2} has {values[first[row], 4]:g} for the same sizes"
-        raise BadKernelRow(path, "time_us", row + 2, values[row, 4], other)
+        raise bad_table(path, row + 2, "time_us", f"it is {values[row, 4]:g}; {other}")
     return LayerMeasurements(dense, head, (values[:, :4], values[:, 4] * 1e-6))
 
 

@@ -5,8 +5,6 @@ tokens before it, the sequences that decode beside it, and their length. Seconds
 beyond them as between the last two.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import ClassVar
 
@@ -17,11 +15,9 @@ from numpy.typing import NDArray
 from paged.model.model_shape import ModelShape
 from paged.study.files import Saved
 from paged.study.hardware.kernels.completion import completed
-from paged.study.hardware.kernels.grid import in_steps, packed, unpacked
+from paged.study.hardware.kernels.grid import Multilinear, in_steps, packed, unpacked
 from paged.study.hardware.kernels.layer_measurements import ONCE, REPEATED, SIZES, LayerMeasurements
-from paged.study.hardware.kernels.multilinear import Multilinear
-from paged.study.hardware.least_squares import non_negative_least_squares
-from paged.study.hardware.profile import ProfiledModel
+from paged.study.hardware.profile import ProfiledModel, non_negative_least_squares
 
 STEP = 0.004
 """Attention's logarithms are multiples of it, which puts a value off by at most 0.2 %."""
@@ -92,7 +88,7 @@ class LayerTables(Saved, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         versions: dict[str, str] | None = None,
         source: str = "",
         license: str = "",  # noqa: A002
-    ) -> LayerTables:
+    ) -> "LayerTables":
         """Fit tables to measurements. Attention's grid has the sizes that were timed with most others, and leaves the rest out."""
         axes, grid = _grid(*measured.attention)
         spans = dict(zip(SIZES, measured.attention[0].T))
@@ -129,7 +125,6 @@ class LayerTables(Saved, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         return (said,) if self.skew else (said, unskewed)
 
     def dense_seconds(self, tokens: Numbers) -> Numbers:
-        """Return the seconds of all layers but attention, LM head and sampler."""
         found = np.zeros(len(tokens))
         for layer, timed in self.dense.items():
             found += timed.seconds(tokens) * (1 if layer in ONCE else self.model.layers * REPEATED.get(layer, 1))
@@ -140,12 +135,10 @@ class LayerTables(Saved, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         return np.zeros(len(tokens))
 
     def head_seconds(self, sequences: Numbers) -> Numbers:
-        """Return the seconds of LM head and sampler."""
         return np.sum([timed.seconds(sequences) for timed in self.head.values()], axis=0)
 
     @cached_property
     def attention(self) -> Multilinear:
-        """Attention of all layers."""
         return Multilinear(self.axes, self.layer_attention.table * self.model.layers)
 
     @cached_property
