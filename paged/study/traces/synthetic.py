@@ -11,6 +11,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from paged.base.fields import converted
+from paged.base.words import shown
 from paged.errors import InvalidConfig
 from paged.study.limits import MAX_TOKENS, at_least, between, generators, positive
 from paged.study.traces.content import MAX_REQUESTS, UNSHARED, Ids, ranges, starts_of
@@ -177,7 +178,7 @@ def synthetic(
     between("think_s", think_s, 0, MAX_PAUSE_S)
     between("token_s", token_s, 0, MAX_PAUSE_S)
     prompts_of, outputs_of = _checked(prompt, "prompts"), _checked(output, "outputs")
-    if isinstance(lengths, str) and lengths not in PRESETS:
+    if not isinstance(lengths, Trace) and (not isinstance(lengths, str) or lengths not in PRESETS):
         raise InvalidConfig(f'lengths are "{lengths}"; known are {", ".join(PRESETS)}, and those of a trace')
     at, lengths_at, turns_at, pauses = generators(seed, 4)
 
@@ -202,7 +203,7 @@ def synthetic(
 
 def _check_process(process: str, rate: float | None, cv: float | None) -> None:
     """Raise InvalidConfig for an unknown process, and for a rate or cv that it lacks or cannot have."""
-    if process not in PROCESSES:
+    if not isinstance(process, str) or process not in PROCESSES:
         raise InvalidConfig(f'"{process}" is no arrival process; known are {", ".join(PROCESSES)}')
     if rate is not None:
         positive("rate", rate)
@@ -238,6 +239,8 @@ def _checked(lengths: Lengths | None, what: str) -> Fixed | LogNormal | None:
         return None
     if isinstance(lengths, int | np.integer):
         lengths = Fixed(int(lengths))
+    if not isinstance(lengths, Fixed | LogNormal):
+        raise InvalidConfig(f"{what} has to be a number of tokens, Fixed or LogNormal; got {shown(lengths)}.")
     lengths.check(what)
     return lengths
 
