@@ -19,7 +19,7 @@ from paged.errors import BudgetTooSmall, UnusableStore
 from paged.storage.disk_store import DiskStore
 from paged.storage.object_file import HEADER_BYTES
 
-BLOCK = 512
+BLOCK, LARGE = 512, 2**17
 IDENTITY = b"a model".ljust(32)
 
 
@@ -27,24 +27,24 @@ def keys_of(name, num):
     return [sha256(f"{name} {place}".encode()).digest() for place in range(num)]
 
 
-def blocks_of(keys):
-    return np.stack([np.frombuffer(key * (BLOCK // 32), np.uint8) for key in keys])
+def blocks_of(keys, size=BLOCK):
+    return np.stack([np.frombuffer(key * (size // 32), np.uint8) for key in keys])
 
 
-def write(store, keys):
-    return store.write(keys, lambda places: blocks_of([keys[place] for place in places]))
+def write(store, keys, size=BLOCK):
+    return store.write(keys, lambda places: blocks_of([keys[place] for place in places], size))
 
 
-def keep(store, keys):
+def keep(store, keys, size=BLOCK):
     """Write these, and wait until they are on the disk."""
-    write(store, keys)
+    write(store, keys, size)
     store.flush()
 
 
-def read(store, keys):
-    into = np.zeros((len(keys), BLOCK), np.uint8)
+def read(store, keys, size=BLOCK):
+    into = np.zeros((len(keys), size), np.uint8)
     count = store.read(keys, into)
-    assert np.array_equal(into[:count], blocks_of(keys)[:count])
+    assert np.array_equal(into[:count], blocks_of(keys, size)[:count])
     return count
 
 
@@ -64,9 +64,9 @@ def folder(tmp_path):
 def open_store(folder):
     stores = []
 
-    def make(blocks=1000, where=folder, identity=IDENTITY, **options):
-        limit = blocks * (BLOCK + HEADER_BYTES)
-        stores.append(DiskStore(where, limit_bytes=limit, block_bytes=BLOCK, identity=identity, **options))
+    def make(blocks=1000, identity=IDENTITY, size=BLOCK, **options):
+        limit = blocks * (size + HEADER_BYTES)
+        stores.append(DiskStore(folder, limit_bytes=limit, block_bytes=size, identity=identity, **options))
         return stores[-1]
 
     yield make
@@ -74,27 +74,12 @@ def open_store(folder):
         store.close()
 
 
-def test_what_one_process_wrote_the_next_one_finds(open_store):
-    keys, first = keys_of("a", 5), open_store()
-    assert write(first, keys) == 5
-    first.close()
-    second = open_store()
-    assert second.look_up([*keys, *keys_of("b", 1)]) == 5
-    assert read(second, keys) == 5
-
-
-def test_large_blocks_are_read_by_several_threads_and_end_before_the_first_that_is_spoiled(folder):
-    size, keys = 2**17, keys_of("a", 20)
-    store = DiskStore(folder, limit_bytes=10**8, block_bytes=size, identity=IDENTITY)
-    blocks = np.stack([np.frombuffer(key * (size // 32), np.uint8) for key in keys])
-    store.write(keys, lambda places: blocks[places])
-    store.flush()
-    into = np.zeros_like(blocks)
-    assert store.read(keys, into) == 20 and np.array_equal(into, blocks)
+def test_large_blocks_are_read_by_several_threads_and_end_before_the_first_that_is_spoiled(open_store):
+    store, keys = open_store(size=LARGE), keys_of("a", 20)
+    keep(store, keys, LARGE)
+    assert read(store, keys, LARGE) == 20
     os.truncate(store.path_of(keys[7]), 1000)
-    assert store.read(keys, into) == 7 and np.array_equal(into[:7], blocks[:7])
-    assert store.look_up(keys) == 7
-    store.close()
+    assert read(store, keys, LARGE) == store.look_up(keys) == 7
 
 
 def test_a_look_up_ends_at_the_first_block_that_is_not_there_and_finds_none_of_another_model(open_store):
@@ -122,17 +107,10 @@ def test_the_block_that_was_not_used_for_longest_goes_first_and_of_a_prompt_its_
     assert store.look_up(old) == 3
     store.flush()
     keep(store, keys_of("newest", 2))
-    assert (store.look_up(old), store.look_up(new), store.stats().evicted) == (3, 1, 2)
-    assert read(store, new) == 1
-
-
-def test_of_a_prompt_that_was_looked_up_the_last_block_goes_first(open_store):
-    store, keys = open_store(blocks=3), keys_of("a", 3)
-    for key in reversed(keys):
-        keep(store, [key])
-    assert store.look_up(keys) == 3
-    keep(store, keys_of("b", 1))
-    assert store.look_up(keys) == 2
+    assert (store.look_up(new), store.stats().evicted, read(store, new)) == (1, 2, 1)
+    # Then those that were looked up before.
+    keep(store, keys_of("last", 2))
+    assert (store.look_up(old), store.look_up(new)) == (1, 1)
 
 
 def test_the_limit_holds_for_all_models_of_a_folder(open_store, folder):
@@ -273,18 +251,15 @@ def test_a_writer_without_room_or_memory_loses_what_it_cannot_write_and_goes_on(
     assert read(store, keys) == 2
 
 
-def test_a_closed_store_leaves_no_thread_and_a_late_read_of_it_is_no_error(folder):
-    size, keys, before = 2**17, keys_of("a", 4), set(threading.enumerate())
-    store = DiskStore(folder, limit_bytes=10**7, block_bytes=size, identity=IDENTITY)
-    store.write(keys, lambda places: np.zeros((len(places), size), np.uint8))
-    store.flush()
-    into = np.empty((4, size), np.uint8)
-    assert store.read(keys, into) == 4
+def test_a_closed_store_leaves_no_thread_and_a_late_read_of_it_is_no_error(open_store):
+    before, keys, store = set(threading.enumerate()), keys_of("a", 4), open_store(size=LARGE)
+    keep(store, keys, LARGE)
+    assert read(store, keys, LARGE) == 4
     store.close()
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
     assert set(threading.enumerate()) <= before
-    assert store.read(keys, into) == 4
+    assert read(store, keys, LARGE) == 4
 
 
 def test_a_limit_below_one_block_is_refused_with_numbers(folder):
@@ -349,17 +324,6 @@ def unsupported(*_):
     raise OSError(95, "Operation not supported")
 
 
-def test_a_refusal_leaves_no_file_open_and_no_lock(open_store, folder, monkeypatch):
-    open_store().close()
-    before = os.listdir("/proc/self/fd")
-    with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.rename", unsupported)
-        with pytest.raises(UnusableStore, match="Operation not supported"):
-            open_store()
-    assert os.listdir("/proc/self/fd") == before
-    assert [*(folder / "writing").iterdir()] == []
-
-
 @pytest.mark.parametrize(
     ("name", "call", "problem"),
     [
@@ -369,10 +333,15 @@ def test_a_refusal_leaves_no_file_open_and_no_lock(open_store, folder, monkeypat
         ("pathlib.Path.rename", unsupported, "Operation not supported"),
     ],
 )
-def test_a_folder_of_another_user_or_that_cannot_be_used_is_refused(open_store, monkeypatch, name, call, problem):
+def test_a_folder_of_another_user_or_that_cannot_be_used_is_refused_and_nothing_stays_open(
+    open_store, folder, monkeypatch, name, call, problem
+):
+    open_store().close()
+    before = os.listdir("/proc/self/fd")
     monkeypatch.setattr(name, call)
     with pytest.raises(UnusableStore, match=problem):
         open_store()
+    assert (os.listdir("/proc/self/fd"), [*(folder / "writing").iterdir()]) == (before, [])
 
 
 def test_a_store_that_was_not_closed_writes_what_it_took_before_its_process_ends(open_store, folder):
@@ -382,7 +351,8 @@ store = DiskStore({str(folder)!r}, limit_bytes=10**6, block_bytes=BLOCK, identit
 write(store, keys_of("a", 100))
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
-    assert read(open_store(), keys_of("a", 100)) == 100
+    again, keys = open_store(), keys_of("a", 100)
+    assert again.look_up([*keys, *keys_of("b", 1)]) == read(again, keys) == 100
 
 
 def test_what_a_dead_process_was_writing_goes_and_what_a_living_one_is_writing_stays(open_store, folder):
