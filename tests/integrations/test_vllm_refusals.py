@@ -97,11 +97,22 @@ def test_all_that_the_plug_in_does_it_does_on_the_interface_of_the_later_version
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-2000:]
 
 
-@pytest.mark.skipif(IS_REAL, reason="vLLM is installed here")
-def test_without_vllm_the_import_says_so_in_a_sentence(run_python):
-    ended = run_python("-c", "import paged.integrations.vllm")
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (
+            "import paged.integrations.vllm",
+            "plugs into vLLM, which is not installed here; paged never installs it. See docs.vllm.ai, or `make vllm`.",
+        ),
+        (
+            "import runpy, conformance.vllm.programs; sys.argv = ['run.py']; "
+            "runpy.run_module('conformance.vllm.run', run_name='__main__')",
+            "vLLM is not installed for this Python",
+        ),
+    ],
+)
+def test_without_vllm_the_import_and_the_command_of_the_conformance_say_so(run_without, program, said):
+    ended = run_without(["vllm"], program)
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].endswith(
-        "plugs into vLLM, which is not installed here; paged never installs it. See docs.vllm.ai, or `make vllm`."
-    )
+    assert said in ended.stderr.splitlines()[-1]
     assert "During handling" not in ended.stderr

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from .http_client import got  # noqa: TID252
 from .serving_process import served  # noqa: TID252
 
 if not all(map(find_spec, ("torch", "fastapi", "uvicorn", "zmq", "prometheus_client"))):
@@ -13,8 +14,9 @@ if not all(map(find_spec, ("torch", "fastapi", "uvicorn", "zmq", "prometheus_cli
 
 @pytest.fixture(scope="session")
 def usual_server():
-    with served() as found:
+    with served(max_pinned=20) as found:
         yield found
+        assert got(found, "/debug/check").body == []
 
 
 @pytest.fixture(scope="session")

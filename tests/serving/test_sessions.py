@@ -7,7 +7,6 @@ import pytest
 
 from ..shown import shown_in  # noqa: TID252
 from .http_client import CHAT, LONG, TEXT, Heard, ask, asked, get, got, key, run  # noqa: TID252
-from .serving_process import served  # noqa: TID252
 
 SAID = "Explain what the with statement of Python does when its body raises an exception. " * 6
 BODY = {"prompt": SAID, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -19,11 +18,9 @@ def envelope(kind, payload, version="1.0"):
     return {"protocol_version": "0.1", "message_id": "m1", "actions": [action]}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with served(max_sequences=4, blocks=64, max_pinned=20, host_blocks=64, host_caching=True) as found:
-        yield found
-        assert got(found, "/debug/check").body == []
+@pytest.fixture
+def server(usual_server):
+    return usual_server
 
 
 @pytest.mark.parametrize(("path", "body"), [(TEXT, BODY), (CHAT, {"messages": [{"role": "user", "content": SAID}]})])
@@ -64,17 +61,6 @@ def test_a_session_is_pinned_retained_and_ended_outside_of_a_request(server):
     first, second = (got(server, "/sessions/outside", method="DELETE") for _ in range(2))
     assert (first.status, first.body["status"]) == (200, "accepted")
     assert second.status == got(server, "/sessions/outside").status == 404
-
-
-def test_a_prefetch_brings_content_to_the_device_while_no_request_runs(server):
-    waits = {"prompt": "While an agent waits for its tool, what it left is pushed out. " * 2}
-    asked(server, waits)
-    # Four answers take all blocks, and each leaves its last one free.
-    asked(server, {"prompt": "A", "max_tokens": 250, "n": 4, "seed": 1, "temperature": 1, "ignore_eos": True})
-    before = asked(server, waits, "/explain").body
-    assert (before["device_tokens"], before["host_tokens"]) == (0, 48)
-    assert asked(server, {"action": "prefetch", **waits}, HINTS).body["status"] == "accepted"
-    server.wait_until(lambda: asked(server, waits, "/explain").body["device_tokens"] == 48)
 
 
 @pytest.mark.parametrize(("wanted", "shown"), shown_in("serving/refused_hints.txt", "POST"))
