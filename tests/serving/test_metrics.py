@@ -24,6 +24,7 @@ from .samples import READY, RECORD  # noqa: TID252
 
 VLLMS = json.loads(Path(__file__).with_name("vllm_metrics.json").read_text())["metrics"]
 
+NAME = 'a "quoted"\nname \\ of Ω'
 STATES = {"running": 3, "waiting": 2, "paused": 5, "swapped": 7, "loading": 11}
 BLOCKS = {"free": 50, "cached": 20, "used": 30, "shared": 4, "reserved": 6}
 HOST_BLOCKS = {"host_free": 13, "host_cached": 5, "host_used": 2}
@@ -76,7 +77,7 @@ def assert_has(metrics, expected):
 
 @pytest.fixture
 def metrics():
-    made = Metrics("model")
+    made = Metrics(NAME)
     made.ready(READY)
     return made
 
@@ -311,25 +312,18 @@ def test_steps_are_observed_by_their_tokens_and_gaps_by_their_seconds(metrics):
     assert series(metrics)[f"{gaps}_sum"] == pytest.approx(0.34)
 
 
-def test_prometheus_gets_the_form_that_it_asks_for(metrics):
+def test_prometheus_gets_the_form_that_it_asks_for_whatever_the_models_name_is(metrics):
     asked = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.4"
     page, kind = busy(metrics).render(asked)
     assert kind == "application/openmetrics-text; version=1.0.0; charset=utf-8"
     assert page.endswith(b"# EOF\n")
-    opened = {family.name for family in open_metrics(page.decode())}
+    read = list(open_metrics(page.decode()))
+    opened = {family.name for family in read}
+    labels = [sample.labels for family in read for sample in family.samples]
+    assert {each["model_name"] for each in labels if "model_name" in each} == {NAME}
     for accept in ("", "*/*", "text/plain; version=banana", "\xff,;;q"):
         plain, kind = metrics.render(accept)
         assert kind == "text/plain; version=0.0.4; charset=utf-8"
     names = {family.name for family in text_string_to_metric_families(plain.decode())}
     ours = {name for name in names if ":" in name and not name.endswith("_created")}
     assert ours == {name for name in opened if ":" in name}
-
-
-def test_a_models_name_may_hold_anything():
-    name = 'a "quoted"\nname \\ of Ω'
-    metrics = Metrics(name)
-    (sample, *_) = families(metrics)["vllm:num_requests_running"].samples
-    assert sample.labels == {"model_name": name, "engine": "0"}
-    page, _ = metrics.render("application/openmetrics-text")
-    samples = [sample for family in open_metrics(page.decode()) for sample in family.samples]
-    assert {sample.labels["model_name"] for sample in samples if "model_name" in sample.labels} == {name}
