@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 
 def driven(engine, most_steps=2000):
     """All outputs that are still to come; nothing may be violated after any step."""
@@ -12,6 +14,14 @@ def driven(engine, most_steps=2000):
         outputs += engine.step()
         assert engine.check() == []
     raise AssertionError("the engine does not come to an end")
+
+
+def wait_until(is_so, limit_s=600.0):
+    """Come back as soon as it is so. The limit only ends a wait for what never comes."""
+    until = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.01)
 
 
 def outputs_of(engine):

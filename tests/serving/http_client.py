@@ -8,7 +8,7 @@ import http.client
 import json
 import re
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,7 +102,20 @@ async def ask(
         async with asyncio.timeout(LIMIT_S if leave_at_s is None else leave_at_s):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
             writer.write(_head("POST", path, given) + raw)
-            await _read(reader, heard, began, leave_after, read_every_s, keep_pieces)
+            _take_head(heard, (await reader.readuntil(b"\r\n\r\n")).splitlines()[:-1])
+            if "content-length" in heard.headers:
+                raw = await reader.readexactly(int(heard.headers["content-length"]))
+                heard.body = json.loads(raw) if raw else None
+                return heard
+            num = 0
+            async for event in _events(reader, read_every_s):
+                num += 1
+                if event == b"data: [DONE]":
+                    heard.is_done = True
+                elif keep_pieces:
+                    heard.pieces.append((time.perf_counter() - began, json.loads(event.removeprefix(b"data: "))))
+                if num == leave_after:
+                    break
     except TimeoutError:
         if leave_at_s is None:
             raise
@@ -128,30 +141,12 @@ def _take_head(heard: Heard, lines: list[bytes]) -> None:
     heard.headers = {name.strip().lower(): value.strip() for name, _, value in fields}
 
 
-async def _read(
-    reader: asyncio.StreamReader,
-    heard: Heard,
-    began: float,
-    leave_after: int | None,
-    read_every_s: float,
-    keep_pieces: bool,
-) -> None:
-    _take_head(heard, (await reader.readuntil(b"\r\n\r\n")).splitlines()[:-1])
-    if "content-length" in heard.headers:
-        raw = await reader.readexactly(int(heard.headers["content-length"]))
-        heard.body = json.loads(raw) if raw else None
-        return
-    rest, num = b"", 0
+async def _events(reader: asyncio.StreamReader, read_every_s: float) -> AsyncIterator[bytes]:
+    rest = b""
     while size := int(await reader.readline() or b"0", 16):
         *events, rest = (rest + (await reader.readexactly(size + 2))[:-2]).split(b"\n\n")
         for event in events:
-            num += 1
-            if event == b"data: [DONE]":
-                heard.is_done = True
-            elif keep_pieces:
-                heard.pieces.append((time.perf_counter() - began, json.loads(event.removeprefix(b"data: "))))
-            if num == leave_after:
-                return
+            yield event
         if read_every_s:
             await asyncio.sleep(read_every_s)
     await reader.readexactly(2)

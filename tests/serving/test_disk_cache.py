@@ -2,12 +2,12 @@
 computed."""
 
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 
-from .http_client import CHAT, ask, asked, figure, got, run  # noqa: TID252
-from .serving_process import END_S, flags, started  # noqa: TID252
+from ..driving import wait_until  # noqa: TID252
+from .http_client import CHAT, asked, figure, got  # noqa: TID252
+from .serving_process import flags, started  # noqa: TID252
 
 SAID = "Explain what the with statement of Python does when the body of it raises an exception. " * 6
 
@@ -15,7 +15,7 @@ SAID = "Explain what the with statement of Python does when the body of it raise
 def turn(server, messages):
     """The answer to a conversation, and its usage."""
     body = {"messages": messages, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-    heard = run(ask(server.port, CHAT, body))
+    heard = asked(server, body, CHAT)
     assert heard.status == 200, heard.error
     return heard.text, heard.body["usage"]
 
@@ -34,15 +34,12 @@ def test_a_server_that_is_killed_takes_its_engine_with_it_and_the_next_one_finds
         answer, usage = turn(server, messages)
         num_asked = asked(server, body).body["usage"]["prompt_tokens"] // 16
         # The writer is a moment behind.
-        while num_written(folder) < num_asked + (usage["prompt_tokens"] + usage["completion_tokens"] - 1) // 16:
-            time.sleep(0.01)
+        num_blocks = num_asked + (usage["prompt_tokens"] + usage["completion_tokens"] - 1) // 16
+        wait_until(lambda: num_written(folder) >= num_blocks)
         engine = Path(f"/proc/{server.engine}")
         server.process.kill()
         server.process.wait()
-    until = time.monotonic() + END_S
-    while engine.exists():
-        assert time.monotonic() < until, "the engine outlives its server"
-        time.sleep(0.01)
+    wait_until(lambda: not engine.exists())
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
     messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And else?"}]
     with started(*options) as server:

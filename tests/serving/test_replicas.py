@@ -5,7 +5,6 @@ The tests run in this order: the last one ends the server.
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +18,7 @@ if find_spec("ray") is None:
 
 from openai import APIError, OpenAI
 
+from ..driving import wait_until  # noqa: TID252
 from .http_client import asked, got  # noqa: TID252
 from .serving_process import END_S, started  # noqa: TID252
 
@@ -63,13 +63,6 @@ def named(pid):
 
 def replicas(server):
     return [pid for pid, name in below(server.process.pid).items() if name.startswith("ray::ServeReplica")]
-
-
-def wait_until(condition):
-    until = time.monotonic() + END_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_openais_client_is_answered_whole_in_a_stream_and_in_a_conversation(client):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from paged.serving.request_log import MOST_BYTES, MOST_LINES, RequestLog
 
+from ..driving import wait_until  # noqa: TID252
 from .samples import RECORD  # noqa: TID252
 
 SAID = (
@@ -80,24 +80,16 @@ def test_no_name_that_a_client_chose_breaks_a_line(path, text):
     assert {line["id"], line["tenant"], line["prompt"], line["answer"]} == {text.replace("\ud800", "?")}
 
 
-def waits_until(condition):
-    for _ in range(60_000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came to that")
-
-
 def test_a_full_disk_costs_lines_which_are_counted_and_said_once_when_there_is_room(path):
     file = os.open("/dev/full", os.O_WRONLY)
     with os.fdopen(file, "wb", buffering=0) as stream, path.open("ab") as room:
         log = RequestLog(stream, clock=lambda: MOMENT)
         for _ in range(3):
             log.write(RECORD)
-        waits_until(lambda: log.lost == 3)
+        wait_until(lambda: log.lost == 3)
         os.dup2(room.fileno(), file)
         log.write(RECORD)
-        waits_until(lambda: path.read_text().count("\n") == 2)
+        wait_until(lambda: path.read_text().count("\n") == 2)
         log.write(RECORD)
         log.close(timeout_s=600)
         assert log.lost == 3
@@ -148,7 +140,7 @@ def test_lines_that_have_been_written_leave_room_for_others(path):
         log = RequestLog(file, with_prompts=True)
         for number in range(1, 7):
             log.write(LONG)
-            waits_until(lambda size=number * MOST_BYTES // 4: path.stat().st_size > size)
+            wait_until(lambda size=number * MOST_BYTES // 4: path.stat().st_size > size)
         log.close(timeout_s=600)
         assert log.lost == 0
 
@@ -166,7 +158,7 @@ def test_closing_beside_a_reader_that_sleeps_does_not_wait_for_it():
         assert kept >= 801
         # The thread stands in its write, and is let go.
         os.close(reader)
-        waits_until(lambda: log.lost > kept)
+        wait_until(lambda: log.lost > kept)
 
 
 def test_a_line_that_could_be_written_in_part_does_not_spoil_the_next_one(run_python, repository, path):
