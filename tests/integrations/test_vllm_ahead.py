@@ -8,8 +8,6 @@ from integrations.vllm_things import answer, core_of, reasons, request
 
 from paged.errors import WrongAnswer
 
-VLLM = {"paged": {"policy": "vllm"}}
-
 
 class Queue:
     """vLLM's batch queue: a step is scheduled, and when two are out the older one ends. `says` is sampled for every request."""
@@ -50,7 +48,7 @@ def test_of_a_request_that_is_aborted_while_two_steps_have_it_nothing_is_said():
 
 def test_a_request_that_a_step_left_out_is_told_its_tokens_though_it_kept_its_blocks():
     first = request("b", [1, 2, 3, 4], priority=1, arrival_time=1.0)
-    queue = Queue(first, policy="priority", max_num_batched_tokens=4, additional_config=VLLM)
+    queue = Queue(first, policy="priority", max_num_batched_tokens=4, additional_config={"paged": {"policy": "vllm"}})
     queue.step()
     queue.core.add_request(request("a", [6, 7, 8, 9, 1, 2, 3], priority=0, arrival_time=2.0))
     assert list(queue.step()[0].num_scheduled_tokens) == ["b", "a"]
@@ -66,11 +64,11 @@ def test_a_v2_runner_is_told_a_row_as_new_with_all_its_tokens():
     while queue.core.get_num_unfinished_requests():
         output = queue.step()[0]
         assert output.scheduled_cached_reqs.all_token_ids == {}
-        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        assert output.scheduled_cached_reqs.resumed_req_ids == set()
         for new in output.scheduled_new_reqs:
-            told.append(new.prefill_token_ids)
-            assert len(told[-1]) == starts[new.req_id] + output.num_scheduled_tokens[new.req_id]
-    assert len(told) > 2, "one of them got another's blocks"
+            told.append(new.req_id in output.preempted_req_ids)
+            assert len(new.prefill_token_ids) == new.num_computed_tokens + output.num_scheduled_tokens[new.req_id]
+    assert told[:2] == [False, False] and told[2:] and all(told[2:]), "one of them got another's blocks"
 
 
 def test_a_grammar_masks_a_step_when_it_has_seen_the_token_of_the_one_before():
@@ -105,6 +103,7 @@ def test_a_reset_while_two_steps_are_out_drops_what_they_sample_and_computes_it_
     queue.step()
     queue.step()
     queue.schedule()
+    assert queue.core.reset_prefix_cache() is False
     assert queue.core.reset_prefix_cache(reset_running_requests=True) is True
     assert queue.end() == {}
     assert queue.schedule().num_scheduled_tokens == {}, "its steps are out"
@@ -119,12 +118,13 @@ def test_a_reset_while_two_steps_are_out_drops_what_they_sample_and_computes_it_
     assert reasons(made) == {"a": "LENGTH"}
 
 
-def test_after_a_pause_the_runner_is_told_all_tokens():
+def test_while_all_are_paused_nothing_runs_and_then_the_runner_is_told_all_tokens():
     from vllm.v1.core.sched.interface import PauseState
 
     queue = Queue(request("a", [1, 2, 3]))
     queue.step()
     queue.core.set_pause_state(PauseState.PAUSED_ALL)
+    assert queue.core.get_num_unfinished_requests() == 0
     assert queue.step()[0].num_scheduled_tokens == {}
     queue.core.set_pause_state(PauseState.UNPAUSED)
     assert queue.step()[0].scheduled_cached_reqs.all_token_ids == {"a": [1, 2, 3, 5]}

@@ -42,28 +42,11 @@ def test_what_is_here_is_not_asked_for():
     assert core.connector.told[-1][2:] == (2, 2), "two blocks of the four have content"
 
 
-def test_a_late_load_is_waited_for_and_others_go_on():
-    late = {"a": (4, True)}
-    core = connected(
-        request("a", [1, 2, 3, 4, 5, 6]),
-        request("b", [9, 9]),
-        elsewhere=lambda each, _: late.get(each.request_id, (0, False)),
-    )
-    output, made = step(core)
-    assert output.num_scheduled_tokens == {"b": 2} and not output.has_sync_kv_loads
-    status = type(core._live["a"].request.status)
-    assert core._live["a"].request.status == status.WAITING_FOR_REMOTE_KVS
-    output, _ = step(core, told=transferred(finished_recving={"a"}))
-    assert output.num_scheduled_tokens == {"b": 1}
-    output, made = step(core)
-    assert output.num_scheduled_tokens == {"b": 1, "a": 2} and made["a"].new_token_ids == [5]
-    (new,) = output.scheduled_new_reqs
-    assert new.num_computed_tokens == 4
-    assert new.block_ids[0][:2] == core.connector.told[0][1] == [1, 2]
-
-
 def test_of_a_prompt_that_exists_elsewhere_as_a_whole_the_last_token_is_computed():
     core = connected(request("a", [1, 2, 3, 4, 5]), elsewhere=(5, True))
+    output, _ = step(core)
+    each = core._live["a"].request
+    assert not output.has_sync_kv_loads and each.status == type(each.status).WAITING_FOR_REMOTE_KVS
     step(core, told=transferred(finished_recving={"a"}))
     assert len(core.connector.told[0][1]) == 3, "there is a block for each token that is loaded"
     output, made = step(core)
@@ -124,25 +107,6 @@ def test_an_id_that_is_being_saved_comes_again_when_it_is():
     assert step(core)[0].num_scheduled_tokens == {}
     step(core, told=transferred(finished_sending={"a"}))
     assert step(core)[0].num_scheduled_tokens == {"a": 2}
-
-
-def test_a_step_behind_a_load_that_failed_is_taken_back_and_computed_without_it():
-    loads = [(4, False)]
-    core = connected(request("r", [9, 9, 9], most=9))
-    step(core)
-    core.connector.elsewhere = lambda *_: loads.pop() if loads else (0, False)
-    core.add_request(request("a", [1, 2, 3, 4, 5], most=2))
-    output = core.schedule()
-    assert output.num_scheduled_tokens == {"r": 1, "a": 1}
-    wrong = core.connector.told[-1][1][0]
-    told = transferred(invalid_block_ids={wrong})
-    made = core.update_from_output(output, answer(output, {"r": [5], "a": [5]}, kv_connector_output=told))
-    assert made == {} or not made[0].outputs
-    assert core.manager.lookup([1, 2, 3, 4, 5]).num_tokens == 0, "none of it is content"
-    assert core._live["a"].request.num_computed_tokens == 0 and core.check() == []
-    output, made = step(core)
-    assert output.num_scheduled_tokens == {"r": 1, "a": 5}
-    assert {id: each.new_token_ids for id, each in made.items()} == {"r": [5], "a": [5]}
 
 
 def test_with_the_policy_to_fail_those_end_whose_load_failed_and_only_they():

@@ -82,14 +82,6 @@ def test_whoever_gives_way_is_told_as_resumed_with_a_whole_table():
         assert {"QUEUED", "SCHEDULED", "PREEMPTED"} <= {name for name, _ in events}
 
 
-def test_a_v2_runner_is_told_a_table_that_was_replaced_as_a_new_request():
-    told = []
-    for output, _ in giving_way(use_v2_model_runner=True):
-        assert output.scheduled_cached_reqs.resumed_req_ids == set()
-        told += [new.prefill_token_ids for new in output.scheduled_new_reqs if new.req_id in output.preempted_req_ids]
-    assert told and all(tokens[:4] in ([1, 2, 3, 4], [6, 7, 8, 9]) for tokens in told)
-
-
 def test_an_abort_in_flight_gives_every_block_back_and_its_id_is_free_when_its_step_has_ended():
     core = core_of(request("a", [1, 2, 3]))
     output = core.schedule()
@@ -229,49 +221,19 @@ def test_adapters_beyond_the_runners_slots_wait_until_one_is_free():
     assert set(step(core)[1]) == {"b"}
 
 
-def pause(core, name):
+def test_while_new_ones_are_paused_those_that_run_go_on():
     from vllm.v1.core.sched.interface import PauseState
 
-    core.set_pause_state(PauseState[name])
-
-
-def test_while_new_ones_are_paused_those_that_run_go_on():
     core = core_of(request("a", [1, 2], most=2), request("b", [3]), max_num_seqs=1)
     step(core)
-    pause(core, "PAUSED_NEW")
+    core.set_pause_state(PauseState.PAUSED_NEW)
     core.add_request(request("c", [4]))
     assert core.get_num_unfinished_requests() == 1
     assert reasons(step(core)[1]) == {"a": "LENGTH"}
     assert core.get_num_unfinished_requests() == 0
-    pause(core, "UNPAUSED")
+    core.set_pause_state(PauseState.UNPAUSED)
     assert core.get_num_unfinished_requests() == 2
     assert set(step(core)[1]) == {"b"}
-
-
-def test_while_all_are_paused_nothing_runs_and_then_everything_goes_on():
-    core = core_of(request("a", [1, 2]))
-    step(core)
-    pause(core, "PAUSED_ALL")
-    assert core.get_num_unfinished_requests() == 0
-    output, made = step(core)
-    assert output.total_num_scheduled_tokens == 0 and made == {}
-    pause(core, "UNPAUSED")
-    assert set(step(core)[1]) == {"a"}
-
-
-def test_a_reset_while_requests_run_computes_them_again_and_their_answers_go_on():
-    core = core_of(request("a", [1, 2, 3], most=4))
-    step(core, {"a": [5]})
-    step(core, {"a": [6]})
-    assert core.reset_prefix_cache() is False
-    assert core.reset_prefix_cache(reset_running_requests=True) is True
-    output, made = step(core, {"a": [7]})
-    told = output.scheduled_cached_reqs
-    assert (told.req_ids, told.resumed_req_ids) == (["a"], {"a"})
-    assert (told.num_computed_tokens, told.num_output_tokens) == ([0], [2])
-    assert output.num_scheduled_tokens == {"a": 5} and made["a"].new_token_ids == [7]
-    assert reasons(step(core, {"a": [8]})[1]) == {"a": "LENGTH"}
-    assert core.reset_prefix_cache() is True
 
 
 NGRAM = {"log_stats": True, "num_speculative_tokens": 3, "speculative_config": SimpleNamespace(method="ngram")}
