@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from datetime import datetime
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -128,15 +129,10 @@ def test_no_prompt_answer_salt_or_key_is_in_the_log_the_metrics_the_picture_or_a
     wrong = asked(server, body | {"prompt": {"secret": 1}}, headers=keys)
     refused = asked(server, body, headers={"authorization": "Bearer sk-wrong-key"})
     assert (heard.status, wrong.status, refused.status) == (200, 400, 401)
-
-    async def picture():
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"GET /dashboard/feed HTTP/1.1\r\nhost: a\r\nauthorization: Bearer sk-admin\r\n\r\n")
-        found = await reader.readuntil(b"\n\n")
-        writer.close()
-        return found.decode()
-
-    seen = [got(server, "/metrics").body, json.dumps(got(server, "/requests/silent", admins).body), run(picture())]
+    with urlopen(Request(f"{server.url}/dashboard/feed", headers=admins)) as feed:
+        picture = feed.readline().decode()
+    assert picture.startswith("data: {")
+    seen = [got(server, "/metrics").body, json.dumps(got(server, "/requests/silent", admins).body), picture]
     server.wait_until(lambda: '"id":"silent"' in server.said)
     said = server.said + "".join(seen)
     for secret in ("sk-right", "sk-admin", salt, "secret prompt", "zebra", heard.text.strip(), "sk-wrong-key"):

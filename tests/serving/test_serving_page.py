@@ -15,9 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from paged.cli import app
 from paged.engine.vllm_flags import FLAGS
-from paged.serving import server as serving
 from paged.serving.app import build_app
 from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.front import Front
@@ -63,12 +61,9 @@ def test_every_line_of_a_shell_is_one_that_is_looked_at(lines):
     assert [line.split("=")[0] for line in rest if line != "paged serve"] == ["export PAGED_API_KEY", "TOKENIZER"]
 
 
-def test_the_servers_of_the_page_can_be_begun(lines, monkeypatch, capsys, repository):
-    begun = []
-    monkeypatch.setattr(serving, "serve", lambda settings, on_ready: begun.append(settings) or True)
+def test_the_servers_of_the_page_can_be_begun(lines, settings_of, monkeypatch, repository):
     monkeypatch.chdir(repository)
-    for line in of("paged serve", lines):
-        assert app.run(shlex.split(line, comments=True)[1:]) == 0, capsys.readouterr().err
+    begun = [settings_of(*shlex.split(line, comments=True)[2:]) for line in of("paged serve", lines)]
     assert len(begun) >= 4
     assert begun[-1].tls_client_ca == "clients.pem"
 
