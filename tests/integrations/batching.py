@@ -7,14 +7,12 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig
 
 from paged.integrations.transformers import install
 
-VOCABULARY = 7
-
 
 @cache
 def tiny_llama():
     """The same random weights every time, large enough that greedy text does not repeat one word at once."""
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=7, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
@@ -39,16 +37,11 @@ def alone(prompt, num_tokens):
     return found[0, len(prompt) :].tolist()
 
 
-def config_of(**changes):
-    usual = {"page_size": 4, "num_blocks": 12, "max_batch_tokens": 16, "max_requests_per_batch": 4}
-    return ContinuousBatchingConfig(**usual | changes)
-
-
 def manager_of(**sizes):
     greedy = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    return tiny_llama().init_continuous_batching(
-        generation_config=greedy, continuous_batching_config=config_of(**sizes)
-    )
+    usual = {"page_size": 4, "num_blocks": 12, "max_batch_tokens": 16, "max_requests_per_batch": 4}
+    config = ContinuousBatchingConfig(**usual | sizes)
+    return tiny_llama().init_continuous_batching(generation_config=greedy, continuous_batching_config=config)
 
 
 class Stepped:
@@ -63,7 +56,6 @@ class Stepped:
         self.scheduler = self.installed.scheduler
         self.decisions = self.scheduler.decisions
         self.ended = {}
-        self.num_rows = []
 
     def close(self):
         model = self.manager.model
@@ -79,7 +71,6 @@ class Stepped:
         with torch.no_grad():
             ran = self.processor.prepare_next_batch()
             if ran:
-                self.num_rows.append(len(self.processor.inputs_and_outputs.requests_in_batch))
                 self.processor._generation_step(self.manager.model)
                 self.processor.update_batch()
         assert self.scheduler.check() == []

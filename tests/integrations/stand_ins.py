@@ -106,11 +106,8 @@ def _with_record(stats: Any) -> Any:
 
 
 def _with_drafts(stats: Any) -> Any:
-    def observe(self: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        self.seen = [*getattr(self, "seen", []), (num_draft_tokens, num_accepted_tokens)]
-
     stats.new = classmethod(lambda cls, num: SimpleNamespace(observe_draft=lambda **given: None, num_spec_tokens=num))
-    stats.observe_draft = observe
+    stats.observe_draft = lambda self, **given: None
     return stats
 
 
@@ -197,8 +194,7 @@ class StandInPrefill:
         self.num_prompt_tokens, self.num_cached_tokens = num_prompt_tokens, num_local_cached_tokens
         self.num_external_cached_tokens = num_external_cached_tokens
 
-    def finalize(self, num_cached_tokens: int) -> None:
-        self.num_cache_creation_tokens = max(0, num_cached_tokens - self.num_cached_tokens)
+    def finalize(self, num_cached_tokens: int) -> None: ...
 
 
 def sampling(**given: Any) -> Any:

@@ -24,7 +24,6 @@ def tier_over(cache, num_blocks, host_blocks):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_rows_attend_to_is_where_it_should_be(seed):
-    """A cache whose slots hold token ids: after each step's copies and writes, each row reads its own tokens through its table."""
     chance = random.Random(seed)
     num_blocks, host_blocks = 9, 12
     core = plug_in(

@@ -10,7 +10,7 @@ from integrations.vllm_things import IS_REAL, asked_tier, plug_in, spec
 from shown import assert_refused, shown_in
 
 from paged.errors import RefusedByPaged, UnsupportedVllm
-from paged.integrations.vllm import Options, Scheduler, needed
+from paged.integrations.vllm import Scheduler, needed
 from paged.integrations.vllm.refusals import REFUSALS
 
 NGRAM = SimpleNamespace(method="ngram")
@@ -20,8 +20,8 @@ def options(given):
     return {"additional_config": {"paged": given}}
 
 
-def host_tier(*given, **more):
-    return {"kv_transfer_config": asked_tier(*given, **more)}
+def host_tier(host_blocks):
+    return {"kv_transfer_config": asked_tier(host_blocks)}
 
 
 def layers(*kinds, **given):
@@ -45,10 +45,6 @@ def test_every_refusal_is_tried_and_stands_in_the_table_of_the_docs(repository):
     assert refused | {"speculation beside asynchronous scheduling"} <= told
 
 
-def test_n_gram_speculation_is_carried():
-    assert plug_in(speculative_config=NGRAM)
-
-
 def test_options_come_from_the_environment_too_and_the_configuration_counts(monkeypatch):
     monkeypatch.setenv("PAGED_VLLM", '{"policy": "vllm"}')
     assert plug_in().decisions.policy.name == "vllm"
@@ -56,7 +52,6 @@ def test_options_come_from_the_environment_too_and_the_configuration_counts(monk
     monkeypatch.setenv("PAGED_VLLM", "policy=vllm")
     with pytest.raises(RefusedByPaged, match="PAGED_VLLM has to be a JSON object"):
         plug_in()
-    assert Options() == Options(policy="paged", prefix_caching=True)
 
 
 def test_vllms_limits_are_ours():

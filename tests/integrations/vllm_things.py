@@ -69,11 +69,10 @@ def memory(num_blocks: int, *specs: Any, zeroes: bool = False) -> Any:
     return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=groups, needs_kv_cache_zeroing=zeroes)
 
 
-def asked_tier(host_blocks: Any, path: str | None = "paged.integrations.vllm.host_tier") -> Any:
+def asked_tier(host_blocks: Any) -> Any:
     """The fields of a KVTransferConfig that ask for a host tier."""
-    return SimpleNamespace(
-        kv_connector="HostTier", kv_connector_module_path=path, kv_connector_extra_config={"host_blocks": host_blocks}
-    )
+    fields = {"kv_connector": "HostTier", "kv_connector_module_path": "paged.integrations.vllm.host_tier"}
+    return SimpleNamespace(**fields, kv_connector_extra_config={"host_blocks": host_blocks})
 
 
 def asked_connector(name: str = "Scripted", **given: Any) -> Any:

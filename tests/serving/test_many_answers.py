@@ -1,8 +1,10 @@
 """Many long answers to one prompt: each has the tokens that were asked for, or the request is refused with numbers that would do."""
 
+import msgspec
 import pytest
 
 from .http_client import CHAT, asked as ask_server  # noqa: TID252
+from .samples import READY  # noqa: TID252
 
 DRAWN = {"prompt": [5, 6, 7], "temperature": 1.0, "ignore_eos": True}
 # 80 blocks of 16 tokens: ten for each of eight answers.
@@ -41,3 +43,9 @@ def test_answers_of_a_conversation_that_names_no_length_are_as_long_as_all_may_b
 def test_more_answers_than_run_together_are_refused_by_their_field(asked, param, number):
     heard = asked(DRAWN | {"max_tokens": 5, param: number})
     assert (heard.status, heard.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("length", "longest"), [(1, 41), (40, 41), (41, 100)])
+def test_a_sequence_stays_on_the_side_of_the_rotary_limit_where_it_began(length, longest):
+    limited = msgspec.structs.replace(READY, block_size=4, num_blocks=32, max_model_len=100, rotary_limit=40)
+    assert limited.longest(length) == longest

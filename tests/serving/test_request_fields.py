@@ -24,7 +24,6 @@ def told(server, path, more):
 
 @pytest.mark.parametrize(("wanted", "shown"), shown_in("serving/refused_fields.txt", "POST"))
 def test_a_field_that_is_not_heeded_is_refused_by_its_name_with_why(usual_server, wanted, shown):
-    """Fields that there are not, those that would change an answer and are not supported, and those that would not be heeded."""
     path, _, more = wanted.partition(" ")
     heard = told(usual_server, path, json.loads(more))
     assert set(heard.error) == {"message", "type", "param", "code"}
@@ -64,7 +63,6 @@ def test_fields_that_change_no_answer_are_taken_and_change_none(usual_server, pa
     ],
 )  # fmt: skip
 def test_half_of_a_surrogate_pair_is_refused_however_it_is_written(usual_server, path, raw, param):
-    """Those in small letters are in refused_fields.txt."""
     heard = asked(usual_server, raw, path)
     assert (heard.status, heard.error["param"]) == (400, param)
     assert "half of a surrogate pair" in heard.error["message"]

@@ -46,7 +46,6 @@ BAD_BODIES = {
 
 @pytest.mark.parametrize("what", BAD_BODIES)
 def test_a_body_that_is_wrong_gets_an_error_of_openais_form(usual_server, what):
-    """What is wrong in a field that can be written down is in refused_fields.txt."""
     heard = asked(usual_server, BAD_BODIES[what])
     status = 413 if what == "ten million characters" else 400
     assert (heard.status, set(heard.error)) == (status, {"message", "type", "param", "code"})

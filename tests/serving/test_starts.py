@@ -124,7 +124,6 @@ def test_the_first_page_leads_to_what_there_is(starting):
 
 
 def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of_the_log_is_json(starting, go):
-    """Its first start, a death, a restart, and a death too many."""
     server = starting
     with ThreadPoolExecutor(12) as threads:
         begun = time.monotonic()

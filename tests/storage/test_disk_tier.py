@@ -214,8 +214,7 @@ def test_it_goes_with_what_else_an_engine_does(made, options):
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_a_batch_whose_rows_gave_blocks_up_before_it_ended_keeps_those_that_are_left(made, steps_ahead):
-    """One step ahead the next batch is put out, and takes blocks, before this one's are written."""
-
+    # One step ahead the next batch is put out, and takes blocks, before this one's are written.
     def answers(store, **options):
         engine = made(store, **options)
         for number in range(5):
