@@ -42,8 +42,8 @@ def install(version: str = "") -> None:
     record = record_of(version)
     for name, described in record["names"].items():
         module, _, attribute = name.partition(":")
-        made = _BEHAVIOURS.get(attribute, lambda made: made)(_made(attribute, described))
-        setattr(_module(module), attribute, made)
+        setattr(_module(module), attribute, _made(attribute, described))
+    _add_behaviour()
     _module("vllm").__version__ = record["version"]
 
 
@@ -78,64 +78,41 @@ def _made(name: str, described: dict[str, Any]) -> Any:
     return lambda *_: None
 
 
-def _with_finished(status: Any) -> Any:
-    last_alive = status.PREEMPTED
-    status.is_finished = staticmethod(lambda one: one > last_alive)
-    return status
+def _add_behaviour() -> None:
+    """Give the classes that little which the plug-in relies on."""
+    import vllm.logger
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+    from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+    from vllm.v1.metrics.stats import PrefixCacheStats
+    from vllm.v1.request import RequestStatus
+    from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
-
-def _with_empty(output: Any) -> Any:
-    # The runner's view of a step without requests.
     def make_empty() -> Any:
-        cached = sys.modules["vllm.v1.core.sched.output"].CachedRequestData
-        none = {name: [] for name in cached.__dataclass_fields__}
-        return output([], cached(**{**none, "resumed_req_ids": set(), "all_token_ids": {}}), {}, 0, {}, {}, set(), [])
+        # The runner's view of a step without requests.
+        none = {name: [] for name in CachedRequestData.__dataclass_fields__}
+        cached = CachedRequestData(**none | {"resumed_req_ids": set(), "all_token_ids": {}})
+        return SchedulerOutput([], cached, {}, 0, {}, {}, set(), [])
 
-    output.make_empty = staticmethod(make_empty)
-    return output
-
-
-def _with_record(stats: Any) -> Any:
     def record(self: Any, num_tokens: int, num_hits: int, preempted: bool, hits_by_source: Any = None) -> None:
         kind = "preempted_" if preempted else ""
         for name, count in (("requests", 1), ("queries", num_tokens), ("hits", num_hits)):
             setattr(self, kind + name, getattr(self, kind + name) + count)
 
-    stats.record = record
-    return stats
-
-
-def _with_drafts(stats: Any) -> Any:
-    stats.new = classmethod(lambda cls, num: SimpleNamespace(observe_draft=lambda **given: None, num_spec_tokens=num))
-    stats.observe_draft = lambda self, **given: None
-    return stats
-
-
-def _with_init(connector: Any) -> Any:
-    connector.__init__ = lambda self, *_: None
-    return connector
-
-
-def _with_lookup(factory: Any) -> Any:
     def find(asked: Any) -> Any:
         return getattr(import_module(asked.kv_connector_module_path), asked.kv_connector)
 
-    factory.get_connector_class = staticmethod(find)
-    factory.create_connector = staticmethod(
+    vllm.logger.init_logger = logging.getLogger
+    RequestStatus.is_finished = lambda self: self > RequestStatus.PREEMPTED
+    SchedulerOutput.make_empty = staticmethod(make_empty)
+    PrefixCacheStats.record = record
+    SpecDecodingStats.new = lambda num: SimpleNamespace(observe_draft=lambda **_: None, num_spec_tokens=num)
+    SpecDecodingStats.observe_draft = lambda self, **given: None
+    KVConnectorBase_V1.__init__ = lambda self, *_: None
+    KVConnectorFactory.get_connector_class = staticmethod(find)
+    KVConnectorFactory.create_connector = staticmethod(
         lambda config, role, kv_cache_config: find(config.kv_transfer_config)(config, role, kv_cache_config)
     )
-    return factory
-
-
-_BEHAVIOURS = {
-    "KVConnectorFactory": _with_lookup,
-    "KVConnectorBase_V1": _with_init,
-    "RequestStatus": _with_finished,
-    "SchedulerOutput": _with_empty,
-    "PrefixCacheStats": _with_record,
-    "SpecDecodingStats": _with_drafts,
-    "init_logger": lambda _: logging.getLogger,
-}
 
 
 class StandInRequest:
@@ -143,17 +120,11 @@ class StandInRequest:
 
     def __init__(self, request_id: str, prompt_token_ids: list[int], sampling_params: Any, **given: Any) -> None:
         status = sys.modules["vllm.v1.request"].RequestStatus
-        self.request_id = request_id
-        self.prompt_token_ids = prompt_token_ids
-        self.sampling_params = sampling_params
-        self.num_prompt_tokens = len(prompt_token_ids)
-        self.max_tokens = sampling_params.max_tokens
-        self.output_token_ids: list[int] = []
-        self.num_computed_tokens = 0
-        self.events: list[Any] = []
-        self.status = status.WAITING
-        self.stop_reason = None
-        self.num_preemptions = 0
+        self.request_id, self.prompt_token_ids, self.sampling_params = request_id, prompt_token_ids, sampling_params
+        self.num_prompt_tokens, self.max_tokens = len(prompt_token_ids), sampling_params.max_tokens
+        self.output_token_ids, self.events = list[int](), list[Any]()
+        self.num_computed_tokens = self.num_preemptions = 0
+        self.status, self.stop_reason = status.WAITING, None
         self.prefill_stats: Any = StandInPrefill()
         defaults = {"client_index": 0, "priority": 0, "arrival_time": 0.0, "mm_features": [], "resumable": False}
         nothing = ("cache_salt", "lora_request", "prompt_embeds", "pooling_params", "trace_headers")

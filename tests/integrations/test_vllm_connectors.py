@@ -156,17 +156,13 @@ def loading_a(*requests, delays=False, **given):
 
 
 def test_a_prompt_behind_a_load_that_failed_late_is_computed_again_with_all_that_runs():
-    core, block = loading_a(
-        request("r", [9, 9, 9]), request("a", [*range(11)]), max_num_batched_tokens=6, num_blocks=14
-    )
+    both = request("r", [9, 9, 9]), request("a", [*range(11)])
+    core, block = loading_a(*both, max_num_batched_tokens=6, num_blocks=14)
     assert core.manager.lookup([*range(11)]).num_tokens == 6
     assert step_that_reports(core, block) == {}
     steps = [step(core) for _ in range(3)]
-    assert [output.num_scheduled_tokens for output, _ in steps] == [
-        {"r": 4, "a": 2},
-        {"r": 1, "a": 5},
-        {"r": 1, "a": 4},
-    ]
+    scheduled = [output.num_scheduled_tokens for output, _ in steps]
+    assert scheduled == [{"r": 4, "a": 2}, {"r": 1, "a": 5}, {"r": 1, "a": 4}]
     assert steps[-1][1]["a"].new_token_ids == [5]
     assert core.check() == []
 
@@ -198,12 +194,8 @@ def test_after_a_load_that_failed_late_none_comes_in_before_blocks_that_are_save
 
 
 def test_a_request_that_gave_way_is_asked_about_anew_and_the_connector_is_told_of_it():
-    core = connected(
-        request("a", [1, 2, 3], most=4),
-        request("b", [4, 5, 6], most=4),
-        num_blocks=4,
-        additional_config={"paged": {"policy": "vllm"}},
-    )
+    both = (request(id, prompt, most=4) for id, prompt in (("a", [1, 2, 3]), ("b", [4, 5, 6])))
+    core = connected(*both, num_blocks=4, additional_config={"paged": {"policy": "vllm"}})
     gave_way = [step(core)[0].preempted_req_ids for _ in range(2)]
     output, _ = step(core)
     assert (gave_way, output.preempted_req_ids) == ([None, None], {"b"})
@@ -274,11 +266,10 @@ def test_resetting_takes_back_what_runs_and_not_what_loads():
 class Memory:
     """Slots that hold token ids, and what is stored elsewhere: tokens of block-aligned prefixes."""
 
-    def __init__(self, core, num_blocks, chance):
-        self.core, self.chance = core, chance
+    def __init__(self, core, num_blocks, chance, fails):
+        self.core, self.chance, self.fails = core, chance, fails
         self.slots = [[0] * SIZE for _ in range(num_blocks)]
-        self.stored = set()
-        self.late, self.saving, self.fails = {}, {}, ""
+        self.stored, self.late, self.saving = set(), {}, {}
         core.connector.elsewhere, core.connector.delays = self.elsewhere, self.delays
 
     def tokens(self, each):
@@ -355,19 +346,13 @@ class Memory:
 def test_every_row_attends_to_its_own_tokens_whatever_is_loaded_saved_or_lost(seed, fails):
     chance = random.Random(seed)
     core = connected(num_blocks=14, max_num_batched_tokens=16)
-    memory, runner = Memory(core, 15, chance), Runner(SIZE)
-    memory.fails = fails
+    memory, runner = Memory(core, 15, chance, fails), Runner(SIZE)
     counts = dict.fromkeys(("loaded at once", "loaded late", "saved", "taken back", "forgotten"), 0)
     num_added = 0
     for _ in range(600):
         if num_added < 60 and chance.random() < 0.3:
-            core.add_request(
-                request(
-                    f"r{num_added}",
-                    [chance.randrange(2) for _ in range(chance.randint(1, 12))],
-                    most=chance.randint(1, 8),
-                )
-            )
+            prompt = [chance.randrange(2) for _ in range(chance.randint(1, 12))]
+            core.add_request(request(f"r{num_added}", prompt, most=chance.randint(1, 8)))
             num_added += 1
         if core._live and chance.random() < 0.04:
             id = chance.choice(sorted(core._live))
@@ -378,21 +363,18 @@ def test_every_row_attends_to_its_own_tokens_whatever_is_loaded_saved_or_lost(se
         counts["loaded at once"] += output.has_sync_kv_loads
         counts["saved"] += len(memory.saving)
         batch = core._out[-1][1]
-        shares = {} if batch is None else runner.run(output, batch)
+        shares = runner.run(output, batch)
         for tokens, _, written in shares.values():
             for token, slot in zip(tokens, written):
                 memory.slots[slot // SIZE + 1][slot % SIZE] = token
-        if batch is None:
-            runner._told(output)
         for id, (_, positions, _) in () if invalid else shares.items():
             known = runner.known[id]
             for position in range(positions[-1] + 1):
                 held = memory.slots[known.tables[0][position // SIZE]][position % SIZE]
                 assert held == (known.prompt + known.outputs)[position], (id, position)
-        sampled = {}
-        if batch is not None:
-            sampled = {id: [chance.randrange(2)] for id, yes in zip(batch.ids.tolist(), batch.samples.tolist()) if yes}
-            runner.sampled(batch, sampled)
+        rows = () if batch is None else zip(batch.ids.tolist(), batch.samples.tolist())
+        sampled = {id: [chance.randrange(2)] for id, samples in rows if samples}
+        runner.sampled(batch, sampled)
         counts["taken back"] += bool(invalid)
         core.update_from_output(output, answer(output, sampled, kv_connector_output=memory.end(invalid)))
         counts["forgotten"] += core._transfers._is_spoilt
