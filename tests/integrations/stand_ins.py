@@ -170,5 +170,5 @@ class StandInPrefill:
 
 def sampling(**given: Any) -> Any:
     defaults = {"max_tokens": 16, "min_tokens": 0, "stop_token_ids": []}
-    defaults |= dict.fromkeys(("eos_token_id", "repetition_detection", "num_logprobs", "prompt_logprobs"))
-    return SimpleNamespace(**(defaults | given))
+    defaults |= dict.fromkeys(("eos_token_id", "repetition_detection", "prompt_logprobs"))
+    return SimpleNamespace(**defaults | given, num_logprobs=given.get("logprobs"))

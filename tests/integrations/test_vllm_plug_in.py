@@ -176,13 +176,7 @@ def test_repetitions_end_a_request_where_vllms_own_rule_says_so(monkeypatch):
 
 
 def test_log_probabilities_go_with_their_request():
-    core = core_of(request("a", [1, 2]))
-    made = request("b", [3])
-    if vllm_things.IS_REAL:
-        made.sampling_params.logprobs = 1
-    else:
-        made.sampling_params.num_logprobs = 1
-    core.add_request(made)
+    core = core_of(request("a", [1, 2]), request("b", [3], sampling={"logprobs": 1}))
     output = core.schedule()
     logprobs = SimpleNamespace(slice_request=lambda place, count: (place, count))
     told = answer(output, {"a": [4], "b": [5]}, logprobs=logprobs)
@@ -193,12 +187,8 @@ def test_log_probabilities_go_with_their_request():
 
 
 def test_each_client_hears_of_its_own_requests_and_one_of_them_the_statistics():
-    core = core_of(
-        request("a", [1, 2], client_index=0, most=1),
-        request("b", [3], client_index=3),
-        log_stats=True,
-        include_finished_set=True,
-    )
+    both = request("a", [1, 2], client_index=0, most=1), request("b", [3], client_index=3)
+    core = core_of(*both, log_stats=True, include_finished_set=True)
     output = core.schedule()
     made = core.update_from_output(output, answer(output, {"a": [4], "b": [5]}))
     heard = {client: [each.request_id for each in outputs.outputs] for client, outputs in made.items()}

@@ -85,8 +85,10 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(*arguments: str, env: dict[str, str] | None = None, stderr: TextIO | None = None) -> Iterator[Served]:
-    """`paged serve --port 0 *arguments`, once it takes requests. How it ends is the caller's to judge; what still runs then is killed.
+def launched(
+    *arguments: str, env: dict[str, str] | None = None, stderr: TextIO | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """`paged serve *arguments`, and the file that has its standard error. How it ends is the caller's to judge; what still runs then is killed.
 
     Unless they say otherwise it has eight seats: memory for the usual 64 takes a tenth of a start to clear.
     `stderr` is where its standard error goes, instead of a file. `env` is added to an environment without variables of paged's own.
@@ -96,7 +98,7 @@ def started(*arguments: str, env: dict[str, str] | None = None, stderr: TextIO |
         said = Path(folder) / "stderr"
         with said.open("w") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "paged", "serve", "--port", "0", "--max-sequences", "8", *arguments],
+                [sys.executable, "-m", "paged", "serve", "--max-sequences", "8", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr or errors,
@@ -104,23 +106,29 @@ def started(*arguments: str, env: dict[str, str] | None = None, stderr: TextIO |
                 env={**clean, **(env or {})},
             )
         assert process.stdout is not None, "it was asked for"
-        late = Timer(START_S, process.kill)
-        late.start()
         try:
-            found, lines = None, []
-            while found is None and (line := process.stdout.readline()):
-                lines.append(line)
-                found = READY.search(line)
-            late.cancel()
-            if found is None:
-                raise AssertionError(f"the server did not begin: {''.join(lines)}{said.read_text(errors='replace')}")
-            yield Served(found[1], int(found[2]), process, said)
+            yield process, said
         finally:
-            late.cancel()
             if process.poll() is None:
                 process.kill()
             process.wait()
             process.stdout.close()
+
+
+@contextmanager
+def started(*arguments: str, env: dict[str, str] | None = None, stderr: TextIO | None = None) -> Iterator[Served]:
+    """`launched` on a port that is free, once it takes requests."""
+    with launched("--port", "0", *arguments, env=env, stderr=stderr) as (process, said):
+        late = Timer(START_S, process.kill)
+        late.start()
+        found, lines = None, []
+        while found is None and (line := process.stdout.readline()):
+            lines.append(line)
+            found = READY.search(line)
+        late.cancel()
+        if found is None:
+            raise AssertionError(f"the server did not begin: {''.join(lines)}{said.read_text(errors='replace')}")
+        yield Served(found[1], int(found[2]), process, said)
 
 
 @contextmanager

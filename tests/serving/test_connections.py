@@ -55,9 +55,8 @@ def test_a_request_without_one_host_is_refused(server, hosts):
 
 
 def test_a_request_with_one_host_is_answered_and_http_1_0_needs_none(server):
-    for head in [f"1.1\r\nhost:{host}\r\n{CLOSE}" for host in (" a", " a:80", " [::1]:80", "", " 127.0.0.1")] + [
-        "1.0\r\n"
-    ]:
+    named = (f"1.1\r\nhost:{host}\r\n{CLOSE}" for host in (" a", " a:80", " [::1]:80", "", " 127.0.0.1"))
+    for head in (*named, "1.0\r\n"):
         assert talk(server, f"GET /health HTTP/{head}\r\n".encode()).startswith(b"HTTP/1.1 200"), head
 
 
@@ -263,9 +262,8 @@ def test_a_certificate_that_is_of_no_use_is_refused_before_anything_is_loaded(pa
 
 
 def test_a_host_that_cannot_be_a_name_is_refused():
-    with pytest.raises(
-        ServerFailed, match=r"^cannot listen on a{64}:0: this is no name of a host\. Name another --host;"
-    ):
+    said = r"^cannot listen on a{64}:0: this is no name of a host\. Name another --host;"
+    with pytest.raises(ServerFailed, match=said):
         serving.serve(Settings(host="a" * 64, port=0, log="off"), make=lambda _: pytest.fail("it was loaded"))
 
 

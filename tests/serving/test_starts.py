@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +12,7 @@ from paged.errors import NoFeed
 from paged.serving.feed import snapshots
 
 from .http_client import LONG, TEXT, Heard, asked, figure, got  # noqa: TID252
-from .serving_process import END_S, Served, free_port, imported_first  # noqa: TID252
+from .serving_process import END_S, Served, free_port, imported_first, launched  # noqa: TID252
 
 # What no library would do, in both processes: a warning, text of a library in C, and a thread that fails.
 ODD = """
@@ -54,22 +52,11 @@ def go(tmp_path_factory):
 def starting(go):
     """A server that answers, and whose engines begin when there is the file `go`; both say what no library would. Each costs a start: the tests with
     it run in this order, and the last one lets it begin, and ends it."""
-    folder, port = go.parent, free_port()
-    arguments = ["--max-restarts", "1", "--max-sequences", "8"]
-    with (folder / "stderr").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "paged", "serve", "--port", str(port), *arguments],
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            env={**os.environ, **imported_first(folder, HELD + ODD), "LET_BEGIN": str(go)},
-        )
-    server = Served(f"http://127.0.0.1:{port}", port, process, folder / "stderr")
-    try:
+    port, env = free_port(), imported_first(go.parent, HELD + ODD) | {"LET_BEGIN": str(go)}
+    with launched("--port", str(port), "--max-restarts", "1", env=env) as (process, said):
+        server = Served(f"http://127.0.0.1:{port}", port, process, said)
         server.wait_until(lambda: status_of(server, "/ready") == 503)
         yield server
-    finally:
-        process.kill()
-        process.wait()
 
 
 def status_of(server, path):

@@ -174,19 +174,16 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(*server.story(path.removeprefix("/requests/")))
         return self._say(404, b"{}")
 
-    def _begin(self, status, **headers):
+    def _say(self, status, body, kind="application/json", length=True):
         self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header(*("Content-Length", str(len(body))) if length else ("Connection", "close"))
         self.end_headers()
-
-    def _say(self, status, body, kind="application/json"):
-        self._begin(status, Content_Type=kind, Content_Length=str(len(body)))
         self.wfile.write(body)
 
     def _feed(self):
-        self.close_connection = True
-        self._begin(200, Content_Type="text/event-stream", Cache_Control="no-store", Connection="close")
+        self._say(200, b"", "text/event-stream", length=False)
         with suppress(BrokenPipeError, ConnectionResetError):
             while not self.server_of.is_over.is_set():
                 self.wfile.write(b"data: " + self.server_of.picture() + b"\n\n")
