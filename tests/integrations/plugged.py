@@ -2,7 +2,7 @@
 
 The runner keeps of each request its tokens and its block table, and takes the differences that a step tells it, as
 vLLM's `GPUModelRunner._update_states` does; from what it keeps it works out tokens, positions and slots of the step.
-They have to be those that our scheduler decided, or `UnlikeDecided` is raised. The kit watches all the rest. For
+They have to be those that our scheduler decided. The kit watches all the rest. For
 asynchronous scheduling the runner keeps tokens as vLLM's V1 runner does then:
 
 step 7: "a" samples, and has a place without a value | step 8: the last token of "a" comes from the device, where step 7 left it
@@ -27,10 +27,6 @@ LACKS = (
 CAPABILITIES = Capabilities(**dict.fromkeys(LACKS, False))
 Share = tuple[list[int], list[int], list[int]]
 """Tokens, positions and slots that a request computes in a step."""
-
-
-class UnlikeDecided(AssertionError):
-    """What the runner would compute is not what was decided."""
 
 
 @dataclass
@@ -63,8 +59,7 @@ class Runner:
         self.in_batch &= set(output.num_scheduled_tokens) - output.finished_req_ids - told.resumed_req_ids
         starts = {}
         for new in output.scheduled_new_reqs:
-            if new.req_id in self.known:
-                raise UnlikeDecided(f"{new.req_id} is told as new, and is known")
+            assert new.req_id not in self.known, f"{new.req_id} is told as new, and is known"
             self.known[new.req_id] = Known(list(new.prompt_token_ids), new.block_ids)
             starts[new.req_id] = new.num_computed_tokens
         for id, blocks, start, num_outputs in zip(
@@ -72,11 +67,9 @@ class Runner:
         ):
             known = self.known[id]
             self._take_outputs(id, num_outputs, told)
-            if len(known.outputs) != num_outputs:
-                raise UnlikeDecided(f"{id} is told to have {num_outputs} outputs, and has {known.outputs}")
+            assert len(known.outputs) == num_outputs, f"{id} is told to have {num_outputs}, and has {known.outputs}"
             if id in told.resumed_req_ids:
-                if id in self.in_batch:
-                    raise UnlikeDecided(f"{id} is resumed, and is in the batch")
+                assert id not in self.in_batch, f"{id} is resumed, and is in the batch"
                 known.tables = blocks
             elif blocks is not None:
                 for table, more in zip(known.tables, blocks, strict=True):
@@ -147,17 +140,16 @@ class Plugged:
 
     def __init__(self, world: World, *, scheduling_policy: str = "fcfs", **given: Any) -> None:
         self.parts, self._most_tokens = parts_in(world), world.max_model_len or 1 << 30
+        limits = {"max_num_seqs": world.max_sequences, "max_num_batched_tokens": world.max_tokens_per_step}
+        options = {"paged": {"policy": world.policy, "prefix_caching": world.prefix_caching}}
+        given |= limits | {
+            "max_model_len": self._most_tokens,
+            "policy": scheduling_policy,
+            "additional_config": options,
+        }
+        specs = [part.spec for part in self.parts]
         self.core = vllm_things.plug_in(
-            world.num_blocks,
-            world.block_size,
-            specs=[part.spec for part in self.parts],
-            max_num_seqs=world.max_sequences,
-            max_num_batched_tokens=world.max_tokens_per_step,
-            max_model_len=self._most_tokens,
-            is_ahead=self.is_ahead,
-            policy=scheduling_policy,
-            additional_config={"paged": {"policy": world.policy, "prefix_caching": world.prefix_caching}},
-            **given,
+            world.num_blocks, world.block_size, specs=specs, is_ahead=self.is_ahead, **given
         )
         self.manager = self.core.manager
         self.runner = self.runner_class(world.block_size)
@@ -203,8 +195,7 @@ class Plugged:
         batch = self.core._out[-1][1]
         self.compare(batch, self.runner.run(output, batch))
         copies = [(copy.src_block_id - 1, copy.dst_block_id - 1) for copy in output.kv_cache_block_copies or ()]
-        if copies != (decided := _copies_in(batch)):
-            raise UnlikeDecided(f"copies {copies}, decided {decided}")
+        assert copies == _copies_in(batch)
         self.out.append((output, batch))
         self.late += self._end_empty_ones()
         return batch
@@ -258,10 +249,8 @@ class Plugged:
                 self._compare_tables(batch, place, self.runner.known[id].tables)
                 # Slots are those of blocks that are one page each.
                 decided = (*decided[:2], computed[id][2])
-            if computed.get(id) != decided:
-                raise UnlikeDecided(f"{id}: the runner computes {computed.get(id)}; decided was {decided}")
-        if len(computed) != len(batch.ids):
-            raise UnlikeDecided(f"the runner runs {sorted(computed)}; decided were {sorted(batch.ids.tolist())}")
+            assert computed.get(id) == decided, id
+        assert sorted(computed) == sorted(batch.ids.tolist())
 
     def _compare_tables(self, batch: Any, place: int, told: tuple[list[int], ...]) -> None:
         """The runner has every block that the row has in each group. What a window has passed is the null block, or what it was."""
@@ -270,9 +259,9 @@ class Plugged:
             decided = batch.groups[group].tables[place, : 1 if is_state else num_blocks, pages].ravel() + 1
             # The runner's tables end with the longest sequence.
             decided = decided[: -(-self._most_tokens * (pages.stop - pages.start) // self.manager.block_size)]
-            has = np.array(table)
-            if len(has) < len(decided) or ((has[: len(decided)] != decided) & (decided > 0)).any():
-                raise UnlikeDecided(f"{batch.ids[place]}: the runner has {table} of group {group}, decided {decided}")
+            has = np.array(table[: len(decided)])
+            assert len(has) == len(decided), (batch.ids[place], group)
+            assert not ((has != decided) & (decided > 0)).any(), (batch.ids[place], group, table, decided)
 
 
 def _copies_in(batch: Any) -> list[tuple[int, int]]:
@@ -303,9 +292,8 @@ class RunnerAhead(Runner):
 
     def run(self, output: Any, batch: Any) -> dict[str, Share]:
         """Of each request of the step: its tokens, -1 where only the device has the value, positions and slots."""
-        stays = (
-            set(output.num_scheduled_tokens) - output.finished_req_ids - output.scheduled_cached_reqs.resumed_req_ids
-        )
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        stays = set(output.num_scheduled_tokens) - output.finished_req_ids - resumed
         before = {id: source for id, source in self.on_device.items() if id in stays}
         starts = self._told(output)
         self.on_device, self.taken = {}, {}
@@ -336,8 +324,7 @@ class RunnerAhead(Runner):
         if id in self.taken:
             # Whatever the last token is.
             tokens[-1] = self.values.get(self.taken[id], -1)
-        if None in tokens:
-            raise UnlikeDecided(f"{id} computes {tokens} from {start} on: of one it has no value")
+        assert None not in tokens, f"{id} computes {tokens} from {start} on: of one it has no value"
         return tokens, positions, slots
 
 
@@ -349,14 +336,8 @@ class PluggedAhead(Plugged):
 
     def compare(self, batch: Any, computed: dict[str, Share]) -> None:
         super().compare(batch, computed)
-        samples = {id for id, yes in zip(batch.ids.tolist(), batch.samples.tolist()) if yes}
-        if samples != self.runner.on_device.keys():
-            raise UnlikeDecided(
-                f"the runner samples for {sorted(self.runner.on_device)}; decided was {sorted(samples)}"
-            )
+        assert self.runner.on_device.keys() == set(batch.ids[batch.samples].tolist())
         last = batch.query_start_loc[1:] - 1
         sources = zip(batch.ids.tolist(), batch.source_batches[last].tolist(), batch.source_places[last].tolist())
         for id, *source in sources:
-            taken = self.runner.taken.get(id)
-            if source[0] >= 0 and tuple(source) != taken:
-                raise UnlikeDecided(f"{id}: the runner takes what {taken} sampled; decided was {source}")
+            assert source[0] < 0 or tuple(source) == self.runner.taken.get(id), id
