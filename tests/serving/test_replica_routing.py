@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from contextlib import closing, contextmanager
 from importlib.metadata import PackageNotFoundError
+from itertools import count
 from types import SimpleNamespace
 
 import msgspec
@@ -27,15 +28,6 @@ from paged.serving.kv_subscriber import KvSubscriber
 from .tiny_engine import TinyEngine  # noqa: TID252
 
 SIZE, PROMPT = 4, list(range(40, 73))
-
-
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def asked(*tokens, tenant=None):
@@ -156,11 +148,10 @@ def replica_with(block_size=SIZE, groups=()):
         yield {"kv_endpoint": publisher.endpoint, "kv_replay_endpoint": publisher.replay_endpoint}
 
 
-async def best_of(routing, clock, stats, num):
-    """Where each of so many requests goes that have PROMPT and come long after one another."""
+async def best_of(routing, stats, num):
+    """Where each of so many requests goes that have PROMPT. By their clock they come long after one another."""
     found = []
     for _ in range(num):
-        clock.now += 10.0
         found.append(routing.ranked("a", asked(*PROMPT), stats)[0])
         routing.completed("a")
         await asyncio.sleep(0.01)
@@ -170,25 +161,23 @@ async def best_of(routing, clock, stats, num):
 @pytest.mark.parametrize("groups", [(), (LayerGroup("full"), LayerGroup("window", 6))], ids=["plain", "window"])
 def test_a_prompt_goes_to_the_replica_whose_events_say_that_it_has_it(groups):
     async def run(where):
-        routing, stats = Routing(clock=clock), {"x": told(**where), "y": told(), "z": told()}
+        routing, stats = Routing(clock=count(step=10.0).__next__), {"x": told(**where), "y": told(), "z": told()}
         for _ in range(1000):
-            if await best_of(routing, clock, stats, 12) == ["x"] * 12:
+            if await best_of(routing, stats, 12) == ["x"] * 12:
                 return
         raise AssertionError("its events did not count")
 
-    clock = Clock()
     with replica_with(groups=groups) as where:
         asyncio.run(run(where))
 
 
 def test_events_of_another_block_size_are_passed_over_and_it_is_said_once(caplog):
     async def run(where):
-        routing, stats = Routing(clock=clock), {"y": told(), "x": told(**where)}
+        routing, stats = Routing(clock=count(step=10.0).__next__), {"y": told(), "x": told(**where)}
         while not caplog.records:
-            await best_of(routing, clock, stats, 1)
-        assert set(await best_of(routing, clock, stats, 50)) == {"x", "y"}
+            await best_of(routing, stats, 1)
+        assert set(await best_of(routing, stats, 50)) == {"x", "y"}
 
-    clock = Clock()
     with replica_with(block_size=2) as where:
         asyncio.run(run(where))
     assert [record.getMessage() for record in caplog.records] == [
@@ -198,16 +187,10 @@ def test_events_of_another_block_size_are_passed_over_and_it_is_said_once(caplog
 
 def test_a_number_of_replicas_is_as_many_as_hold_the_load():
     def wanted(*loads, most=8):
-        names = [f"r{i}" for i in range(len(loads))]
-        return by_load(
-            SimpleNamespace(
-                aggregated_metrics={LOAD: dict(zip(names, loads))} if loads else {},
-                current_num_replicas=3,
-                capacity_adjusted_min_replicas=1,
-                capacity_adjusted_max_replicas=most,
-                config=SimpleNamespace(target_ongoing_requests=10.0),
-            )
-        )[0]
+        limits = {"capacity_adjusted_min_replicas": 1, "capacity_adjusted_max_replicas": most}
+        asked = {"current_num_replicas": 3, "config": SimpleNamespace(target_ongoing_requests=10.0)}
+        metrics = {LOAD: {f"r{i}": load for i, load in enumerate(loads)}} if loads else {}
+        return by_load(SimpleNamespace(**limits, **asked, aggregated_metrics=metrics))[0]
 
     assert wanted() == 3
     assert wanted(0.0, 0.0) == 1

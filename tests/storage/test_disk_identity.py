@@ -9,8 +9,10 @@ from paged.engine.disk_identity import identity_of
 from paged.model.checkpoint import named_or_shipped
 from paged.model.loading import load_model
 
+pytestmark = pytest.mark.parametrize("is_invariant", [True, False], ids=["batch_invariant", "not"])
 
-def engine_of(*, batch_invariant, change=lambda embedding: None):
+
+def engine_of(batch_invariant, change=lambda embedding: None):
     """An engine whose embedding `change` may edit."""
     model = load_model(named_or_shipped("embedded"), dtype="auto", device="cpu")
     change(model.module.model.embed_tokens.packed)
@@ -21,17 +23,6 @@ def identity(engine, batch_invariant):
     return identity_of(engine.runner, batch_invariant=batch_invariant)[0]
 
 
-@pytest.fixture(params=[True, False], ids=["batch_invariant", "not"])
-def is_invariant(request):
-    return request.param
-
-
-@pytest.fixture
-def of(is_invariant):
-    """of(change=...): the identity of a new engine."""
-    return lambda **options: identity(engine_of(batch_invariant=is_invariant, **options), is_invariant)
-
-
 def exchange(embedding):
     """Two numbers of one word that no trial has."""
     first, second = embedding[9, 0, 1].item(), embedding[9, 0, 2].item()
@@ -39,8 +30,12 @@ def exchange(embedding):
     embedding[9, 0, 1], embedding[9, 0, 2] = second, first
 
 
-def test_two_engines_of_one_model_share_an_identity_and_one_of_which_two_numbers_are_exchanged_has_another(of):
-    assert of() == of() != of(change=exchange)
+def test_two_engines_of_one_model_share_an_identity_and_one_of_which_two_numbers_are_exchanged_has_another(
+    is_invariant,
+):
+    engines = engine_of(is_invariant), engine_of(is_invariant), engine_of(is_invariant, exchange)
+    one, same, other = (identity(engine, is_invariant) for engine in engines)
+    assert one == same != other
 
 
 @pytest.mark.parametrize(
@@ -51,7 +46,7 @@ def test_two_engines_of_one_model_share_an_identity_and_one_of_which_two_numbers
     ],
 )  # fmt: skip
 def test_another_version_or_processor_is_another_identity(is_invariant, monkeypatch, name, other):
-    engine = engine_of(batch_invariant=is_invariant)
+    engine = engine_of(is_invariant)
     here = identity(engine, is_invariant)
     monkeypatch.setattr(f"paged.engine.disk_identity.{name}", other)
     assert identity(engine, is_invariant) != here
