@@ -63,13 +63,8 @@ def test_layers_that_keep_all_tokens_are_plain_whatever_they_attend_to_and_draft
 
 
 def test_no_block_behind_the_longest_sequence_is_told():
-    core = core_of(
-        request("a", list(range(10)), most=4),
-        num_blocks=20,
-        block_size=12,
-        specs=[full(4), window(12, 6)],
-        max_model_len=14,
-    )
+    sizes = {"num_blocks": 20, "block_size": 12, "max_model_len": 14}
+    core = core_of(request("a", list(range(10)), most=4), specs=[full(4), window(12, 6)], **sizes)
     (new,) = step(core)[0].scheduled_new_reqs
     assert [len(table) for table in new.block_ids] == [3, 2]
     more = [step(core)[0].scheduled_cached_reqs.new_block_ids for _ in range(4)]
@@ -157,17 +152,12 @@ def run_at_random(specs, seed, num_drafts):
     chance, policy = random.Random(seed), ("paged", "vllm")[seed % 2]
     layout = plug_in(999, specs=specs).manager.layout
     step = layout.block_size // 2
-    core = plug_in(
-        layout.pages_for(16 * step + 12) * 3 // 2 + layout.spare_pages,
-        layout.block_size,
-        specs=specs,
-        zeroes=True,
-        max_num_batched_tokens=16 * step,
-        max_model_len=512,
-        additional_config={"paged": {"policy": policy}},
-        num_speculative_tokens=num_drafts,
-        speculative_config=SimpleNamespace(method="ngram") if num_drafts else None,
-    )
+    num_blocks = layout.pages_for(16 * step + 12) * 3 // 2 + layout.spare_pages
+    given = {"max_num_batched_tokens": 16 * step, "max_model_len": 512, "num_speculative_tokens": num_drafts}
+    if num_drafts:
+        given["speculative_config"] = SimpleNamespace(method="ngram")
+    given["additional_config"] = {"paged": {"policy": policy}}
+    core = plug_in(num_blocks, layout.block_size, specs=specs, zeroes=True, **given)
     device, hits, preempted = Device(specs), 0, 0
     opening = [chance.randrange(3) for _ in range(7 * step)]
     for k in range(24):

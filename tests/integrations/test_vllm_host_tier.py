@@ -26,13 +26,9 @@ def tier_over(cache, num_blocks, host_blocks):
 def test_what_rows_attend_to_is_where_it_should_be(seed):
     chance = random.Random(seed)
     num_blocks, host_blocks = 9, 12
-    core = plug_in(
-        num_blocks,
-        BLOCK_SIZE,
-        max_num_batched_tokens=16,
-        kv_transfer_config=asked_tier(host_blocks),
-        additional_config={"paged": {"costs": {"seconds_per_swapped_block": 1e-9}}},
-    )
+    options = {"paged": {"costs": {"seconds_per_swapped_block": 1e-9}}}
+    given = {"kv_transfer_config": asked_tier(host_blocks), "additional_config": options}
+    core = plug_in(num_blocks, BLOCK_SIZE, max_num_batched_tokens=16, **given)
     # Halves of a block are what the kernels of this layer count.
     cache = torch.zeros((num_blocks + 1) * 2, BLOCK_SIZE // 2, dtype=torch.int64)
     slots = cache.view(-1)
@@ -55,9 +51,8 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
             for position in range(positions[-1] + 1):
                 held = int(slots[known.tables[0][position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE])
                 assert held == (known.prompt + known.outputs)[position] + 1, (id, position)
-        sampled = {
-            id: [chance.randrange(3)] for id, samples in zip(batch.ids.tolist(), batch.samples.tolist()) if samples
-        }
+        rows = zip(batch.ids.tolist(), batch.samples.tolist())
+        sampled = {id: [chance.randrange(3)] for id, samples in rows if samples}
         runner.sampled(batch, sampled)
         core.update_from_output(output, answer(output, sampled))
         assert core.check() == []

@@ -35,7 +35,7 @@ def of_kind(events, *kinds):
 def test_pictures_and_stories_agree_with_a_naive_account(ticks):
     load = Load(seed=5, policy="paged-fair", host_blocks=8, clock=ticks, **TINY)
     manager, scheduler, watcher = load.engine.manager, load.engine.scheduler, load.watcher
-    preempted, ended, events, last = Counter(), {}, [], 0
+    preempted, ended, events = Counter(), {}, []
     for step in range(150):
         batch, outputs = load.step()
         if batch is not None:
@@ -45,10 +45,9 @@ def test_pictures_and_stories_agree_with_a_naive_account(ticks):
             name = scheduler.waiting_ids()[-1]
             ended[name] = load.abort(name).finish_reason
         seen = watcher.snapshot()
-        events += [event for event in seen.happened if event.number > last]
+        events += [event for event in seen.happened if event.number > len(events)]
         # None is lost from one step to the next.
         assert [event.number for event in events] == list(range(1, len(events) + 1))
-        last = len(events)
 
         blocks, states = seen.blocks, manager.device.states
         assert blocks.free == np.count_nonzero(states == 0) == manager.device.num_free
@@ -94,9 +93,8 @@ def test_pictures_and_stories_agree_with_a_naive_account(ticks):
 
     for name in ended:
         story = watcher.story(name)
-        at = {}
-        for when, kind, _ in story.timeline:
-            at.setdefault(kind, when)
+        # The first moment of each kind.
+        at = {kind: when for when, kind, _ in reversed(story.timeline)}
         assert [when for when, _, _ in story.timeline] == sorted(when for when, _, _ in story.timeline)
         assert story.timeline[0][1] == "came"
         assert story.timeline[-1][1] == story.status == kinds[ended[name]]
