@@ -64,7 +64,7 @@ def test_a_connector_that_does_not_know_yet_is_asked_again_and_nothing_is_held_m
     assert output.num_scheduled_tokens == {"a": 1} and answers == []
 
 
-def test_blocks_of_a_request_that_is_being_saved_are_held_until_it_is():
+def test_blocks_and_id_of_a_request_that_is_being_saved_are_held_until_it_is():
     core = connected(request("a", [1, 2, 3], most=2))
     core.connector.delays = lambda each, blocks: (True, {"blocks": blocks})
     step(core)
@@ -74,9 +74,11 @@ def test_blocks_of_a_request_that_is_being_saved_are_held_until_it_is():
     assert core.manager.device.num_used == 2 and not core.reset_prefix_cache()
     step(core)
     assert core.has_finished_requests() and core.has_requests(), "the engine goes on until it is saved"
-    step(core, told=transferred(finished_sending={"a"}))
+    core.add_request(request("a", [4, 5], most=1))
+    assert step(core, told=transferred(finished_sending={"a"}))[0].num_scheduled_tokens == {}
     assert core.manager.device.num_used == 0 and not core.has_finished_requests()
     assert core.manager.lookup([1, 2, 3]).num_tokens == 2, "what was saved is content as usual"
+    assert step(core)[0].num_scheduled_tokens == {"a": 2}
 
 
 @pytest.mark.parametrize("name", ["Scripted", "OfAllGroups"])
@@ -97,16 +99,6 @@ def test_blocks_of_saves_that_end_together_go_in_the_order_of_their_ids():
     core.add_request(request("next", [9] * 11, most=1))
     step(core)
     assert core.connector.told[-1][1] == partial[::-1]
-
-
-def test_an_id_that_is_being_saved_comes_again_when_it_is():
-    core = connected(request("a", [1, 2, 3], most=1))
-    core.connector.delays = lambda *_: (True, None)
-    step(core)
-    core.add_request(request("a", [4, 5], most=1))
-    assert step(core)[0].num_scheduled_tokens == {}
-    step(core, told=transferred(finished_sending={"a"}))
-    assert step(core)[0].num_scheduled_tokens == {"a": 2}
 
 
 def test_with_the_policy_to_fail_those_end_whose_load_failed_and_only_they():
@@ -153,18 +145,6 @@ def loading_a(*requests, delays=False, **given):
     core.connector.delays = lambda *_: (delays, None)
     step(core)
     return core, next(blocks[0] for id, blocks, _, _ in core.connector.told if id == "a")
-
-
-def test_a_prompt_behind_a_load_that_failed_late_is_computed_again_with_all_that_runs():
-    both = request("r", [9, 9, 9]), request("a", [*range(11)])
-    core, block = loading_a(*both, max_num_batched_tokens=6, num_blocks=14)
-    assert core.manager.lookup([*range(11)]).num_tokens == 6
-    assert step_that_reports(core, block) == {}
-    steps = [step(core) for _ in range(3)]
-    scheduled = [output.num_scheduled_tokens for output, _ in steps]
-    assert scheduled == [{"r": 4, "a": 2}, {"r": 1, "a": 5}, {"r": 1, "a": 4}]
-    assert steps[-1][1]["a"].new_token_ids == [5]
-    assert core.check() == []
 
 
 def test_one_that_answered_behind_a_load_that_failed_late_ends_with_an_error_and_others_go_on():
