@@ -8,7 +8,7 @@ import http.client
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,8 +101,12 @@ async def ask(
     try:
         async with asyncio.timeout(LIMIT_S if leave_at_s is None else leave_at_s):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
-            writer.write(_head("POST", path, given) + raw)
-            _take_head(heard, (await reader.readuntil(b"\r\n\r\n")).splitlines()[:-1])
+            fields = "".join(f"{name}: {value}\r\n" for name, value in {"host": "localhost", **given}.items())
+            writer.write(f"POST {path} HTTP/1.1\r\n{fields}\r\n".encode() + raw)
+            first, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].decode("latin-1").split("\r\n")
+            heard.status = int(first.split()[1])
+            parts = (line.partition(":") for line in lines)
+            heard.headers |= {name.strip().lower(): value.strip() for name, _, value in parts}
             if "content-length" in heard.headers:
                 raw = await reader.readexactly(int(heard.headers["content-length"]))
                 heard.body = json.loads(raw) if raw else None
@@ -130,17 +134,6 @@ async def ask(
     return heard
 
 
-def _head(method: str, path: str, headers: dict[str, Any]) -> bytes:
-    fields = [f"{name}: {value}\r\n" for name, value in {"host": "localhost", **headers}.items()]
-    return f"{method} {path} HTTP/1.1\r\n{''.join(fields)}\r\n".encode()
-
-
-def _take_head(heard: Heard, lines: list[bytes]) -> None:
-    heard.status = int(lines[0].split()[1])
-    fields = (line.decode("latin-1").partition(":") for line in lines[1:])
-    heard.headers = {name.strip().lower(): value.strip() for name, _, value in fields}
-
-
 async def _events(reader: asyncio.StreamReader, read_every_s: float) -> AsyncIterator[bytes]:
     rest = b""
     while size := int(await reader.readline() or b"0", 16):
@@ -152,30 +145,26 @@ async def _events(reader: asyncio.StreamReader, read_every_s: float) -> AsyncIte
     await reader.readexactly(2)
 
 
-async def get(port: int, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Heard:
-    heard = Heard()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(_head(method, path, {"connection": "close", **(headers or {})}))
-    first, _, content = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
-    _take_head(heard, first.splitlines())
-    kind = heard.headers.get("content-type", "")
-    heard.body = json.loads(content) if "json" in kind and content else content.decode()
-    return heard
-
-
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
-
-
 def asked(server: Any, body: dict[str, Any] | bytes = USUAL, path: str = TEXT, **how: Any) -> Heard:
     """POST to a server, outside an event loop."""
-    return run(ask(server.port, path, body, **how))
+    return asyncio.run(ask(server.port, path, body, **how))
 
 
 def got(server: Any, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Heard:
     """GET, or another method without a body, outside an event loop."""
-    return run(get(server.port, path, headers, method))
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)) as connection:
+        connection.request(method, path, headers=headers or {})
+        answer = connection.getresponse()
+        content = answer.read()
+        heard = Heard(answer.status, {name.lower(): value for name, value in answer.getheaders()})
+    is_json = "json" in heard.headers.get("content-type", "") and content
+    heard.body = json.loads(content) if is_json else content.decode()
+    return heard
+
+
+def num_open(server: Any) -> int:
+    """Requests that a server has taken and not answered yet."""
+    return got(server, "/load").body["server_load"]
 
 
 def figure(page: str, name: str, **labels: str) -> float:
@@ -186,11 +175,12 @@ def figure(page: str, name: str, **labels: str) -> float:
 
 
 @contextmanager
-def streaming(port: int) -> Iterator[http.client.HTTPResponse]:
-    """The answer to a long request, whose first event has come, to read by hand."""
+def streaming(
+    port: int, body: dict[str, Any] = DRAWN, headers: dict[str, str] | None = None
+) -> Iterator[tuple[http.client.HTTPResponse, Any]]:
+    """The answer to a long request, to read by hand, and its first event, which has come."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)) as connection:
-        connection.request("POST", TEXT, json.dumps(DRAWN), {"content-type": "application/json"})
+        connection.request("POST", TEXT, json.dumps(body), {"content-type": "application/json", **(headers or {})})
         with connection.getresponse() as answer:
             assert answer.status == 200
-            assert answer.readline().startswith(b"data: ")
-            yield answer
+            yield answer, json.loads(answer.readline().removeprefix(b"data: "))

@@ -17,7 +17,7 @@ from paged import LLM, SamplingParams
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_subscriber import KvSubscriber
 
-from .http_client import TEXT, ask, figure, got  # noqa: TID252
+from .http_client import TEXT, ask, figure, got, num_open  # noqa: TID252
 from .serving_process import free_port, served  # noqa: TID252
 from .tiny_engine import shown  # noqa: TID252
 
@@ -149,7 +149,7 @@ def test_answers_are_those_that_requests_get_alone_and_everything_adds_up():
             seen = asyncio.run(press(server.port, asked, NUM, seed=2))
             assert seen.wrong == []
             assert seen.ends["whole"] > NUM / 3
-            server.wait_until(lambda: not got(server, "/load").body["server_load"])
+            server.wait_until(lambda: not num_open(server))
             # The latest figures come with a step, so one more is made.
             asyncio.run(press(server.port, asked[:1], 1, seed=3))
 

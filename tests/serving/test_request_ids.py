@@ -1,21 +1,19 @@
 """Names of requests: a client's own is for logs, and the server's is unique. Whose request it is decides who sees it."""
 
-import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from .http_client import LONG, TEXT, USUAL, ask, asked, get, got, key, run  # noqa: TID252
+from .http_client import LONG, asked, got, key, num_open, streaming  # noqa: TID252
 
 NAMED = {"x-request-id": "mine"}
 
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_requests_of_one_x_request_id_at_a_time_are_all_answered(usual_server, streams):
-    async def go():
-        body = LONG | {"stream": streams, "max_tokens": 100}
-        return await asyncio.gather(*(ask(usual_server.port, TEXT, body, headers=NAMED) for _ in range(8)))
-
-    heard = run(go())
+    body = LONG | {"stream": streams, "max_tokens": 100}
+    with ThreadPoolExecutor(8) as threads:
+        heard = list(threads.map(lambda _: asked(usual_server, body, headers=NAMED), range(8)))
     assert all(each.is_whole for each in heard)
     assert len({each.text for each in heard}) == 1
     assert {each.headers["x-request-id"] for each in heard} == {"mine"}
@@ -33,28 +31,19 @@ def test_a_request_is_found_by_its_x_request_id_whoever_chose_it(usual_server, h
 
 
 def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(tenants_server):
-    async def go(server):
-        body = LONG | {"max_tokens": 400}
-        first = asyncio.create_task(ask(server.port, TEXT, body, headers=key("key-a") | NAMED))
-        while not (await get(server.port, "/load")).body["server_load"]:
-            await asyncio.sleep(0.01)
+    server, body = tenants_server, LONG | {"max_tokens": 400}
+    with streaming(server.port, body, key("key-a") | NAMED) as (answer, _):
         # It goes after a piece, which ends its own request.
-        gone = await ask(server.port, TEXT, body, headers=key("key-b") | NAMED, leave_after=1)
-        while (await get(server.port, "/load")).body["server_load"] > 1:
-            await asyncio.sleep(0.01)
+        gone = asked(server, body, headers=key("key-b") | NAMED, leave_after=1)
+        server.wait_until(lambda: num_open(server) == 1)
         hint = {"action": "retain", "request_id": "mine"}
-        hinted = [(await ask(server.port, "/v1/kv_hints", hint, headers=key(f"key-{name}"))).body for name in "ab"]
+        hinted = [asked(server, hint, "/v1/kv_hints", headers=key(f"key-{name}")).body for name in "ab"]
         assert [each["status"] for each in hinted] == ["deferred", "missing"]
-        engine_id = gone.parts[0]["id"]
-        again = await ask(server.port, TEXT, USUAL, headers=key("key-b") | {"x-request-id": f"{engine_id}-0"})
-        stories = [(await get(server.port, "/requests/mine", headers=shown)).status for shown in ({}, key("key-b"))]
-        return await first, again, stories
-
-    first, again, stories = run(go(tenants_server))
-    assert first.is_whole and first.finish_reason == "length"
-    assert again.is_whole
-    # A tenant is no admin, and sees no request.
-    assert stories == [401, 403]
+        assert asked(server, headers=key("key-b") | {"x-request-id": f"{gone.parts[0]['id']}-0"}).is_whole
+        # A tenant is no admin, and sees no request.
+        assert [got(server, "/requests/mine", shown).status for shown in ({}, key("key-b"))] == [401, 403]
+        rest = answer.read()
+    assert b'"finish_reason":"length"' in rest and rest.endswith(b"data: [DONE]\n\n")
 
 
 def test_keys_are_needed_where_there_are_any_and_an_admins_for_requests(odd_server):

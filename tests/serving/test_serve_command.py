@@ -1,6 +1,5 @@
 """`paged serve` from outside: its options and vLLM's, what it refuses, what it says, and how a signal ends it."""
 
-import asyncio
 import json
 import os
 import pty
@@ -9,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,7 +20,7 @@ from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import SERVED, Settings, Tenant
 
 from ..shown import shown_in  # noqa: TID252
-from .http_client import LONG, TEXT, USUAL, ask, get, run, streaming  # noqa: TID252
+from .http_client import LONG, asked, got, num_open, streaming  # noqa: TID252
 from .serving_process import END_S, READY, started  # noqa: TID252
 
 SERVE = [sys.executable, "-m", "paged", "serve"]
@@ -155,24 +155,17 @@ def test_a_server_that_cannot_begin_says_why_in_a_line_and_without_a_library_wha
 
 
 def test_a_signal_lets_running_and_waiting_requests_end_and_takes_no_more():
-    async def go(server):
+    # SIGHUP does what SIGTERM does, unless it was ignored where these tests were begun.
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    with ThreadPoolExecutor(10) as threads, started("--log", "off") as server:
         bodies = [LONG | {"prompt": f"{number}", "max_tokens": 250} for number in range(10)]
-        tasks = [asyncio.create_task(ask(server.port, TEXT, body)) for body in bodies]
-        while (await get(server.port, "/load")).body["server_load"] < 10:
-            await asyncio.sleep(0.01)
-        # SIGHUP does what SIGTERM does, unless it was ignored where these tests were begun.
-        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        tasks = [threads.submit(asked, server, body) for body in bodies]
+        server.wait_until(lambda: num_open(server) == 10)
         server.process.send_signal(signal.SIGTERM if is_ignored else signal.SIGHUP)
-        while (await get(server.port, "/ready")).status == 200:
-            await asyncio.sleep(0.01)
-        late = await ask(server.port, TEXT, USUAL)
-        statuses = [(await get(server.port, path)).status for path in ("/health", "/ready")]
-        return late, statuses, await asyncio.gather(*tasks)
-
-    with started("--log", "off") as server:
-        late, statuses, heard = run(go(server))
-        assert (late.status, late.error["code"]) == (503, "shutdown")
-        assert statuses == [200, 503]
+        server.wait_until(lambda: got(server, "/ready").status == 503)
+        late = asked(server)
+        assert (late.status, late.error["code"], got(server, "/health").status) == (503, "shutdown", 200)
+        heard = [task.result() for task in tasks]
         assert all(each.is_whole and each.finish_reason == "length" for each in heard)
         assert (server.process.wait(END_S), server.said) == (0, "paged: loading the model that ships\n")
 
@@ -203,7 +196,7 @@ def test_in_a_terminal_a_block_says_what_there_is_and_an_interrupt_ends_it_with_
         drawn = ""
         while "/dashboard" not in drawn:
             drawn += os.read(ours, 4096).decode()
-        with streaming(int(READY.search(drawn)[2])) as answer:
+        with streaming(int(READY.search(drawn)[2])) as (answer, _):
             process.send_signal(number)
             rest = answer.read()
         assert process.wait(END_S) == status

@@ -1,17 +1,17 @@
 """What goes wrong around a server: nonsense that is asked, clients that go, a clock that jumps. Each has an answer of its own, and no other client notices."""
 
-import asyncio
 import http.client
 import json
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from urllib.request import Request, urlopen
 
 import pytest
 
-from .http_client import DRAWN, LONG, TEXT, ask, asked, got, run, streaming  # noqa: TID252
+from .http_client import DRAWN, LONG, asked, got, num_open, streaming  # noqa: TID252
 from .serving_process import END_S, flags, imported_first, started  # noqa: TID252
 
 
@@ -19,10 +19,6 @@ def is_served(server) -> bool:
     """Whether the usual request gets the usual answer."""
     heard = asked(server)
     return heard.status == 200 and heard.text == " is used to wrap the execu"
-
-
-def num_open(server) -> int:
-    return got(server, "/load").body["server_load"]
 
 
 def told(**fields):
@@ -153,11 +149,9 @@ def test_a_client_that_reads_nothing_is_gone_after_a_while(impatient_server):
 
 
 def test_a_request_that_waits_for_too_long_is_told_when_to_come_again(pressed_server):
-    async def go(port):
+    with ThreadPoolExecutor(5) as threads:
         # The eight answers to each of them take all seats.
-        return await asyncio.gather(*(ask(port, TEXT, DRAWN | {"prompt": f"{number}"}) for number in range(5)))
-
-    heard = run(go(pressed_server.port))
+        heard = list(threads.map(lambda number: asked(pressed_server, DRAWN | {"prompt": f"{number}"}), range(5)))
     late = [each for each in heard if each.status == 429]
     assert late
     assert {each.error["code"] for each in late} <= {"queue_timeout", "overloaded"}
@@ -167,7 +161,7 @@ def test_a_request_that_waits_for_too_long_is_told_when_to_come_again(pressed_se
 
 def test_a_second_signal_ends_it_at_once(pressed_server):
     server = pressed_server
-    with streaming(server.port) as answer:
+    with streaming(server.port) as (answer, _):
         server.process.send_signal(signal.SIGTERM)
         server.wait_until(lambda: got(server, "/ready").status == 503)
         server.process.send_signal(signal.SIGTERM)

@@ -1,12 +1,11 @@
 """Sessions and hints over HTTP: a turn's content is kept, pinned and let go; each action has an outcome, and no answer is lost over one."""
 
-import asyncio
 import json
 
 import pytest
 
 from ..shown import shown_in  # noqa: TID252
-from .http_client import CHAT, LONG, TEXT, Heard, ask, asked, get, got, key, run  # noqa: TID252
+from .http_client import CHAT, LONG, TEXT, asked, got, key, streaming  # noqa: TID252
 
 SAID = "Explain what the with statement of Python does when its body raises an exception. " * 6
 BODY = {"prompt": SAID, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
@@ -74,7 +73,6 @@ def test_a_wrong_hint_is_refused_by_its_field_and_its_request_is_not_begun(serve
     ("kind", "payload", "status", "words"),
     [
         ("kv.demote", {"session_id": "never was"}, "missing", 'No session "never was" is known.'),
-        ("kv.fetch", {"block_hashes": [1]}, "rejected", "K and V are taken from no other engine."),
         ("kv.new", {}, "rejected", "there is no action kv.new"),
         ("kv.pin", {}, "rejected", "exceed max_pinned (20)"),
     ],
@@ -95,38 +93,28 @@ def test_of_a_request_whose_client_left_nothing_is_carried_out(server):
 
 
 def test_what_a_running_request_holds_is_not_let_go(server):
-    async def main():
-        body = LONG | {"prompt": SAID, "session_id": "runs", "max_tokens": 600}
-        turn = ask(server.port, TEXT, body, headers={"x-request-id": "the-one-that-runs"}, heard=(heard := Heard()))
-        running = asyncio.create_task(turn)
-        while not heard.pieces:
-            await asyncio.sleep(0.01)
-        demoted = await ask(server.port, HINTS, {"action": "demote", "prompt": SAID})
-        ended = await ask(server.port, HINTS, {"action": "end", "session_id": "runs"})
-        answers_id = heard.parts[0]["id"]
-        names = ("the-one-that-runs", answers_id)
-        deferred = [await ask(server.port, HINTS, {"action": "retain", "request_id": name}) for name in names]
-        story = await get(server.port, f"/requests/{answers_id}")
-        return await running, demoted.body, ended.body, [each.body["status"] for each in deferred], story.body
+    def told(action, **named):
+        return asked(server, {"action": action, **named}, HINTS).body
 
-    whole, demoted, ended, deferred, story = run(main())
-    assert whole.is_whole and whole.finish_reason == "length"
-    assert demoted["status"] == "rejected"
+    body = LONG | {"prompt": SAID, "session_id": "runs", "max_tokens": 600}
+    with streaming(server.port, body, {"x-request-id": "the-one-that-runs"}) as (answer, first):
+        demoted, ended = told("demote", prompt=SAID), told("end", session_id="runs")
+        # By its X-Request-Id, and by the id of its answer.
+        deferred = [told("retain", request_id=name)["status"] for name in ("the-one-that-runs", first["id"])]
+        story = got(server, f"/requests/{first['id']}").body
+        rest = answer.read()
+    assert b'"finish_reason":"length"' in rest and rest.endswith(b"data: [DONE]\n\n")
+    assert (demoted["status"], deferred) == ("rejected", ["deferred", "deferred"])
     assert (ended["status"], "1 turn of it live" in ended["reason"]) == ("clipped", True)
-    # By its X-Request-Id, and by the id of its answer.
-    assert deferred == ["deferred", "deferred"]
-    assert story["id"] == f"{whole.parts[0]['id']}-0"
-    gone = asked(server, {"action": "retain", "request_id": "the-one-that-runs"}, HINTS)
-    assert gone.body["status"] == "missing"
+    assert story["id"] == f"{first['id']}-0"
+    assert told("retain", request_id="the-one-that-runs")["status"] == "missing"
 
 
 def test_why_a_prompt_is_in_the_cache_no_further_is_told(server):
     assert "kv_hint_outcomes" not in asked(server, BODY).body
     heard = asked(server, {"prompt": SAID}, "/explain")
     assert heard.status == 200 and heard.body["device_tokens"] == heard.body["num_tokens"] // 16 * 16
-    never = asked(
-        server, {"prompt": "Nothing of this kind was ever asked of this server by anyone at all."}, "/explain"
-    )
+    never = asked(server, {"prompt": "Nothing of this kind was ever asked of this server by anyone."}, "/explain")
     assert "was never computed here" in never.body["says"]
     assert asked(server, {"messages": [{"role": "user", "content": "a"}]}, "/explain").status == 200
     assert asked(server, {}, "/explain").error["param"] == "prompt"

@@ -5,13 +5,14 @@ import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
 from paged.errors import NoFeed
 from paged.serving.feed import snapshots
 
-from .http_client import LONG, TEXT, Heard, asked, figure, got  # noqa: TID252
+from .http_client import LONG, TEXT, Heard, asked, figure, got, num_open  # noqa: TID252
 from .serving_process import END_S, Served, free_port, imported_first, launched  # noqa: TID252
 
 # What no library would do, in both processes: a warning, text of a library in C, and a thread that fails.
@@ -61,15 +62,8 @@ def starting(go):
 
 def status_of(server, path):
     """None while nobody listens."""
-    try:
+    with suppress(ConnectionError):
         return got(server, path).status
-    except (ConnectionError, IndexError):
-        return None
-
-
-def loads_of(server):
-    """Requests that the server has and has not answered."""
-    return got(server, "/load").body["server_load"]
 
 
 def level_of(server, error):
@@ -113,10 +107,9 @@ def test_the_first_page_leads_to_what_there_is(starting):
 def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of_the_log_is_json(starting, go):
     server = starting
     with ThreadPoolExecutor(12) as threads:
-        begun = time.monotonic()
+        # The first start takes so long at least.
         time.sleep(1.5)
         go.touch()
-        took_at_least = time.monotonic() - begun
         server.wait_until(lambda: status_of(server, "/health") == 200)
         assert asked(server).status == 200
         go.unlink()
@@ -130,9 +123,9 @@ def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of
         # While the engine stands still all come, the first one before the others: then eight begin together, however fast it is.
         os.kill(server.engine, signal.SIGSTOP)
         tasks = [ask(0)]
-        server.wait_until(lambda: loads_of(server) == 1)
+        server.wait_until(lambda: num_open(server) == 1)
         tasks += [ask(number) for number in range(1, 12)]
-        server.wait_until(lambda: loads_of(server) == 12)
+        server.wait_until(lambda: num_open(server) == 12)
         os.kill(server.engine, signal.SIGCONT)
         # All eight seats are taken, and their first tokens have come.
         server.wait_until(lambda: sum(bool(each.times) for each in heard) == 7)
@@ -140,7 +133,7 @@ def test_a_death_fails_what_had_begun_and_what_waited_is_served_and_each_line_of
         died = tasks[0].result()
         assert (died.status, died.error["code"]) == (503, "engine_died")
         # It takes as long as the first one took.
-        assert float(died.headers["retry-after-ms"]) / 1000 >= took_at_least
+        assert float(died.headers["retry-after-ms"]) >= 1500
         assert level_of(server, "engine_died") == "error"
         assert got(server, "/health").status == got(server, "/v1/models").status == 200
         away = asked(server)

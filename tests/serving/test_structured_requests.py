@@ -1,13 +1,15 @@
 """Answers that have a form, over HTTP: what cannot be followed is the client's to mend, and nobody waits for another's form."""
 
-import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 
 import pytest
 
 pytest.importorskip("llguidance", reason="the extra `grammar` is not installed")
 
-from .http_client import CHAT, TEXT, ask, asked, get, run  # noqa: TID252
+from .http_client import CHAT, LONG, TEXT, asked, figure, got, num_open  # noqa: TID252
 from .serving_process import END_S, imported_first, started  # noqa: TID252
 
 BODIES = {
@@ -144,36 +146,31 @@ llguidance.LLMatcher = Slow()
 
 
 def test_others_are_answered_while_a_form_is_read_and_who_goes_meanwhile_is_not_begun(tmp_path):
-    """And a full disk under the log holds up none of them."""
-    regex = {"prompt": "a", "max_tokens": 20, "structured_outputs": {"regex": "slow|slowly"}}
-    usual = {"prompt": "The with statement", "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": True}
-
-    async def go(server):
-        slow = asyncio.create_task(ask(server.port, TEXT, regex))
-        goes = regex | {"structured_outputs": {"regex": "slower"}}
-        named = {"x-request-id": "gone"}
-        while not (tmp_path / "begun").exists():
-            await asyncio.sleep(0.01)
-        leaves = asyncio.create_task(ask(server.port, TEXT, goes, headers=named))
-        while (await get(server.port, "/load")).body["server_load"] < 2:
-            await asyncio.sleep(0.01)
-        leaves.cancel()
-        while (await get(server.port, "/load")).body["server_load"] > 1:
-            await asyncio.sleep(0.01)
-        # Nobody's step waits for the form.
-        streams = await asyncio.gather(*(ask(server.port, TEXT, usual) for _ in range(3)))
-        assert not slow.done()
-        (tmp_path / "go").touch()
-        last = await ask(server.port, TEXT, regex | {"structured_outputs": {"regex": "slowest"}})
-        return streams, await slow, last, await get(server.port, "/requests/gone"), await get(server.port, "/metrics")
+    def form_of(regex):
+        return {"prompt": "a", "max_tokens": 20, "structured_outputs": {"regex": regex}}
 
     env = imported_first(tmp_path, SLOW) | {"READING": str(tmp_path)}
-    with open("/dev/full", "w") as full, started(env=env, stderr=full) as server:
-        streams, slow, last, gone, metrics = run(go(server))
+    # A full disk under the log holds up none of them.
+    with (
+        ThreadPoolExecutor(4) as threads,
+        open("/dev/full", "w") as full,
+        started(env=env, stderr=full) as server,
+        closing(HTTPConnection("127.0.0.1", server.port)) as leaves,
+    ):
+        slow = threads.submit(asked, server, form_of("slow|slowly"))
+        server.wait_until((tmp_path / "begun").exists)
+        headers = {"content-type": "application/json", "x-request-id": "gone"}
+        leaves.request("POST", TEXT, json.dumps(form_of("slower")), headers)
+        server.wait_until(lambda: num_open(server) == 2)
+        leaves.close()
+        server.wait_until(lambda: num_open(server) == 1)
+        # Nobody's step waits for the form.
+        streams = list(threads.map(lambda _: asked(server, LONG | {"max_tokens": 40}), range(3)))
+        assert all(each.is_whole and each.usage is None for each in streams) and not slow.done()
+        (tmp_path / "go").touch()
+        assert asked(server, form_of("slowest")).text == "slowest"
+        assert slow.result().text in ("slow", "slowly")
+        assert got(server, "/requests/gone").status == 404
+        assert figure(got(server, "/metrics").body, "paged:log_lines_lost_total") >= 1
         server.process.terminate()
         assert server.process.wait(END_S) == 0
-    assert all(each.is_whole and each.usage is None for each in streams)
-    assert slow.text in ("slow", "slowly")
-    assert (last.text, gone.status) == ("slowest", 404)
-    lost = next(line for line in metrics.body.splitlines() if line.startswith("paged:log_lines_lost_total"))
-    assert float(lost.rsplit(" ", 1)[1]) >= 1
