@@ -92,20 +92,16 @@ def test_all_that_the_plug_in_does_it_does_on_the_interface_of_the_later_version
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-2000:]
 
 
-@pytest.mark.parametrize(
-    ("program", "said"),
-    [
-        (
-            "import paged.integrations.vllm",
-            "plugs into vLLM, which is not installed here; paged never installs it. See docs.vllm.ai, or `make vllm`.",
-        ),
-        (
-            "import runpy, conformance.vllm.programs; sys.argv = ['run.py']; "
-            "runpy.run_module('conformance.vllm.run', run_name='__main__')",
-            "vLLM is not installed for this Python",
-        ),
-    ],
-)
+NOT_HERE = "plugs into vLLM, which is not installed here; paged never installs it. See docs.vllm.ai, or `make vllm`."
+RUN = """
+import runpy, conformance.vllm.programs
+sys.argv = ["run.py"]
+runpy.run_module("conformance.vllm.run", run_name="__main__")
+"""
+WITHOUT = [("import paged.integrations.vllm", NOT_HERE), (RUN, "vLLM is not installed for this Python")]
+
+
+@pytest.mark.parametrize(("program", "said"), WITHOUT, ids=["plug-in", "conformance"])
 def test_without_vllm_the_import_and_the_command_of_the_conformance_say_so(run_without, program, said):
     ended = run_without(["vllm"], program)
     assert ended.returncode == 1
