@@ -100,6 +100,8 @@ class Device:
         ]
         for number, its in enumerate(self.specs):
             (self._run_states if hasattr(its, "shapes") else self._attend)(number, its, shares)
+        # A state is written whole.
+        assert not any(STATE_AT in self.blocks[block] for block in output.new_block_ids_to_zero or ())
 
     def _attend(self, number, its, shares):
         size = its.block_size
