@@ -64,16 +64,11 @@ def test_another_salt_or_adapter_or_one_that_wants_log_probabilities_of_its_prom
     assert output.num_scheduled_tokens == {"a": 5, "b": 5}
 
 
-def giving_way(**given):
-    """The steps of two requests for which there is not room at once."""
-    two = (request(id, prompt, most=7) for id, prompt in (("a", [1, 2, 3, 4]), ("b", [6, 7, 8, 9])))
-    core = core_of(*two, num_blocks=6, log_stats=True, **given)
-    return [step(core) for _ in range(40)]
-
-
 def test_whoever_gives_way_is_told_as_resumed_with_a_whole_table():
+    both = (request(id, prompt, most=7) for id, prompt in (("a", [1, 2, 3, 4]), ("b", [6, 7, 8, 9])))
+    core = core_of(*both, num_blocks=6, log_stats=True)
     resumed, events, ended = set(), [], {}
-    for output, made in giving_way():
+    for output, made in (step(core) for _ in range(40)):
         resumed |= output.scheduled_cached_reqs.resumed_req_ids
         events += [event for each in made.values() for event in each.events or ()]
         ended |= {id: name for id, name in reasons(made).items() if name}
