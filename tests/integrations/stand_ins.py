@@ -28,18 +28,12 @@ _EMPTY |= dict.fromkeys(("num_nans_in_logits", "requests", "queries", "hits"), i
 _EMPTY |= dict.fromkeys(("preempted_requests", "preempted_queries", "preempted_hits"), int)
 
 
-def record_of(version: str = "") -> dict[str, Any]:
-    """Version and names of 0.32, or those of a later version, of which a file has what differs."""
+def install(version: str = "") -> None:
+    """Put the stand-ins where vLLM's modules would be: those of 0.32, or of a later version, of which a file has what differs."""
     record = json.loads(RECORD.read_text())
     if version:
         later = json.loads(RECORD.with_stem(f"{RECORD.stem}_{version}").read_text())
         record = {"version": later["version"], "names": record["names"] | later["names"]}
-    return record
-
-
-def install(version: str = "") -> None:
-    """Put the stand-ins where vLLM's modules would be."""
-    record = record_of(version)
     for name, described in record["names"].items():
         module, _, attribute = name.partition(":")
         setattr(_module(module), attribute, _made(attribute, described))

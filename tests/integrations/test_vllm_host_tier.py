@@ -13,15 +13,6 @@ from paged.integrations.vllm.host_tier import HostTier
 BLOCK_SIZE = 2
 
 
-def tier_over(cache, num_blocks, host_blocks):
-    """The worker's side over one layer's tensor."""
-    config = SimpleNamespace(kv_transfer_config=asked_tier(host_blocks))
-    tier = HostTier(config, None, SimpleNamespace(num_blocks=num_blocks))
-    tier._num_blocks, tier._num_host_blocks = num_blocks, host_blocks
-    tier.register_kv_caches({"layer": cache, "layer that shares it": cache})
-    return tier
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_what_rows_attend_to_is_where_it_should_be(seed):
     chance = random.Random(seed)
@@ -32,7 +23,13 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
     # Halves of a block are what the kernels of this layer count.
     cache = torch.zeros((num_blocks + 1) * 2, BLOCK_SIZE // 2, dtype=torch.int64)
     slots = cache.view(-1)
-    tier, runner = tier_over(cache, num_blocks + 1, host_blocks), Runner(BLOCK_SIZE)
+    # The worker's side.
+    config, memory = (
+        SimpleNamespace(kv_transfer_config=asked_tier(host_blocks)),
+        SimpleNamespace(num_blocks=num_blocks + 1),
+    )
+    tier, runner = HostTier(config, None, memory), Runner(BLOCK_SIZE)
+    tier.register_kv_caches({"layer": cache, "layer that shares it": cache})
     for k in range(14):
         core.add_request(request(f"r{k}", [chance.randrange(3) for _ in range(chance.randint(1, 9))], most=9))
     for _ in range(400):

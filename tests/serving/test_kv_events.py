@@ -86,13 +86,6 @@ def publish_until_heard(engine, publisher, sub):
     return num
 
 
-def received_until(sub, ts):
-    """The payload of the batch of this time, whatever comes before it."""
-    while decoded(payload := received(sub)[2]).ts < ts:
-        pass
-    return payload
-
-
 def follow(subscriber, index):
     for _ in range(60_000):
         batches = subscriber.take(0.01)
@@ -298,7 +291,8 @@ def test_what_is_in_the_queue_is_sent_before_the_end_and_after_it_nothing_is():
         serve_and_publish(engine, publisher, range(num, num + 50))
         publisher.close()
         publisher.close()
-        received_until(sub, num + 49)
+        while decoded(received(sub)[2]).ts < num + 49:
+            pass
         assert not sub.poll(0)
     with pytest.raises(PublisherFailed):
         publisher.publish(0.0)

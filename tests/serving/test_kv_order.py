@@ -120,18 +120,12 @@ def test_where_layers_are_of_several_kinds_it_has_the_deepest_restart_point(side
     world.settle()
 
 
-def served(kept, prompts, salt):
-    """A world whose engine has answered these, and whose readers know it."""
-    world = World(kept)
-    world.engine.serve(*prompts, salt=salt)
-    world.settle()
-    return world
-
-
 @settings(max_examples=100)
 @given(st.lists(PROMPTS, min_size=1, max_size=12), SALTS)
 def test_a_summary_tells_parents_before_children_and_its_summary_is_the_same(prompts, salt):
-    world = served(1, prompts, salt)
+    world = World(1)
+    world.engine.serve(*prompts, salt=salt)
+    world.settle()
     told = list(world.readers[0].index.summary())
     again = KvIndex()
     assert again.apply(0, EventBatch(0.0, told))
