@@ -24,12 +24,9 @@ def test_what_rows_attend_to_is_where_it_should_be(seed):
     cache = torch.zeros((num_blocks + 1) * 2, BLOCK_SIZE // 2, dtype=torch.int64)
     slots = cache.view(-1)
     # The worker's side.
-    config, memory = (
-        SimpleNamespace(kv_transfer_config=asked_tier(host_blocks)),
-        SimpleNamespace(num_blocks=num_blocks + 1),
-    )
-    tier, runner = HostTier(config, None, memory), Runner(BLOCK_SIZE)
+    tier = HostTier(SimpleNamespace(**given), None, SimpleNamespace(num_blocks=num_blocks + 1))
     tier.register_kv_caches({"layer": cache, "layer that shares it": cache})
+    runner = Runner(BLOCK_SIZE)
     for k in range(14):
         core.add_request(request(f"r{k}", [chance.randrange(3) for _ in range(chance.randint(1, 9))], most=9))
     for _ in range(400):
