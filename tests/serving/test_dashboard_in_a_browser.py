@@ -232,7 +232,10 @@ def test_sessions_say_where_their_content_is_and_for_how_long_it_is_kept(page, t
         assert reader[2].startswith("○waits for a person, in about ")
         assert tool[1:3] == ["research", "●runs"]
         assert first[2].startswith("○waits for a tool, in about ")
-        assert [int(each) for each in first[3:7]] == list(_places(seen.sessions[2]))
+        session = seen.sessions[2]
+        gone = session.blocks - session.device_blocks - session.host_blocks
+        places = [session.device_blocks, session.host_blocks, gone, session.pinned_blocks]
+        assert [int(each) for each in first[3:7]] == places
         assert (first[7], reader[7]) == ("2", "1")
         assert reader[9].endswith(" min")
         disk = shown.js("return document.getElementById('bar-disk-says').textContent")
@@ -241,8 +244,3 @@ def test_sessions_say_where_their_content_is_and_for_how_long_it_is_kept(page, t
         assert device.endswith(f"{seen.pinned} blocks pinned")
         shown.open("about:blank")
     load.engine.close()
-
-
-def _places(session):
-    gone = session.blocks - session.device_blocks - session.host_blocks
-    return session.device_blocks, session.host_blocks, gone, session.pinned_blocks
