@@ -1,4 +1,4 @@
-"""Engines and schedulers that are driven until nothing is left to do."""
+"""Engines and schedulers that are driven until nothing is left to do, and rows of a manager that are computed."""
 
 from __future__ import annotations
 
@@ -41,6 +41,15 @@ def tokens_of(engine, found=None, most_steps=2000):
         for output in engine.step():
             found.setdefault(output.id, []).extend(output.token_ids)
     raise AssertionError("the engine does not come to an end")
+
+
+def computed(manager, tokens, counts=(), **wishes):
+    """A row that has computed these tokens, so many in each batch, or all in one."""
+    row = manager.add(tokens, **wishes)
+    for count in counts or [int(manager.rows.num_tokens[row] - manager.rows.num_computed[row])]:
+        manager.allocate([row], [count])
+        manager.confirm()
+    return row
 
 
 def step(scheduler, token=7, now=0.0):

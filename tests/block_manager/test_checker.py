@@ -16,15 +16,10 @@ from paged.block_manager.runs import DEVICE, HOST
 from paged.scheduler import Request, Scheduler, Status
 from paged.scheduler.batch import Left
 
+from ..driving import computed  # noqa: TID252
 from ..shown import shown_in  # noqa: TID252
 
 OWNER, CHILD, AWAY = 0, 1, 2  # Rows of the healthy manager.
-
-
-def compute(manager: BlockManager, row: int) -> None:
-    count = int(manager.rows.num_tokens[row] - manager.rows.num_computed[row])
-    manager.allocate([row], [count])
-    manager.confirm()
 
 
 def healthy_manager() -> BlockManager:
@@ -36,14 +31,12 @@ def healthy_manager() -> BlockManager:
     Row 0 has closed its run; row 1 extends an open one.
     """
     manager = BlockManager(10, 2, host_blocks=4)
-    compute(manager, manager.add([1, 2, 3, 4, 5]))
-    compute(manager, manager.add([1, 2, 3, 4, 6, 7]))
+    computed(manager, [1, 2, 3, 4, 5])
+    computed(manager, [1, 2, 3, 4, 6, 7])
     manager._memory.index.close_run(OWNER)
-    compute(manager, manager.add([5, 5, 4, 4]))
+    computed(manager, [5, 5, 4, 4])
     manager.swap_out([AWAY])
-    last = manager.add([9, 9, 8])
-    compute(manager, last)
-    manager.free([last])
+    manager.free([computed(manager, [9, 9, 8])])
     return manager
 
 
@@ -85,7 +78,7 @@ def test_a_load_that_holds_blocks_is_no_violation():
 def test_the_memory_check_tells_a_corruption_of_layers_of_several_kinds(plant, sentence):
     groups = [LayerGroup("full", pages=2), LayerGroup("window", 3), LayerGroup("state", pages=2)]
     manager = BlockManager(20, 2, groups=groups, prefix_caching=False)
-    compute(manager, manager.add(range(7)))
+    computed(manager, range(7))
     tables, device = manager._memory.tables, manager._memory.device
     assert (manager.check(), device.num_free) == ([], 8)
     names = {"LAST": tables.blocks.item(1, 0, 3), "STATE": tables.blocks.item(2, 0, 0)}
@@ -97,7 +90,7 @@ def test_the_memory_check_tells_a_corruption_of_layers_of_several_kinds(plant, s
 
 def test_the_memory_check_tells_a_lost_reference_where_no_group_is_full():
     manager = BlockManager(8, 2, groups=[LayerGroup("window", 3)], prefix_caching=False)
-    compute(manager, manager.add(range(3)))
+    computed(manager, range(3))
     assert manager.check() == []
     manager._memory.device.state[1] = 2
     assert "2: device block 1 has ref count 2 and 1 references." in manager.check()
@@ -106,9 +99,7 @@ def test_the_memory_check_tells_a_lost_reference_where_no_group_is_full():
 @pytest.mark.parametrize("group", [LayerGroup("window", 3), LayerGroup("state")])
 def test_the_memory_check_tells_a_block_that_is_in_another_place_than_its_node_says(group):
     manager = BlockManager(8, 2, groups=[LayerGroup("full"), group])
-    row = manager.add(range(4))
-    compute(manager, row)
-    manager.free([row])
+    manager.free([computed(manager, range(4))])
     (run,), place = manager._memory.index.runs.values(), manager._memory.layout.sides[0].place
     block = run.block(place, 1)
     assert manager.check() == []
@@ -123,7 +114,7 @@ def test_the_memory_check_tells_a_block_that_is_in_another_place_than_its_node_s
 def test_a_run_that_is_open_for_a_row_that_does_not_extend_it_or_has_no_path_is_told(row):
     manager = BlockManager(4, 2)
     for tokens in ([1, 2, 3], [5, 6, 7]):
-        compute(manager, manager.add(tokens))
+        computed(manager, tokens)
     paths = manager._memory.index.paths
     paths[row].open = None
     assert f"4: run {row} is open for row {row}, which does not extend it." in manager.check()

@@ -8,6 +8,8 @@ import pytest
 from paged.block_manager import BlockManager
 from paged.testing.snapshots import snapshot
 
+from ..driving import computed  # noqa: TID252
+
 ALLOCATORS = ("empty", "zeros", "full", "concatenate", "resize", "repeat")
 
 
@@ -44,14 +46,6 @@ def num_failures(manager, call):
         assert snapshot(manager) == before, f"array {num_arrays} ({failed})"
         assert manager.check() == []
     raise AssertionError("the call makes fewer arrays than this")
-
-
-def computed(manager, tokens):
-    row = manager.add(tokens)
-    manager.next_batch()
-    manager.allocate([row], [len(tokens) - int(manager.rows.num_computed[row])])
-    manager.confirm()
-    return row
 
 
 def shrink_columns(manager):

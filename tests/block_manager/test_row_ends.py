@@ -4,6 +4,8 @@ import pytest
 
 from paged.block_manager import BlockManager, LayerGroup
 
+from ..driving import computed  # noqa: TID252
+
 GROUPS = (LayerGroup("full"), LayerGroup("state"))
 
 
@@ -48,9 +50,7 @@ def test_an_end_goes_with_the_nodes_before_it_though_it_was_used_later(host_bloc
 def test_an_end_stays_on_the_device_with_its_node_when_the_host_has_that_no_more():
     manager = BlockManager(12, 4, groups=GROUPS, host_blocks=4, host_caching=True)
     for tokens, writes in ((range(10), True), (range(100, 144), False), (range(200, 210), True)):
-        row = manager.add(tokens, writes=writes)
-        ran(manager, row)
-        manager.free(row)
+        manager.free(computed(manager, tokens, writes=writes))
     row = manager.add(range(12))
     manager.take_moves()
     manager.free(row)
@@ -60,14 +60,11 @@ def test_an_end_stays_on_the_device_with_its_node_when_the_host_has_that_no_more
     assert manager.lookup(range(12)).num_tokens == 10
 
 
-def test_who_shares_nothing_leaves_no_end(manager):
+def test_who_shares_nothing_leaves_no_end_and_one_who_does_not_read_begins_at_none(manager):
+    assert manager.rows.num_computed[manager.add(range(12), reads=False)] == 0
     manager.reset_cache()
     compute(manager, manager.add(range(10), writes=False))
     assert manager.device.num_cached == 0
-
-
-def test_one_who_does_not_read_begins_at_no_end(manager):
-    assert manager.rows.num_computed[manager.add(range(12), reads=False)] == 0
 
 
 def test_where_no_block_can_be_copied_rows_begin_at_the_ends_of_blocks_alone():
@@ -110,21 +107,11 @@ def test_who_begins_within_a_block_gets_no_token_without_a_page_for_its_state(ma
     assert memory.tokens_within(row, 1) == 12
 
 
-def ran(manager, row):
-    """Compute all that the row knows in one batch."""
-    manager.allocate(row, int(manager.rows.num_tokens[row] - manager.rows.num_computed[row]))
-    manager.confirm()
-
-
 def test_the_state_of_an_end_is_not_evicted_by_the_copies_of_its_blocks():
     manager = BlockManager(9, 4, groups=GROUPS)
-    row = manager.add(range(6))
-    ran(manager, row)
-    manager.free(row)
+    manager.free(computed(manager, range(6)))
     # The pool is full, and the end is what was used longest ago.
-    other = manager.add(range(500, 520))
-    ran(manager, other)
-    manager.free(other)
+    manager.free(computed(manager, range(500, 520)))
     row = manager.add(range(7))
     assert manager.rows.num_computed[row] in (0, 6)
     assert (manager.group_pages(1, row) >= 0).all() or not manager.rows.num_computed[row]
@@ -178,7 +165,5 @@ def test_a_row_that_fell_to_its_beginning_reads_no_state_of_others():
 
 
 def test_an_end_is_found_though_more_blocks_are_there_behind_it(manager):
-    row = manager.add(range(17))
-    ran(manager, row)
-    manager.free(row)
+    manager.free(computed(manager, range(17)))
     assert manager.lookup([*range(14), 99]).num_tokens == 10

@@ -6,15 +6,14 @@ import pytest
 from paged.block_manager import BlockManager, LayerGroup
 from paged.block_manager.runs import NUM_PLACES, Run
 
+from ..driving import computed  # noqa: TID252
+
 
 @pytest.fixture
 def manager():
     """Four blocks of two tokens, all of them cached, as one run of four nodes."""
     manager = BlockManager(4, 2)
-    row = manager.add([1, 2, 3, 4, 5, 6, 7, 8])
-    manager.allocate([row], [8])
-    manager.confirm()
-    manager.free([row])
+    manager.free([computed(manager, [1, 2, 3, 4, 5, 6, 7, 8])])
     return manager
 
 
@@ -48,10 +47,7 @@ def test_an_evicted_run_lets_its_content_go_and_is_found_no_more(manager):
 def test_an_evicted_child_lets_go_of_its_parent():
     manager = BlockManager(4, 2)
     for tokens in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7]):
-        row = manager.add(tokens)
-        manager.allocate([row], [len(tokens) - int(manager.rows.num_computed[row])])
-        manager.confirm()
-        manager.free([row])
+        manager.free([computed(manager, tokens)])
     parent, child = sorted(manager._memory.index.runs.values(), key=lambda run: run.id)
     evict(manager, 2)
     assert (parent.children, child.parent) == ({}, None)
@@ -63,11 +59,7 @@ SIZE = 2
 def manager_with(group: LayerGroup, pattern: str) -> BlockManager:
     """Content of as many blocks as the pattern has letters, all of which the full group has, and the other one those with an x."""
     manager = BlockManager(100, SIZE, groups=[LayerGroup("full"), group])
-    row = manager.add(range(SIZE * len(pattern)))
-    for _ in pattern:
-        manager.allocate(row, SIZE)
-        manager.confirm()
-    manager.free(row)
+    manager.free(computed(manager, range(SIZE * len(pattern)), [SIZE] * len(pattern)))
     memory = manager._memory
     (run,) = memory.index.runs.values()
     there = run.blocks[NUM_PLACES].copy()

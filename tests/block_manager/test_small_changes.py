@@ -7,6 +7,8 @@ from paged import BlockManager, LayerGroup
 from paged.base.arguments import int64_array
 from paged.block_manager.content_key import root_prefix
 
+from ..driving import computed  # noqa: TID252
+
 
 def test_a_table_may_be_asked_to_hold_nothing():
     manager = BlockManager(4, 4)
@@ -28,9 +30,7 @@ def test_what_a_row_shared_while_a_batch_was_composed_that_stayed_empty_is_confi
 
 def test_a_swapped_row_that_is_cut_to_its_device_blocks_gives_those_on_the_host_back():
     manager = BlockManager(8, 2, host_blocks=8)
-    row = manager.add([1, 2, 3, 4, 5, 6])
-    manager.allocate([row], [6])
-    manager.confirm()
+    row = computed(manager, [1, 2, 3, 4, 5, 6])
     manager.swap_out([row], keep=1)
     assert (manager.device.num_used, manager.host.num_used) == (1, 2)
     manager.truncate(row, 1)
@@ -48,20 +48,14 @@ def test_the_highest_integer_of_64_bits_is_one_and_those_above_it_are_none(kind,
 def test_where_no_group_is_full_neither_tier_lacks_positions_for_rows(monkeypatch):
     monkeypatch.setattr("paged.block_manager.layout._FREE_OF_COST_A_PAGE", 1)
     manager = BlockManager(8, 4, host_blocks=8, groups=[LayerGroup("window", 6)], prefix_caching=False)
-    rows = [manager.add(range(20)) for _ in range(2)]
-    for _ in range(5):
-        manager.allocate(rows, [4, 4])
-        manager.confirm()
-    for row in rows:
-        manager.swap_out([row])
+    for _ in range(2):
+        manager.swap_out([computed(manager, range(20), [4] * 5)])
     assert (manager.host.num_used, manager.check()) == (2 * 2, [])
 
 
 def test_content_that_is_retained_once_more_does_not_go_before_what_follows_it():
     manager = BlockManager(3, 1)
-    manager.allocate([manager.add([1, 2, 3])], [3])
-    manager.confirm()
-    manager.free([0])
+    manager.free([computed(manager, [1, 2, 3])])
     manager.retain([1])
     manager.retain([1, 2])
     manager.allocate([manager.add([9, 8])], [2])
@@ -71,19 +65,12 @@ def test_content_that_is_retained_once_more_does_not_go_before_what_follows_it()
 def test_what_is_retained_and_partly_on_the_host_is_retained_there_too():
     manager = BlockManager(5, 1, host_blocks=5, host_caching=True)
 
-    def serve(token, count, writes=True):
-        row = manager.add([token] * count, writes=writes)
-        manager.allocate([row], [count])
-        manager.take_moves()
-        manager.confirm()
-        manager.free([row])
-
-    serve(1, 4)
-    serve(2, 3, writes=False)
+    manager.free([computed(manager, [1] * 4)])
+    manager.free([computed(manager, [2] * 3, writes=False)])
     assert manager.lookup([1] * 5).host_tokens == 2
     assert manager.retain([1] * 4) == 4
     for token in range(3, 9):
-        serve(token, 3)
+        manager.free([computed(manager, [token] * 3)])
     assert manager.lookup([1] * 5).host_tokens == 2
 
 
@@ -101,19 +88,14 @@ def test_a_row_stands_nowhere_because_the_one_that_had_its_number_was_asked_to()
 
 def test_a_row_owes_what_its_window_lacks_of_all_that_it_ever_holds_beside_full_blocks():
     manager = BlockManager(60, 4, groups=[LayerGroup("full"), LayerGroup("window", 6)])
-    row = manager.add(range(60))
-    manager.allocate([row], [24])
-    manager.confirm()
+    row = computed(manager, range(60), [24])
     # 5 blocks, and 2 in its window, which has 4 at most and 2 now.
     assert manager._memory.growth.owed(np.array([row]), np.array([44])).tolist() == [7]
 
 
 def test_of_what_a_window_has_passed_what_is_wanted_goes_as_all_does_and_the_rest_next():
     manager = BlockManager(60, 4, groups=[LayerGroup("full"), LayerGroup("window", 6)])
-    row = manager.add(range(30), keep_at=(8,))
-    for _ in range(7):
-        manager.allocate([row], [4])
-        manager.confirm()
+    computed(manager, range(30), [4] * 7, keep_at=(8,))
     (run,) = manager._memory.index.runs.values()
     assert manager._memory.blocks.goes_next[run.blocks[2]].tolist() == [False, False, True, True, True]
 
@@ -123,11 +105,7 @@ def test_a_state_that_a_row_went_on_from_goes_next_unless_others_went_on_there_t
     manager = BlockManager(60, 4, groups=[LayerGroup("full"), LayerGroup("state")])
     others = [([*range(12), *range(50, 55)], (4, 1), ())][:others_go_on]
     for tokens, counts, keep_at in [(range(21), (12, 8, 1), (12,)), *others, ([*range(parts_at), *[60] * 5], (4,), ())]:
-        row = manager.add(tokens, keep_at=keep_at)
-        for count in counts:
-            manager.allocate([row], [count])
-            manager.confirm()
-        manager.free([row])
+        manager.free([computed(manager, tokens, counts, keep_at=keep_at)])
     first, *_ = manager._memory.index.runs.values()
     assert manager._memory.blocks.goes_next[first.blocks[2][[2, 4]]].tolist() == [goes_next, False]
 
@@ -148,11 +126,7 @@ def test_content_that_its_last_holder_copies_stays_until_the_copy_has_run():
 def test_what_a_hit_loads_of_a_state_or_window_is_not_drawn_before_it_was_copied(group):
     manager = BlockManager(11, 4, groups=[LayerGroup("full"), group], host_blocks=60, host_caching=True)
     for first in (0, 100, 200):
-        row = manager.add(range(first, first + 9))
-        for count in (8, 1):
-            manager.allocate([row], [count])
-            manager.confirm()
-        manager.free([row])
+        manager.free([computed(manager, range(first, first + 9), (8, 1))])
     row = manager.add(range(9))
     assert manager.rows.num_computed[row] == 8
     manager.free([row])
@@ -178,8 +152,7 @@ def test_what_a_row_has_computed_is_content_before_another_of_its_batch_computes
 
 def test_what_comes_next_may_be_found_while_the_row_that_computes_it_goes_on():
     manager = BlockManager(8, 2)
-    manager.allocate([manager.add([1, 2, 3])], [3])
-    manager.confirm()
+    computed(manager, [1, 2, 3])
     content, prompt = manager._memory.content, np.array([1, 2, 3, 4, 5], np.int32)
     assert content.may_be_found(prompt, root_prefix(None))
     manager.free([0])
@@ -188,8 +161,7 @@ def test_what_comes_next_may_be_found_while_the_row_that_computes_it_goes_on():
 
 def test_of_what_a_window_holds_too_a_prompt_shares_all_that_is_computed():
     manager = BlockManager(8, 2, groups=[LayerGroup("full"), LayerGroup("window", 3)])
-    manager.allocate([manager.add(range(7))], [4])
-    manager.confirm()
+    computed(manager, range(7), [4])
     manager.allocate([0], [2])
     assert manager._memory.content.held_prefix(np.arange(7, dtype=np.int32), root_prefix(None)) == 2
 
@@ -227,8 +199,7 @@ def test_a_row_that_begins_with_what_is_there_goes_on_with_what_came_meanwhile_a
 
 def test_a_fork_that_computes_several_tokens_writes_them_to_a_copy_of_the_shared_block():
     manager = BlockManager(8, 4)
-    manager.allocate([manager.add([1, 2])], [2])
-    manager.confirm()
+    computed(manager, [1, 2])
     manager.append(manager.fork(0), [3, 4, 5])
     manager._memory.place_one(1, 3)
     assert (manager.take_moves().device_to_device.tolist(), manager.table(1).tolist()) == ([[0, 1]], [1, 2])
@@ -236,18 +207,10 @@ def test_a_fork_that_computes_several_tokens_writes_them_to_a_copy_of_the_shared
 
 def test_a_load_of_blocks_of_two_pages_takes_no_more_than_there_is_room_for():
     manager = BlockManager(8, 4, host_blocks=64, host_caching=True, groups=[LayerGroup("full", pages=2)])
-
-    def computed(tokens):
-        row = manager.add(tokens)
-        manager.next_batch()
-        manager.allocate(row, len(tokens))
-        manager.confirm()
-        return row
-
     for first in (0, 100):
-        manager.free(computed(range(first, first + 16)))
+        manager.free(computed(manager, range(first, first + 16)))
     for token in (200, 300):
-        computed([token] * 4)
+        computed(manager, [token] * 4)
     # Four pages are left: two of the four blocks that the host has come back.
     row = manager.add([*range(16), 99])
     assert (manager.rows.num_computed[row], manager.device.num_available, manager.check()) == (8, 0, [])

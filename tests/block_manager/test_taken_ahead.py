@@ -5,6 +5,8 @@ import pytest
 
 from paged.block_manager import BlockManager, LayerGroup
 
+from ..driving import computed  # noqa: TID252
+
 FULL, STATE, WINDOW = LayerGroup("full"), LayerGroup("state"), LayerGroup("window", 6, pages=2)
 TOKENS = range(17)
 
@@ -18,9 +20,7 @@ def place(manager, row, count):
 def of_one_before(groups, **options):
     """A manager, and the blocks of a row that computed TOKENS and ended where no other one can begin."""
     manager = BlockManager(40, 4, groups=groups, row_ends=False, **options)
-    row = manager.add(TOKENS)
-    manager.allocate(row, 17)
-    manager.confirm()
+    row = computed(manager, TOKENS)
     blocks = manager.table(row)[:4].tolist()
     manager.free(row)
     return manager, blocks
@@ -108,12 +108,11 @@ def test_what_a_batch_is_still_computing_is_not_taken():
     assert not set(manager.table(first).tolist()) & set(manager.table(second).tolist())
 
 
-@pytest.mark.parametrize("options", [{"takes_ahead": False}, {"prefix_caching": False}])
-def test_who_writes_all_takes_nothing(options):
-    manager, blocks = of_one_before([FULL, STATE], **options)
+def test_who_writes_all_takes_nothing():
+    manager, blocks = of_one_before([FULL, STATE], takes_ahead=False)
     row = manager.add(TOKENS)
     assert place(manager, row, 17) == [0, 0]
-    assert options == {"prefix_caching": False} or not set(manager.table(row).tolist()) & set(blocks)
+    assert not set(manager.table(row).tolist()) & set(blocks)
 
 
 def test_one_who_does_not_read_takes_nothing(manager_and_blocks):
