@@ -145,7 +145,6 @@ def test_replayed_decodes_give_what_decodes_give(loaded, replays, architecture, 
     shapes = set(engine.runner._captured.graphs)
     assert len(shapes) > 3 and all(n.bit_count() == columns.bit_count() == 1 for n, columns in shapes)
     assert engine.pool.pages.on_device[-1].eq(0).all()
-    engine.close()
 
 
 @pytest.mark.parametrize(("architecture", "num_blocks"), [("llama", 14), ("gemma3_text", 30)])
@@ -160,7 +159,6 @@ def test_replayed_tiles_give_a_request_what_it_gets_alone_to_the_last_bit(loaded
     its = engine.scheduler.stats()
     assert its.preemptions_swap + its.preemptions_recompute
     assert engine.pool.pages.on_device[-1].eq(0).all()
-    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -191,7 +189,6 @@ def test_states_are_read_from_and_written_to_the_pages_of_each_step(
     assert not batch_invariant or not differences(found, wanted)
     assert_same(found, wanted)
     assert len(engine.runner._captured.graphs) > 1
-    engine.close()
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="test_on_gpus.py starts it with the interpreter")
@@ -205,7 +202,6 @@ def test_our_kernels_interpreted_find_each_step_in_the_tensors_of_a_plan(loaded,
     asked = [msgspec.structs.replace(each, max_tokens=3) for each in requests()[:3]]
     found, wanted = answers_of(engine, asked), answers_of(engine_of(model), asked)
     assert found.tokens == wanted.tokens and not found.violations and engine.runner._captured.graphs
-    engine.close()
 
 
 def test_a_pass_in_which_a_token_is_written_nowhere_is_not_captured(loaded, replays):
@@ -215,7 +211,6 @@ def test_a_pass_in_which_a_token_is_written_nowhere_is_not_captured(loaded, repl
     assert captured.logits(engine.runner._replayed, step, np.array([5, 6], np.int32)) is not None
     tables[1][1] = -1
     assert captured.logits(engine.runner._replayed, step, np.array([5, 6], np.int32)) is None
-    engine.close()
 
 
 def test_the_logits_of_one_decode_outlive_the_next(loaded, replays):
@@ -225,7 +220,6 @@ def test_the_logits_of_one_decode_outlive_the_next(loaded, replays):
     engine.add_request([5, 6, 7], SamplingParams(max_tokens=6, ignore_eos=True))
     tokens_of(engine)
     assert len(kept) == 6 and all(row.equal(copy) for row, copy in kept)
-    engine.close()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "recurrent_gemma"])
@@ -240,7 +234,6 @@ def test_where_capturing_fails_it_is_said_once_and_decodes_go_on(loaded, replays
         found = answers_of(engine, requests())
     assert len(said) == 1
     assert not differences(found, answers_of(engine_of(model, num_blocks=200), requests()))
-    engine.close()
 
 
 def test_graphs_are_captured_on_one_stream_into_one_memory_and_share_logits(loaded, monkeypatch):
@@ -254,7 +247,6 @@ def test_graphs_are_captured_on_one_stream_into_one_memory_and_share_logits(load
     assert [pool for _, pool in cuda.captures] == [None] + ["the memory of graphs"] * (len(graphs) - 1)
     logits = {(n, graph.logits.data_ptr()) for (n, _), graph in graphs.items()}
     assert len(logits) == len({n for n, _ in graphs}) < len(graphs)
-    engine.close()
 
 
 def test_a_capture_that_fails_frees_all_graphs_and_leaves_the_stream_that_was(loaded, monkeypatch):
@@ -265,7 +257,6 @@ def test_a_capture_that_fails_frees_all_graphs_and_leaves_the_stream_that_was(lo
     decodes = engine.runner._captured
     assert len(cuda.captures) == 3 and not decodes.graphs and not decodes._logits and decodes._memory is None
     assert cuda.current is cuda.ours
-    engine.close()
 
 
 def test_what_an_interrupted_trial_pass_writes_comes_before_the_next_step(loaded, monkeypatch):
@@ -283,7 +274,6 @@ def test_what_an_interrupted_trial_pass_writes_comes_before_the_next_step(loaded
     with pytest.raises(KeyboardInterrupt):
         tokens_of(engine)
     assert cuda.ours.behind is decodes._stream is not None and cuda.current is cuda.ours
-    engine.close()
 
 
 def test_engines_in_two_threads_capture_one_after_the_other(loaded, replays, monkeypatch):
@@ -307,8 +297,6 @@ def test_engines_in_two_threads_capture_one_after_the_other(loaded, replays, mon
     for each in threads:
         each.join()
     assert not met and all(engine.runner._captured.graphs for engine in engines)
-    for engine in engines:
-        engine.close()
 
 
 def test_an_engine_that_is_forgotten_frees_its_pool_at_once(loaded, monkeypatch):
@@ -376,5 +364,5 @@ def test_enforce_eager_reaches_the_runners_of_a_model_and_of_its_draft(loaded, m
         return runner_for(*arguments, **options)
 
     monkeypatch.setattr(engine_module, "runner_for", asks)
-    engine_of(loaded("llama"), enforce_eager=is_eager, speculate="draft", draft_model=loaded("llama")).close()
+    engine_of(loaded("llama"), enforce_eager=is_eager, speculate="draft", draft_model=loaded("llama"))
     assert asked == [is_eager, is_eager]
