@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paged.attention import EntryPlace, KVPlace, KVPool, LayeredPool
+from paged.attention import KVPool
 from paged.errors import InvalidPool
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,19 +106,6 @@ def test_a_poisoned_block_is_nan_and_scratch_is_zero(kv_dtype):
         assert numbers[2].isnan().all()
         assert not numbers[pool.scratch_block].any()
         assert numbers[[0, 1, 3, 4, 5, 6, 7]].isfinite().all()
-
-
-def test_layers_of_one_pool_can_be_stored_in_different_ways():
-    places = {0: EntryPlace(0, 0, 2, 8, "int4"), 1: EntryPlace(0, 256, 2, 8)}
-    layers = {layer: KVPlace(0, place, place._replace(offset=place.offset + 1024)) for layer, place in places.items()}
-    pool = LayeredPool(layers, num_blocks=4, page_bytes=2048, block_size=4)
-    numbers = drawn(16, 2, 8)
-    for layer in (0, 1):
-        pool.write_kv(layer, torch.arange(16), numbers, -numbers)
-    found = [pool.keys(layer)[:4].flatten(0, 1) for layer in (0, 1)]
-    assert torch.equal(found[1], numbers)
-    assert 0 < (found[0] - numbers).abs().max() < 0.3
-    assert (pool.kv_dtype, pool.is_side_by_side) == ("int4", False)
 
 
 def test_a_kv_dtype_that_is_none_is_refused():
