@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from paged import Request
-from paged.attention import LayerOptions
 from paged.model.runner import runner_for
 from paged.testing.engine_world import EngineWorld
 from paged.testing.pressure_run import PressureRun
@@ -58,26 +57,3 @@ def test_the_text_is_that_of_generate(architecture, backend, batch_invariant, lo
     assert run.scheduler.stats().preemptions > 0
     # None is one word again and again.
     assert min(len(set(text)) for text in generated(architecture)) >= 5
-
-
-WANTS = [
-    ("mistral", {"window": None}), ("gemma2", {"window": None}), ("gemma2", {"soft_cap": None}),
-    ("gemma2", {"scale": 16**-0.5}), ("gpt2", {"scale": 12**-0.5}), ("gpt_oss", {"window": None}),
-    ("gpt_oss", {"sinks": None}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("architecture", "ignored", "backend"),
-    # With "native" a Mistral is one call, which asks no backend.
-    [(*want, "torch_gather" if want[0] == "mistral" else "native") for want in WANTS],
-)
-def test_what_a_layer_asks_for_would_be_missed(architecture, ignored, backend, loaded, generated):
-    run = small_pool_run(loaded(architecture), backend)
-    attend = run.worker.runner.backend.attend
-
-    def ignore(queries, pool, layer, plan, options: LayerOptions):
-        return attend(queries, pool, layer, plan, replace(options, **ignored))
-
-    run.worker.runner.backend.attend = ignore
-    assert written(run) != generated(architecture)
