@@ -141,11 +141,15 @@ def run_programs(build):
 
 WORLD = World(num_blocks=8, block_size=1, max_tokens_per_step=32, policy="fastgen", watermark=0.5)
 WITHOUT_WATERMARK = replace(WORLD, watermark=0.0)
+FEWEST = msgspec.structs.replace(POLICIES["fastgen"], victim="fewest_blocks")
 
 
-def prompts(rig, *lengths, max_tokens=1):
-    for number, length in enumerate(lengths):
-        rig.add(Request(id=f"r{number}", prompt=[number % 3] * length, max_tokens=max_tokens))
+def gives_way_from_the_middle(world):
+    return saying(victim="latest")(BlockManager(6, 1), policy=FEWEST)
+
+
+def lets_one_more_wait(world):
+    return build_scheduler(replace(world, max_waiting=2))
 
 
 @pytest.mark.parametrize(
@@ -154,33 +158,19 @@ def prompts(rig, *lengths, max_tokens=1):
         (CountsStepsTwice, WORLD, (2,), r"stats\(\): steps 2, counted from its batches 1"),
         (saying(watermark=0.0), WORLD, (2, 3), "10: r1 waits for 3 blocks; 6 are left, 0 owed, 0 kept free"),
         (saying(watermark=0.5), WITHOUT_WATERMARK, (2, 3), r"10: \['r0', 'r1'\] came in; 3 blocks are left, 0 owed, 4 kept free"),
+        (SharesNothing, World(num_blocks=8, block_size=1), (3, 3), "r1/0 begins at 0, though its first 2 tokens are there"),
+        (gives_way_from_the_middle, replace(WITHOUT_WATERMARK, num_blocks=6), (1, 1, 3), r"11: r1 gave way, and \['r2'\] behind it run on"),
+        (lets_one_more_wait, replace(WORLD, max_waiting=1), (1, 1), "r1 was taken, and 1 waited already: no more may"),
     ],
 )  # fmt: skip
-def test_totals_and_admission_have_to_be_what_batches_and_policy_say(fault, world, lengths, told):
-    rig = SchedulerRig(world, lambda world: build_scheduler(world, fault))
-    prompts(rig, *lengths)
+def test_totals_admission_hits_and_victims_have_to_be_what_batches_and_policy_say(fault, world, lengths, told):
     with pytest.raises(Violation, match=told):
-        rig.drain()
+        serve(fault, world, lengths)
 
 
-def test_a_scheduler_that_finds_nothing_in_the_cache_is_told_what_is_there():
-    rig = SchedulerRig(World(num_blocks=8, block_size=1), lambda world: build_scheduler(world, SharesNothing))
-    for id in "ab":
-        rig.add(Request(id=id, prompt=[0, 1, 0], max_tokens=1))
-    with pytest.raises(Violation, match="b/0 begins at 0, though its first 2 tokens are there"):
-        rig.drain()
-
-
-def test_nobody_runs_on_behind_one_that_gave_way():
-    fewest = msgspec.structs.replace(POLICIES["fastgen"], victim="fewest_blocks")
-    world = World(num_blocks=6, block_size=1, policy="fastgen")
-    rig = SchedulerRig(world, lambda world: saying(victim="latest")(BlockManager(6, 1), policy=fewest))
-    prompts(rig, 1, 1, 3, max_tokens=4)
-    with pytest.raises(Violation, match=r"11: r1 gave way, and \['r2'\] behind it run on"):
-        rig.drain()
-
-
-def test_no_more_may_wait_than_the_limit_says():
-    rig = SchedulerRig(replace(WORLD, max_waiting=1), lambda world: build_scheduler(replace(world, max_waiting=2)))
-    with pytest.raises(Violation, match="r1 was taken, and 1 waited already: no more may"):
-        prompts(rig, 1, 1)
+def serve(fault, world, lengths):
+    rig = SchedulerRig(world, lambda world: build_scheduler(world, fault) if isinstance(fault, type) else fault(world))
+    for number, length in enumerate(lengths):
+        prompt = [0 if fault is SharesNothing else number] * length
+        rig.add(Request(id=f"r{number}", prompt=prompt, max_tokens=4 if len(lengths) == 3 else 1))
+    rig.drain()
