@@ -81,9 +81,10 @@ def test_a_library_is_made_once(cache, source, compiler):
         ("CC", "no-such-compiler -g", "CC names 'no-such-compiler', and there is no such compiler."),
         ("CC", "cc '-g", 'CC is "cc \'-g": no closing quotation.'),
         ("PAGED_CFLAGS", "-g 'x", 'PAGED_CFLAGS is "-g \'x": no closing quotation.'),
+        ("PAGED_CACHE", __file__, f"{__file__}: File exists; name another folder by PAGED_CACHE."),
     ],
 )
-def test_without_a_compiler_the_backend_says_so(cache, monkeypatch, name, value, words):
+def test_without_a_compiler_or_a_folder_the_backend_says_so(cache, monkeypatch, name, value, words):
     monkeypatch.setenv(name, value)
     with pytest.raises(UnsupportedByBackend, match=f'^backend "native" cannot do anything here; {words}$') as raised:
         get_backend("native")
@@ -123,12 +124,7 @@ def test_what_the_compiler_complains_of_is_said(cache, source, compiler, monkeyp
     assert list(cache.glob("*")) == []
 
 
-def test_a_folder_that_cannot_be_written_and_a_user_without_a_home_are_told_what_would_do(cache, source, monkeypatch):
-    cache.parent.mkdir()
-    cache.write_text("a file")
-    with pytest.raises(BuildFailed, match=f"^{cache}: File exists; name another folder by PAGED_CACHE.$"):
-        answer_of(source)
-
+def test_a_user_without_a_home_is_told_what_would_do(cache, source, monkeypatch):
     def home():
         raise RuntimeError("Could not determine home directory.")
 
@@ -156,12 +152,8 @@ def test_a_library_that_is_damaged_is_made_again(cache, source, harm):
     kept.write_bytes(harm(whole))
     assert answer_of(source) == 42
     assert [(file, file.read_bytes()) for file in cache.iterdir()] == [(kept, whole)]
-
-
-def test_a_library_that_cannot_be_read_is_not_kept(cache, source):
-    answer_of(source)
     assert build.is_kept("tiny", (source,))
-    (kept,) = cache.iterdir()
+    # One that cannot be read is none.
     kept.unlink()
     kept.mkdir()
     assert not build.is_kept("tiny", (source,))
