@@ -99,7 +99,7 @@ sanitize: $(STAMP) ## run the native code's tests under the address and undefine
 	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so):$$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 		CC=gcc PAGED_CFLAGS='$(SANITIZERS)' PAGED_CACHE=build/sanitized $(BIN)/python -m pytest --capture=no \
 		-k 'native or test_packed or test_experts or test_quantised_products or test_fused or test_recurrences' tests/attention/test_backends_agree.py tests/attention/test_invariance.py \
-		tests/model/test_matches_transformers.py tests/model/test_packed.py tests/model/test_experts.py tests/model/test_quantised_products.py \
+		tests/model/test_groups.py tests/model/test_packed.py tests/model/test_experts.py tests/model/test_quantised_products.py \
 		tests/model/test_fused.py tests/model/test_recurrences.py $(PYTEST)
 
 # Flags that take instructions away, one set a line of `make processors`: AVX2, without dot products of bytes, too, without fused additions;

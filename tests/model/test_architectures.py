@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from paged.attention import LayerOptions
 from paged.model import hook, load_check
 
-# Full, window and full in turn, states. Windows alone, caps, sinks, experts and learned positions: test_matches_transformers.py; latents and
-# others: test_families.py; all of them: `make architectures`.
+# Full, window and full in turn, states. Windows alone, caps, sinks and learned positions: test_groups.py; latents and others: test_families.py; all
+# of them: `make architectures`.
 SOME = ["qwen3 windows", "lfm2"]
 
 

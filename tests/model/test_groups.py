@@ -1,5 +1,5 @@
-"""Models with layers of several kinds, on pages that any group may have: they write what `generate` writes, and the same bits in chunks, on the
-smallest pool and after a swap, though every page that a row gives back is NaN until another row takes it.
+"""Models with layers that are alike, and with layers of several kinds on pages that any group may have: they write what `generate` writes, and the same
+bits in chunks, on the smallest pool and after a swap, though every page that a row gives back is NaN until another row takes it.
 """
 
 import os
@@ -34,9 +34,17 @@ IN_CI = (
     "deepseek_v3", "gemma3_text", "gemma3n_text", "glm_moe_dsa", "llama4_text", "mimo_v2_flash", "minimax_m3_vl_text",
 )  # fmt: skip
 CHOSEN = ARCHITECTURES if ALL else IN_CI
+ALIKE = ("gemma", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "llama", "mistral", "opt", "phi", "qwen2", "qwen3")
 CASES = [
-    *((each, "native") for each in CHOSEN),
-    *((each, "torch_gather") for each in (CHOSEN if ALL else ("gemma3_text", "glm_moe_dsa", "llama4_text"))),
+    *((each, "native") for each in ALIKE),
+    # Where there are a soft cap and windows, and sinks.
+    *((each, backend) for each in ("gemma2", "gpt_oss") for backend in ("torch_gather", "reference")),
+    *((each, "native") for each in CHOSEN if each not in ALIKE),
+    *(
+        (each, "torch_gather")
+        for each in (CHOSEN if ALL else ("gemma3_text", "glm_moe_dsa", "llama4_text"))
+        if each not in ALIKE
+    ),
     ("gemma3_text", "reference"),
     ("llama4_text", "reference"),
     # No backend attends.
@@ -50,9 +58,10 @@ CASES = [
     *((each, "torch_gather") for each in (WITH_STATES if ALL else STATES_IN_CI)),
 ]
 PACKED = [
-    ("gemma3_text", "native"), ("glm_moe_dsa", "native"), ("llama4_text", "torch_gather"), ("jamba", "torch_gather"),
-    ("inkling_text", "torch_gather"), ("deepseek_v4", "torch_gather"),
-]  # fmt: skip
+    *((each, backend) for each in ("gemma2", "gpt_oss") for backend in ("native", "torch_gather")),
+    *((each, "native") for each in ("gemma3_text", "glm_moe_dsa")),
+    *((each, "torch_gather") for each in ("llama4_text", "jamba", "inkling_text", "deepseek_v4")),
+]
 # Their pages for the longest request hold all others, too, or what they keep does not grow.
 NEVER_PREEMPTED = (
     "inkling_text", "kimi_linear", "llama4_text", "mamba", "mamba2", "mistral", "recurrent_gemma", "rwkv",
