@@ -11,6 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from paged.attention import KVPool, LayerOptions, StepTokens, get_backend
 
+from .scenes import draw_turn, lay_out  # noqa: TID252
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # Those in Triton need a GPU, or its interpreter: test_on_gpus.py starts a process that has it, and takes these tests for ours.
@@ -76,16 +78,11 @@ def cases(draw: st.DrawFn, dtypes=tuple(TOLERANCES)):
     )
 
 
-@pytest.fixture(scope="session")
-def build(draw_turn, lay_out):
+def build(case):
     """A case's sequences, and scene."""
-
-    def build(case):
-        turns = [draw_turn(*turn, seed=case.seed + i, **case.sizes) for i, turn in enumerate(case.turns)]
-        sizes = {"block_size": case.block_size, "parts": case.parts, "kv_dtype": case.kv_dtype}
-        return turns, lay_out(turns, seed=case.seed, options=case.options, **sizes)
-
-    return build
+    turns = [draw_turn(*turn, seed=case.seed + i, **case.sizes) for i, turn in enumerate(case.turns)]
+    sizes = {"block_size": case.block_size, "parts": case.parts, "kv_dtype": case.kv_dtype}
+    return turns, lay_out(turns, seed=case.seed, options=case.options, **sizes)
 
 
 def assert_close(found, expected, tolerances):
@@ -129,7 +126,7 @@ def dense(turn, options, kv_dtype):
 
 @settings(max_examples=40, derandomize=True)
 @given(cases())
-def test_the_reference_is_dense_attention(build, case):
+def test_the_reference_is_dense_attention(case):
     turns, scene = build(case)
     for options, found in zip(case.options, scene.attend(REFERENCE, *case.options), strict=True):
         expected = torch.cat([dense(turn, options, case.kv_dtype) for turn in turns])
@@ -139,7 +136,7 @@ def test_the_reference_is_dense_attention(build, case):
 @each_mode
 @settings(max_examples=EXAMPLES, derandomize=True)
 @given(st.data())
-def test_a_backend_gives_what_the_reference_gives(name, invariant, build, data):
+def test_a_backend_gives_what_the_reference_gives(name, invariant, data):
     backend = get_backend(name, invariant=invariant)
     case = data.draw(cases(READS[name]))
     _, scene = build(case)
@@ -153,9 +150,7 @@ def test_a_backend_gives_what_the_reference_gives(name, invariant, build, data):
 @each_mode
 @pytest.mark.parametrize("block_size", [1, 48, 128])
 @pytest.mark.parametrize("reach", [{"window": 20}, {"chunk": 70}], ids=["window", "chunk"])
-def test_a_front_far_behind_the_start_is_found_in_blocks_of_any_size(
-    name, invariant, block_size, reach, draw_turn, lay_out
-):
+def test_a_front_far_behind_the_start_is_found_in_blocks_of_any_size(name, invariant, block_size, reach):
     options = LayerOptions(0.3, **reach)
     turns = [draw_turn(300, 1, seed=0), draw_turn(290, 3, seed=1)]
     scene = lay_out(turns, block_size=block_size, options=[options])
@@ -173,7 +168,7 @@ def backend(request):
 
 
 @pytest.mark.parametrize("score", [-1e4, 1e4])
-def test_scores_far_from_zero_are_weighed_by_their_differences(backend, draw_turn, lay_out, score):
+def test_scores_far_from_zero_are_weighed_by_their_differences(backend, score):
     sequence, *turn = draw_turn(99, 1, seed=0, num_kv_heads=1, group=1, head_dim=1)
     sequence.queries[:], sequence.keys[:], sequence.keys[1:99] = 1, score, score - 1000
     sequence.values[:, 0, 0] = torch.arange(100)
@@ -187,7 +182,7 @@ def attend(scene, backend, **options):
     return found
 
 
-def test_a_step_of_nobody_gives_padding(backend, draw_turn, lay_out):
+def test_a_step_of_nobody_gives_padding(backend):
     scene = lay_out([draw_turn(0, 3, seed=0)], block_size=4)
     none = np.zeros(0, np.int64)
     nobody = StepTokens(none, none, np.zeros(1, np.int64), none, np.zeros((0, 4), np.int32), 4)
@@ -197,7 +192,7 @@ def test_a_step_of_nobody_gives_padding(backend, draw_turn, lay_out):
 
 
 @each_mode
-def test_what_a_backend_did_before_does_not_show(name, invariant, draw_turn, lay_out):
+def test_what_a_backend_did_before_does_not_show(name, invariant):
     backend = get_backend(name, invariant=invariant)
     for done, count, head_dim in [(0, 3, 8), (40, 1, 8), (0, 1, 4), (150, 2, 8), (7, 1, 8), (0, 90, 8), (7, 1, 16)]:
         scene = lay_out([draw_turn(done, count, seed=count, head_dim=head_dim)], block_size=16)
@@ -206,7 +201,7 @@ def test_what_a_backend_did_before_does_not_show(name, invariant, draw_turn, lay
         assert torch.equal(found, alone)
 
 
-def test_a_backend_that_began_in_inference_mode_goes_on_outside(backend, draw_turn, lay_out):
+def test_a_backend_that_began_in_inference_mode_goes_on_outside(backend):
     scene = lay_out([draw_turn(4, 5, seed=0)], block_size=4)
     with torch.inference_mode():
         within = attend(scene, backend)
@@ -218,7 +213,7 @@ def test_a_backend_that_began_in_inference_mode_goes_on_outside(backend, draw_tu
     ("name", "dtype"),
     [(name, dtype) for name in NAMES for dtype in (torch.bfloat16, torch.float16) if dtype in READS[name]],
 )
-def test_scores_of_16_bit_queries_are_not_rounded_to_16_bits(name, dtype, soft_cap, draw_turn, lay_out):
+def test_scores_of_16_bit_queries_are_not_rounded_to_16_bits(name, dtype, soft_cap):
     """Scores of about 20, of which such a number keeps a tenth: weights would be off by as much."""
     sizes = {"num_kv_heads": 1, "group": 4, "head_dim": 64, "dtype": dtype}
     scene = lay_out([draw_turn(63, 1, seed=seed, **sizes) for seed in range(8)], block_size=64)

@@ -13,6 +13,8 @@ from hypothesis import given, settings, strategies as st
 
 from paged.attention import KVPool, LayerOptions, StepTokens, get_backend
 
+from .scenes import draw_turn, lay_out  # noqa: TID252
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PLACES = 32
@@ -101,9 +103,7 @@ def test_a_backend_bears_its_name_and_says_whether_it_is_invariant(name, asked, 
     SIZES, OPTIONS, BLOCK_SIZES, st.lists(SPANS, min_size=1, max_size=6), st.none() | st.integers(1, 3),
     st.integers(0, 99),
 )  # fmt: skip
-def test_a_sequence_gets_what_it_gets_alone_in_whatever_blocks(
-    backend, draw_turn, lay_out, sizes, options, block_size, spans, parts, seed
-):
+def test_a_sequence_gets_what_it_gets_alone_in_whatever_blocks(backend, sizes, options, block_size, spans, parts, seed):
     sizes, options = fitting(backend, sizes, options)
     kv_dtype = sizes.pop("kv_dtype")
     turns = [draw_turn(*span, seed=i, **sizes) for i, span in enumerate(spans)]
@@ -124,7 +124,7 @@ EVERY_PLACES = list(range(PLACES, 300, PLACES))
 @each_backend
 @settings(max_examples=2 if IS_INTERPRETED else 20, derandomize=True)
 @given(SIZES, OPTIONS, LONG, CUTS)
-def test_where_prompts_are_cut_changes_nothing(backend, draw_turn, lay_out, sizes, options, spans, cuts):
+def test_where_prompts_are_cut_changes_nothing(backend, sizes, options, spans, cuts):
     sizes, options = fitting(backend, sizes, options)
     kv_dtype = sizes.pop("kv_dtype")
     turns = [draw_turn(*span, seed=i, **sizes) for i, span in enumerate(spans)]
@@ -141,7 +141,7 @@ def test_where_prompts_are_cut_changes_nothing(backend, draw_turn, lay_out, size
 # The reference has no work that is worth sharing.
 @pytest.mark.parametrize("name", ["torch_gather", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_it_holds_for_threads_that_share_the_work(draw_turn, lay_out, dtype, name):
+def test_it_holds_for_threads_that_share_the_work(dtype, name):
     backend = INVARIANT[name]
     sizes = {"num_kv_heads": 2, "group": 7, "head_dim": 64, "dtype": dtype}
     turns = [

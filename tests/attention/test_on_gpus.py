@@ -1,7 +1,6 @@
 """What `triton` and `xformers_splitk` refuse, said without what they need; and the start of the tests that run their kernels.
 
-Triton decides when it is imported whether it interprets, so those tests (`test_triton_interpreted.py`, `test_xformers_interpreted.py`, and `triton` in the
-tests of all backends) have a process to themselves.
+Triton decides when it is imported whether it interprets, so those tests (`test_interpreted.py`, and `triton` in the tests of all backends) have a process to themselves.
 """
 
 import sys
@@ -112,7 +111,7 @@ def test_the_kernels_give_in_the_interpreter_what_the_reference_gives(run_python
     # The interpreter is numpy: it takes numbers out of arrays of one, and -inf from -inf before it selects.
     ignored = "RuntimeWarning", "Conversion of an array with ndim > 0:DeprecationWarning"
     warnings = [word for each in ignored for word in ("-W", f"ignore:{each}" if ":" in each else f"ignore::{each}")]
-    names = "triton_interpreted", "xformers_interpreted", "backends_agree", "invariance"
+    names = "interpreted", "backends_agree", "invariance"
     files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in names]
     files.append(str(Path(__file__).parents[1] / "model" / "test_captured.py"))
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *warnings, "-k", "triton or interpreted", *files)

@@ -26,7 +26,7 @@ PLAIN = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 4
 FIELDS = json.loads(Path(__file__).with_name("kept_layers.json").read_text())
 SHRUNK, TINY, GIVEN = FIELDS["shrunk"], FIELDS["in_full"], FIELDS["given"]
 WITHOUT_A_CACHE = {"recurrent_gemma", "rwkv", "xlstm"}
-"""Their states lie elsewhere; test_states.py looks there."""
+"""Their states lie elsewhere; test_groups.py compares those of the first two with a plan of their layers."""
 CASES = [
     *(
         pytest.param(Shrunk, family, {}, id=family)
