@@ -236,10 +236,6 @@ class VllmManager:
             row.scheduled = 0
         return number
 
-    def cancel(self) -> Any:
-        """vLLM's manager takes nothing back."""
-        raise NotImplementedError("vLLM's manager takes no batch back: Capabilities(cancel=False)")
-
     def free(self, rows: Any, /) -> None:
         for row in rows:
             self.core.free(self.requests.pop(row).request)

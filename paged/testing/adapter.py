@@ -39,7 +39,6 @@ from paged.base.arguments import token_array
 from paged.block_manager import Moves
 from paged.errors import (
     DuplicateRow,
-    InvalidConfig,
     InvalidTokens,
     NothingInFlight,
     OutOfBlocks,
@@ -264,10 +263,15 @@ class ManagerAdapter(ABC):
         self._require(missing)
         copies: list[tuple[int, int]] = []
         for held, count in wanted:
-            copies += self.grow(held.sequence, held.tokens[: held.computed + count]) or ()
+            tokens = held.tokens[: held.computed + count]
+            copies += self._pairs(f"grow(sequence, {tokens})", self.grow(held.sequence, list(tokens)) or ())
+            if (have := len(self._blocks(held))) * self.block_size < len(tokens):
+                raise BrokenPromise(
+                    f"{type(self).__name__}.grow(sequence, {tokens}) left {have} blocks of {self.block_size} tokens in blocks(sequence)."
+                )
             held.scheduled = count
             self._batches.setdefault(self._batch, []).append(held)
-        return Moves(device_to_device=_pairs(copies))
+        return Moves(device_to_device=_moves(copies))
 
     def confirm(self) -> int:
         """The oldest batch has been computed. Returns its number. Raises NothingInFlight."""
@@ -283,12 +287,6 @@ class ManagerAdapter(ABC):
             for end in range(self.block_size, held.computed + 1, self.block_size):
                 self._computed[typed(held.namespace), tuple(held.tokens[:end])] = held.namespace
         return number
-
-    def cancel(self) -> Any:
-        """Define it for an allocator that can take a batch back, and say so in its capabilities."""
-        if not self._batches:
-            raise NothingInFlight
-        raise NotImplementedError("this adapter takes no batch back: Capabilities(cancel=False)")
 
     def extend_hit(self, row: int) -> int:
         """The row looks its prefix up again by being opened again, if it has nothing of its own yet. Returns the tokens won."""
@@ -308,33 +306,22 @@ class ManagerAdapter(ABC):
             self.close(held.sequence)
             del self._rows[row]
 
-    def truncate(self, row: int, num_blocks: int) -> None:
-        """Define it for an allocator that can, and say so in its capabilities."""
-        held = self._idle(row)
-        if not 0 <= num_blocks <= len(self._blocks(held)):
-            raise InvalidConfig(f"row {row} has no {num_blocks} blocks.")
-        raise NotImplementedError("this adapter truncates nothing: Capabilities(truncate=False)")
-
     def fork(self, row: int) -> int:
         """A row over the same blocks, made by `split`."""
         held = self._on_device(row)
-        if not self.capabilities.fork:
-            raise NotImplementedError("this adapter forks nothing: Capabilities(fork=False)")
         return self._numbered(replace(held, sequence=self.split(held.sequence), tokens=held.tokens[:]))
 
     def swap_out(self, rows: Any, keep: int = 0) -> Moves:
         """Blocks from column `keep` on go to the host, by `leave`, for all rows or, with too few host blocks, for none."""
         listed = self._listed(rows, self._idle)
-        if not self.capabilities.host_tier:
-            raise NotImplementedError("this adapter has no host tier: Capabilities(host_tier=False)")
         wanted = len({block for held in listed for block in self._blocks(held)[keep:]})
         if wanted > self.host_free:
             raise OutOfBlocks(wanted, self.host_free)
         copies: list[tuple[int, int]] = []
         for held in listed:
-            copies += self.leave(held.sequence, keep)
+            copies += self._pairs(f"leave(sequence, {keep})", self.leave(held.sequence, keep))
             held.is_swapped = True
-        return Moves(device_to_host=_pairs(copies))
+        return Moves(device_to_host=_moves(copies))
 
     def swap_in(self, rows: Any) -> Moves:
         """All host blocks of the rows return, by `come_back`, for all rows or, with too few blocks, for none."""
@@ -342,9 +329,9 @@ class ManagerAdapter(ABC):
         self._require(len({block for held in listed for block in self._host_blocks(held)}))
         copies: list[tuple[int, int]] = []
         for held in listed:
-            copies += self.come_back(held.sequence)
+            copies += self._pairs("come_back(sequence)", self.come_back(held.sequence))
             held.is_swapped = False
-        return Moves(host_to_device=_pairs(copies))
+        return Moves(host_to_device=_moves(copies))
 
     def table(self, row: int) -> NDArray[np.int64]:
         """int64 [n]: the row's blocks."""
@@ -453,6 +440,15 @@ class ManagerAdapter(ABC):
             )
         return ids
 
+    def _pairs(self, call: str, answer: Any) -> list[tuple[int, int]]:
+        """Copies that the allocator named. Raises BrokenPromise."""
+        try:
+            return [(index(source), index(target)) for source, target in answer]
+        except (TypeError, ValueError):
+            raise BrokenPromise(
+                f"{type(self).__name__}.{call} gave {answer!r}; ManagerAdapter asks for pairs of block ids."
+            ) from None
+
     def _row(self, row: int) -> Held:
         if row not in self._rows:
             raise UnknownRow(row)
@@ -478,7 +474,7 @@ class ManagerAdapter(ABC):
         return [one(row) for row in numbers]
 
 
-def _pairs(copies: list[tuple[int, int]]) -> NDArray[np.int32]:
+def _moves(copies: list[tuple[int, int]]) -> NDArray[np.int32]:
     return np.array(copies, np.int32).reshape(-1, 2)
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paged.testing.protocol import Capabilities
+from paged.errors import InvalidConfig
+from paged.testing.protocol import flag_of
 
 
 class BrokenPromise(TypeError):
@@ -31,8 +32,12 @@ class Promise(NamedTuple):
 
 
 def held_to(protocol: str, subject: Any) -> Any:
-    """The subject behind a door that looks at each answer. `protocol`: a key of PROTOCOLS. Raises BrokenPromise, now for members that
-    are missing, and later for answers."""
+    """Wrap the subject so that each answer is checked. `protocol`: a key of PROTOCOLS.
+
+    Raises BrokenPromise, now for members that are missing, later for answers; InvalidConfig for another protocol.
+    """
+    if protocol not in PROTOCOLS:
+        raise InvalidConfig(f"protocol has to be one of {', '.join(PROTOCOLS)}; got {protocol!r}.")
     return _Held(subject, protocol, PROTOCOLS[protocol], type(subject).__name__)
 
 
@@ -54,8 +59,8 @@ class _Held:
     def __getattr__(self, name: str) -> Any:
         promise = self._promises.get(name)
         if promise is not None and name not in self._there and not _has(self._subject, name):
-            flag = _FLAGS.get(name, name)
-            way_out = f" Capabilities({flag}=False) leaves it out." if flag in Capabilities.__dataclass_fields__ else ""
+            flag = flag_of(name)
+            way_out = "" if flag is None else f" Capabilities({flag}=False) leaves it out."
             raise BrokenPromise(self._missing(name, promise) + way_out)
         value = getattr(self._subject, name)
         if promise is None:
@@ -191,8 +196,6 @@ def _is_anything(answer: Any, subject: Any = None) -> bool:
     return True
 
 
-# Which of the capabilities stands for a method of another name.
-_FLAGS = {"swap_out": "host_tier", "swap_in": "host_tier", "loaded": "external_tokens", "saved": "external_tokens"}
 _STATES = ("submitted", "waiting", "loading", "running", "paused", "swapped", "finished", "rejected", "aborted")
 _COUNT = "an int of at least 0"
 _MOVES = "moves: device_to_host, host_to_device and device_to_device, int [n, 2] each, source and destination block; len() is all of them"
@@ -225,7 +228,6 @@ _MANAGER = {
     "append": Promise("nothing", _is_nothing),
     "allocate": Promise(_MOVES, _is_moves),
     "confirm": Promise("an int, the number of the batch that has ended", _is_count),
-    "cancel": Promise("anything", _is_anything),
     "free": Promise("nothing", _is_nothing),
     "table": Promise("int [n], the row's device blocks in order", _is_ids),
     "slots": Promise(
@@ -237,11 +239,17 @@ _MANAGER = {
     "check": Promise("a list of sentences, empty when all is well", _are_strings),
     "snapshot": Promise("a value that is equal exactly when nothing has changed", _is_anything, False),
     "extend_hit": Promise(f"{_COUNT}, tokens won", _is_count, False),
+    "cancel": Promise("anything", _is_anything, False),
     "fork": Promise("an int, the new row", _is_count, False),
     "reserve": Promise("nothing", _is_nothing, False),
     "truncate": Promise("nothing", _is_nothing, False),
     "swap_out": Promise(_MOVES, _is_moves, False),
     "swap_in": Promise(_MOVES, _is_moves, False),
+    "take_moves": Promise(_MOVES, _is_moves, False),
+    "retain": Promise(f"{_COUNT}, tokens kept", _is_count, False),
+    "expire": Promise("anything", _is_anything, False),
+    "take_events": Promise("the events since the last call", _is_anything, False),
+    "events_snapshot": Promise("events that add up to what is cached", _is_anything, False),
 }
 
 _SCHEDULER = {

@@ -10,7 +10,7 @@ from hypothesis.stateful import initialize, rule
 
 from paged.testing.content import typed
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
-from paged.testing.protocol import Capabilities
+from paged.testing.protocol import Capabilities, flag_of
 from paged.testing.rig_machine import RigMachine
 from paged.testing.strategies import NAMESPACES, manager_worlds, picks, prompts, tails, where
 
@@ -197,7 +197,7 @@ class ManagerMachine(RigMachine):
     def cancel(self) -> None:
         self.rig.cancel()
 
-    @where(lambda self: self.rig.device_rows)
+    @where(lambda self: self.rig.extends_hits and self.rig.device_rows)
     @rule(pick=picks)
     def extend_hit(self, pick: int) -> None:
         self.rig.extend_hit(chosen(self.rig.device_rows, pick))
@@ -378,20 +378,20 @@ class ManagerMachine(RigMachine):
     @rule(pick=picks)
     def misuse(self, pick: int) -> None:
         row = chosen(self.rig.rows, pick)
-        self.rig.misuse("free", [row, 77])
-        self.rig.misuse("free", [row, row])
-        self.rig.misuse("truncate", row, 99)
+        calls: list[tuple[Any, ...]] = [("free", [row, 77]), ("free", [row, row]), ("truncate", row, 99)]
         if row in self.rig.placeable_rows:
-            self.rig.misuse("allocate", [row], [self.rig.left(row) + 1])
-            self.rig.misuse("allocate", [row], [0])
+            calls += [("allocate", [row], [self.rig.left(row) + 1]), ("allocate", [row], [0])]
         else:
-            self.rig.misuse("allocate", [row], [1])
+            calls.append(("allocate", [row], [1]))
         if row not in self.rig.free_rows:
-            for verb, arguments in MISUSES_IN_FLIGHT[pick % len(MISUSES_IN_FLIGHT)]:
-                self.rig.misuse(verb, row, *arguments)
+            in_flight = MISUSES_IN_FLIGHT[pick % len(MISUSES_IN_FLIGHT)]
+            calls += [(verb, row, *arguments) for verb, arguments in in_flight]
         if not self.rig.naive.batches:
-            self.rig.misuse("confirm")
-            self.rig.misuse("cancel")
+            calls += [("confirm",), ("cancel",)]
+        for verb, *arguments in calls:
+            flag = flag_of(verb)
+            if flag is None or getattr(self.capabilities, flag):
+                self.rig.misuse(verb, *arguments)
 
 
 MISUSES_IN_FLIGHT: list[list[tuple[str, tuple[object, ...]]]] = [

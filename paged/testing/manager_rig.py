@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from paged.base.arguments import checked_integer
 from paged.testing import invariants
 from paged.testing.conformance import BrokenPromise, held_to
 from paged.testing.content import typed
@@ -41,6 +42,11 @@ class ManagerWorld(MemoryWorld):
     lag: int = 0
     """Moves and writes that the device may be behind by."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("least_load", "event_stride", "lag"):
+            checked_integer(name, getattr(self, name), 0)
+
 
 Builder = Callable[[ManagerWorld], Any]
 Copy = tuple[Block, Block]
@@ -61,22 +67,24 @@ class ManagerRig:
         self.world = world
         self.build = build
         subject = build(world)
+        able = capabilities_of(subject)
         self.manager = held_to("KVManager", subject)
         self.naive = NaiveManager(
             world.num_blocks,
             world.block_size,
             world.host_blocks,
-            world.prefix_caching,
+            world.prefix_caching and able.prefix_cache,
             host_caching=world.keeps_content_on_host,
             least_load=world.least_load,
-            shares_in_flight=capabilities_of(subject).sharing_in_flight,
+            shares_in_flight=able.sharing_in_flight,
         )
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
         # The state behind the last misuse.
         self._unchanged: Any = None
         self.events_read = EventWatch(self.manager, world.event_stride, self.manager.cached_contents)
         self.device = LateDevice(self.shadow, world.lag)
-        self.goes_ahead = capabilities_of(subject).rows_in_flight
+        self.goes_ahead = able.rows_in_flight
+        self.extends_hits = hasattr(subject, "extend_hit")
         self.ids: dict[Block, int] = {}
         self.host_ids: dict[Block, int] = {}
         self.now = 0
@@ -260,6 +268,8 @@ class ManagerRig:
         start, stop = state.shares[self.naive.batch]
         contents = self.shadow.contents.path(state.namespace, (state.tokens + state.coming)[:stop])
         slots = np.array(self.manager.slots(row, start, stop))
+        if len(slots) != stop - start:
+            self._fail_on([f"row {row}: slots({row}, {start}, {stop}) gave {len(slots)} of {stop - start}"])
         self._fail_on(self.device.write(self.naive.batch, slots, table, contents, f"row {row}"))
         self.ids.update(zip(state.table, table.tolist(), strict=False))
 
@@ -538,7 +548,7 @@ class ManagerRig:
         namespace, tokens = node
         shown = self.manager.lookup([*tokens, 0], self.namespaces[namespace]).blocks.tolist()
         column = len(tokens) // self.world.block_size - 1
-        return next((b for b in candidates if len(shown) > column and self.ids[b] == shown[column]), None)
+        return next((b for b in candidates if len(shown) > column and self.ids.get(b) == shown[column]), None)
 
     def _match(
         self, pairs: Any, copies: Sequence[Copy], sources: dict[Block, int], targets: dict[Block, int]
@@ -672,12 +682,12 @@ class ManagerRig:
         return self.shadow.mismatches(table, expected, f"row {number}")
 
     def _path(self, node: Node) -> tuple[bytes, ...]:
-        """A node as `cached_contents` spells it; how a namespace is encoded is learned from a manager of one block."""
+        """A node as `cached_contents` spells it; how a namespace is encoded is learned from another manager of the same world."""
         namespace, tokens = node
         if namespace not in self.roots:
-            probe = self.build(ManagerWorld(1, 1))
-            row = probe.add([0], namespace=self.namespaces[namespace])
-            probe.allocate([row], [1])
+            probe, size = self.build(self.world), self.world.block_size
+            row = probe.add([0] * size, namespace=self.namespaces[namespace])
+            probe.allocate([row], [size])
             probe.confirm()
             contents = probe.cached_contents()
             if not contents:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from paged.base.arguments import checked_integer
 from paged.testing.violation import ShortRepr
 
 if TYPE_CHECKING:
@@ -13,13 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class MemoryWorld(ShortRepr):
-    """Sizes in blocks and tokens."""
+    """Sizes in blocks and tokens. Raises InvalidConfig for one that is out of range."""
 
     num_blocks: int = 8
     block_size: int = 2
     host_blocks: int = 0
     prefix_caching: bool = True
     host_caching: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_blocks", 1), ("block_size", 1), ("host_blocks", 0)):
+            checked_integer(name, getattr(self, name), least)
 
     @property
     def keeps_content_on_host(self) -> bool:

@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
+from paged.errors import InvalidConfig
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -64,9 +66,24 @@ class Capabilities:
     """`check()` returns what is wrong inside, in sentences."""
 
 
+_FLAGS = {
+    "swap_out": "host_tier", "swap_in": "host_tier", "take_moves": "host_content", "expire": "retention",
+    "retain": "retention", "take_events": "events", "events_snapshot": "events", "hint": "hints",
+    "loaded": "external_tokens", "saved": "external_tokens",
+}  # fmt: skip
+
+
+def flag_of(method: str) -> str | None:
+    """The field of `Capabilities` that leaves this method of a subject out; None: it is always called."""
+    flag = _FLAGS.get(method, method)
+    return flag if flag in Capabilities.__dataclass_fields__ else None
+
+
 class KVTier(Protocol):
     """The blocks of one tier."""
 
+    @property
+    def num_blocks(self) -> int: ...
     @property
     def num_free(self) -> int: ...
     @property
@@ -91,10 +108,13 @@ class KVRows(Protocol):
     @property
     def num_scheduled(self) -> NDArray[Any]: ...
 
+    def num_on_host(self, row: int, /) -> int: ...
+
 
 @runtime_checkable
 class KVManager(Protocol):
-    """Block accounting over integer rows: what the rigs call and read. Semantics: the docstrings of `paged.BlockManager`."""
+    """Block accounting over integer rows: what every manager has. What a capability stands for comes on top. Semantics: the docstrings of
+    `paged.BlockManager`."""
 
     num_blocks: int
     block_size: int
@@ -113,9 +133,9 @@ class KVManager(Protocol):
     def append(self, row: int, tokens: Any, /) -> None: ...
     def allocate(self, rows: Any, counts: Any, /) -> Any: ...
     def confirm(self) -> int: ...
-    def cancel(self) -> Any: ...
     def free(self, rows: Any, /) -> None: ...
     def table(self, row: int, /) -> NDArray[Any]: ...
+    def slots(self, row: int, start: int, stop: int, /) -> NDArray[Any]: ...
     def cached_contents(self) -> set[tuple[bytes, ...]]: ...
     def reset_cache(self) -> bool: ...
     def check(self) -> list[str]: ...
@@ -176,11 +196,13 @@ class ServingEngine(Protocol):
 
 
 def capabilities_of(subject: object) -> Capabilities:
-    """The subject's own `capabilities`, or everything; no host tier or prefix cache where its sizes and flags say so, and of
-    what an engine may offer only what is there."""
+    """The subject's own `capabilities`; without them everything but a host tier or prefix cache that its sizes and flags deny, and of what an
+    engine may offer only what is there. Raises InvalidConfig for `capabilities` of another type."""
     declared = getattr(subject, "capabilities", None)
     if isinstance(declared, Capabilities):
         return declared
+    if declared is not None:
+        raise InvalidConfig(f"capabilities of {type(subject).__name__} have to be Capabilities; got {declared!r}.")
     if isinstance(subject, ServingEngine):
         logits, counts, check = (hasattr(subject, name) for name in ("on_logits", "manager", "check"))
         takes = signature(subject.add_request).parameters

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from paged import BlockManager, Request, Scheduler
-from paged.testing import BrokenPromise, SchedulerRig, Violation, World, held_to
+from paged.errors import InvalidConfig
+from paged.testing import BrokenPromise, SchedulerRig, Violation, World, capabilities_of, held_to
 from paged.testing.world import build_scheduler
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
@@ -48,15 +49,34 @@ def test_an_answer_of_the_wrong_shape_is_told_with_the_method_its_arguments_and_
     assert_refused(call, shown, globals(), BrokenPromise)
 
 
-def test_a_feature_that_is_missing_is_named_when_it_is_called_with_the_way_to_leave_it_out():
+@pytest.mark.parametrize(
+    ("missing", "capability"),
+    [
+        ("fork", "fork"),
+        ("swap_in", "host_tier"),
+        ("take_moves", "host_content"),
+        ("retain", "retention"),
+        ("take_events", "events"),
+    ],
+)
+def test_a_feature_that_is_missing_is_named_when_it_is_called_with_the_way_to_leave_it_out(missing, capability):
     class Ours:
         def __getattr__(self, name):
-            if name == "fork":
+            if name == missing:
                 raise AttributeError(name)
             return getattr(BlockManager(4, 2), name)
 
-    with pytest.raises(BrokenPromise, match=r"Ours has no `fork`.*Capabilities\(fork=False\)"):
-        held_to("KVManager", Ours()).fork(0)
+    with pytest.raises(BrokenPromise, match=rf"Ours has no `{missing}`.*Capabilities\({capability}=False\)"):
+        getattr(held_to("KVManager", Ours()), missing)
+
+
+def test_another_protocol_and_capabilities_of_another_type_are_refused():
+    with pytest.raises(InvalidConfig, match="protocol has to be one of KVManager, StepScheduler; got 'Manager'"):
+        held_to("Manager", BlockManager(4, 2))
+    with pytest.raises(
+        InvalidConfig, match="capabilities of SimpleNamespace have to be Capabilities; got {'fork': False}"
+    ):
+        capabilities_of(SimpleNamespace(capabilities={"fork": False}))
 
 
 class ReturnsNothing(Scheduler):

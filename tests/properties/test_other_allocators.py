@@ -9,8 +9,19 @@ import dataclasses
 import numpy as np
 import pytest
 
+from conformance.vllm.manager_rig import VllmManagerRig
+from paged import BlockManager
 from paged.errors import PagedError
-from paged.testing import BrokenPromise, KVManager, ManagerAdapter, ManagerWorld, Violation, machines, replay
+from paged.testing import (
+    BrokenPromise,
+    KVManager,
+    ManagerAdapter,
+    ManagerRig,
+    ManagerWorld,
+    Violation,
+    machines,
+    replay,
+)
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
 
@@ -192,13 +203,60 @@ def test_the_bug_is_found_and_its_program_has_no_call_too_many(allocator, verbs)
         replay(program.world, program.calls, allocator, drain=True)
 
 
+def test_what_capabilities_leave_out_is_never_called():
+    class Bare:
+        """A manager with what every one has to have, behind which no other method is found."""
+
+        capabilities = WITHOUT_CACHE
+
+        def __init__(self, world):
+            self.ours = Plain(world)
+
+        def __getattr__(self, name):
+            if name not in {*dir(KVManager), *KVManager.__annotations__, "lookup", "snapshot"}:
+                raise AttributeError(name)
+            return getattr(self.ours, name)
+
+    machines.run_machine(machine_of(Bare), few=30, steps=20)
+
+
+def test_a_rig_by_hand_leaves_the_cache_out_as_capabilities_say():
+    rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=1), Plain)
+    rig.add([1, 1])
+    rig.allocate([0], [2])
+    rig.confirm()
+    rig.drain()
+
+
+def test_an_allocator_that_needs_more_than_a_block_is_never_made_with_less():
+    def build(world):
+        assert (world.num_blocks, world.block_size) == (4, 2)
+        return BlockManager(4, 2)
+
+    rig = ManagerRig(ManagerWorld(num_blocks=4, block_size=2), build)
+    rig.add([1, 1])
+    rig.allocate([0], [2])
+    rig.confirm()
+
+
+def test_the_rig_for_a_manager_like_vllms_drives_one_without_a_cache():
+    rig = VllmManagerRig(ManagerWorld(num_blocks=2, block_size=1, prefix_caching=False), Plain)
+    rig.add([1, 1])
+    rig.allocate([0], [2])
+    rig.confirm()
+    rig.drain()
+
+
 def test_an_adapter_is_a_manager():
     assert isinstance(Plain(ManagerWorld()), KVManager)
 
 
 def ours(name, answer):
-    """An allocator whose method `name` answers with something else."""
-    return type("Ours", (Plain,), {name: lambda self, *arguments: answer})(ManagerWorld(num_blocks=2, block_size=1))
+    """An allocator whose method `name` answers with something else; it has a row unless that asks the method."""
+    manager = type("Ours", (HasHost,), {name: lambda self, *arguments: answer})(ManagerWorld(2, 1, host_blocks=1))
+    if name not in ("blocks", "match"):
+        manager.add([1])
+    return manager
 
 
 @pytest.mark.parametrize(("call", "shown"), shown_in("properties/refused_by_adapters.txt", ">>>"))
