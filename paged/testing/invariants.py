@@ -86,7 +86,10 @@ def references(manager: Any, tables: Tables, *, may_hold: bool = False, held: Se
     for row, table in tables.items():
         if len(set(table.tolist())) < len(table):
             found.append(f"6: row {row} names a block twice: {table.tolist()}")
-        np.add.at(named, table, 1)
+        inside = table[(table >= 0) & (table < len(named))]
+        if len(inside) < len(table):
+            found.append(f"6: row {row} names blocks {table.tolist()}, of {len(named)}")
+        np.add.at(named, inside, 1)
     np.add.at(named, np.array(held, np.int64), 1)
     return found + _counts(manager, named, may_hold)
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from paged.base.arguments import checked_integer
+from paged.errors import InvalidConfig
+from paged.testing.content import typed
 from paged.testing.naive_model import NaiveManager, NoRoom
 from paged.testing.protocol import KVManager, StepScheduler
 
@@ -32,15 +35,20 @@ def expected_hits(
     outputs      what each one generates; their content is cached, too, all but the last token's. None: one token each
     namespaces   of each prompt; only equal ones share. None: all are one
 
-    Only full blocks are hits, and at least one token of a prompt is computed. Raises ValueError for a prompt that the pool does not hold.
+    Only full blocks are hits, and at least one token of a prompt is computed. Raises ValueError for a prompt that the pool does not hold;
+    InvalidConfig, which is one, for a block size below 1, and for more or fewer `outputs` or `namespaces` than prompts.
     """
+    checked_integer("block_size", block_size, 1)
+    for name, given in (("outputs", outputs), ("namespaces", namespaces)):
+        if given is not None and len(given) != len(prompts):
+            raise InvalidConfig(f"{name} have to be as many as the prompts, {len(prompts)}; got {len(given)}.")
     known = [[int(token) for token in prompt] for prompt in prompts]
     later = [[int(token) for token in output[:-1]] for output in outputs] if outputs else [[] for _ in known]
     if num_blocks is None:
         num_blocks = sum(-(-len(a + b) // block_size) for a, b in zip(known, later, strict=True))
     naive, hits = NaiveManager(num_blocks, block_size), []
     for number, (prompt, generated) in enumerate(zip(known, later, strict=True)):
-        hits.append(naive.add(number, prompt, namespaces[number] if namespaces else None))
+        hits.append(naive.add(number, prompt, typed(namespaces[number] if namespaces else None)))
         try:
             _compute(naive, number)
             for token in generated:
@@ -60,7 +68,7 @@ def hit_violations(subject: Any, prompts: Prompts) -> list[str]:
     The subject says its own sizes (`num_blocks`, `block_size`; a scheduler's are its manager's). A scheduler must not preallocate: blocks drawn
     for outputs evict content. Raises TypeError for what is neither, ValueError for a prompt that the pool does not hold.
     """
-    serve: Callable[[Any, int, list[int]], int]
+    serve: Callable[[Any, int, list[int]], int | None]
     if isinstance(subject, StepScheduler):
         manager, serve = subject.manager, _scheduler_hits
     elif isinstance(subject, KVManager):
@@ -71,6 +79,8 @@ def hit_violations(subject: Any, prompts: Prompts) -> list[str]:
     found = []
     for number, (prompt, had_to_be) in enumerate(zip(prompts, expected, strict=True)):
         hits = serve(subject, number, [int(token) for token in prompt])
+        if hits is None:
+            return [*found, f"prompt {number}, {list(prompt)}: not served after {_most_steps(prompt)} steps"]
         if hits != had_to_be:
             found.append(f"prompt {number}, {list(prompt)}: {hits} tokens were hits; {had_to_be} had to be")
     return found
@@ -93,13 +103,17 @@ def _manager_hits(manager: Any, number: int, prompt: list[int]) -> int:
     return hits
 
 
-def _scheduler_hits(scheduler: Any, number: int, prompt: list[int]) -> int:
-    """The first token that is computed is the first one behind the hits."""
+def _most_steps(prompt: Sequence[int]) -> int:
+    return 60 + 12 * len(prompt)
+
+
+def _scheduler_hits(scheduler: Any, number: int, prompt: list[int]) -> int | None:
+    """The tokens before the first one that is computed; None if the prompt is not served to its end."""
     from paged import Request
 
     scheduler.add(Request(id=f"prompt {number}", prompt=prompt, max_tokens=1))
     first = None
-    for _ in range(60 + 12 * len(prompt)):
+    for _ in range(_most_steps(prompt)):
         if not scheduler.has_unfinished:
             break
         batch = scheduler.schedule()
@@ -107,4 +121,4 @@ def _scheduler_hits(scheduler: Any, number: int, prompt: list[int]) -> int:
             first = int(batch.seq_lens[0] - batch.num_tokens[0])
         if not batch.is_empty:
             scheduler.update(batch, np.zeros(int(batch.samples.sum()), np.int32))
-    return -1 if first is None else first
+    return None if scheduler.has_unfinished else first

@@ -36,6 +36,9 @@ def shares_of(
         start = length - (last - first)
         who = f"{batch.ids[index]}/{batch.sequences[index]} in row {row}"
         namespace, tokens = known(batch.ids[index], int(batch.sequences[index]))
+        if length > len(tokens):
+            found.append(f"{who}: context length {length}; its sequence has {len(tokens)} tokens")
+            continue
         shares.append(Share(index, who, start, contents.path(namespace, tokens[:length])))
         if batch.positions[first:last].tolist() != list(range(start, length)):
             found.append(
@@ -100,10 +103,8 @@ class ShadowKV:
 
     def mismatches(self, table: NDArray[np.integer], expected: Slots, who: str) -> list[str]:
         """Every position whose slot does not hold what the sequence put there, in words."""
-        num_blocks = -(-len(expected) // self.block_size)
-        bad = outside(np.asarray(table[:num_blocks]), len(self.device))
-        if len(table) < num_blocks or bad:
-            return [f"{who}: block table {list(table[:num_blocks])} does not cover {len(expected)} tokens"]
+        if found := self._uncovered(table, len(expected), who):
+            return found
         held = self.read(table, len(expected))
         return [
             f"{who}: position {p} (block {table[p // self.block_size]}) should hold {self.contents.describe(int(expected[p]))}"
@@ -128,6 +129,10 @@ class ShadowKV:
         index of the batch the contents that it attended to, in order of position.
         """
         found, shares = shares_of(batch, self.contents, known)
+        for share in shares:
+            found += self._uncovered(tables[int(batch.rows[share.place])], len(share.expected), share.who)
+        if found:
+            return found, {}
         slots, contents = batch.slot_mapping, np.full(len(batch.slot_mapping), POISON, np.int64)
         attended: dict[int, Any] = {}
         for place, who, begin, expected in shares:
@@ -146,6 +151,13 @@ class ShadowKV:
             if not found:
                 attended[place] = self.read(table, len(expected))
         return found, attended
+
+    def _uncovered(self, table: NDArray[np.integer], num_tokens: int, who: str) -> list[str]:
+        """What is wrong with a block table for so many tokens: too few blocks, or some that do not exist."""
+        named = table[: -(-num_tokens // self.block_size)].tolist()
+        if len(named) * self.block_size >= num_tokens and all(0 <= block < len(self.device) for block in named):
+            return []
+        return [f"{who}: block table {named} does not cover {num_tokens} tokens"]
 
     def _tiers(self, kind: str) -> tuple[Slots, Slots]:
         tiers = {"device": self.device, "host": self.host}

@@ -10,6 +10,7 @@ from zlib import crc32
 import msgspec
 
 from paged.block_manager import LayerGroup
+from paged.errors import InvalidConfig, UnknownPolicy
 from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.naive_layers import full_pages, longest_in, pages_for, spare_pages
 from paged.testing.protocol import StepScheduler
@@ -79,7 +80,7 @@ class World(MemoryWorld):
         most = blocks * self.block_size
         if self.groups:
             if self.max_model_len is None and all(group.kind != "full" for group in self.groups):
-                raise ValueError("without a full group sequences are as long as max_model_len says")
+                raise InvalidConfig(f"max_model_len has to be set where no group is full; groups are {self.groups}.")
             blocks -= self.spare_pages
             most = longest_in(self.groups, blocks, self.block_size, self.max_model_len or most)
         return most if self.max_model_len is None else min(most, self.max_model_len)
@@ -117,10 +118,12 @@ Builder = Callable[[World], StepScheduler]
 
 
 def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None = None) -> StepScheduler:
-    """Our own scheduler over our own manager, or another one with the same arguments."""
+    """Our own scheduler over our own manager, or another one with the same arguments. Raises UnknownPolicy."""
     import paged.study  # noqa: F401  (registers its policies)
     from paged import POLICIES, Scheduler
 
+    if world.policy not in POLICIES:
+        raise UnknownPolicy(world.policy, POLICIES)
     limits: dict[str, Any] = {
         "max_tokens_per_step": world.max_tokens_per_step,
         "max_sequences": world.max_sequences,
@@ -140,11 +143,10 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
     if world.policy in RESERVES:
         # A policy that reserves everything preempts no request, and says so itself.
         wishes["preemption"] = wishes["max_preemptions"] = None
-    if POLICIES[world.policy].foresight != "none":
+    policy = POLICIES[world.policy]
+    if policy.foresight != "none":
         wishes["known_outputs"] = world.known_outputs
-    if POLICIES[world.policy].order == "cached":
+    if policy.order == "cached":
         wishes["max_lead"] = world.max_lead
     changes = {name: wish for name, wish in wishes.items() if wish is not None}
-    return build(
-        manager_in(world, world.groups), policy=msgspec.structs.replace(POLICIES[world.policy], **changes), **limits
-    )
+    return build(manager_in(world, world.groups), policy=msgspec.structs.replace(policy, **changes), **limits)

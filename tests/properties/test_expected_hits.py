@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged import BlockManager, Scheduler
+from paged.errors import InvalidConfig
 from paged.testing import NaiveManager, expected_hits, hit_violations
 from paged.testing.strategies import prompts
 
@@ -17,6 +18,8 @@ A, B = [0, 1, 2, 3, 4], [0, 1, 2, 3, 9]
         # Three blocks hold either of them, and both begin with the same two.
         ({"num_blocks": 3}, [0, 4, 4, 4]),
         ({"namespaces": ["a", "b", "a", "a"]}, [0, 0, 4, 4]),
+        # Python takes them for equal, and a cache may not.
+        ({"namespaces": [1, True, 1, 1.0]}, [0, 0, 4, 0]),
     ],
 )
 def test_hits_are_whole_blocks_of_what_came_before(options, hits):
@@ -37,6 +40,19 @@ def test_outputs_are_cached_all_but_the_last_token():
 def test_a_prompt_that_the_pool_does_not_hold_is_an_error():
     with pytest.raises(ValueError, match="prompt 1: 2 blocks do not hold its 5 tokens"):
         expected_hits([[0], A], block_size=2, num_blocks=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"namespaces": ["a"]}, "namespaces have to be as many as the prompts, 2; got 1"),
+        ({"outputs": []}, "outputs have to be as many as the prompts, 2; got 0"),
+        ({"block_size": 0}, "block_size has to be at least 1; got 0"),
+    ],
+)
+def test_options_that_do_not_fit_the_prompts_are_refused(options, wrong):
+    with pytest.raises(InvalidConfig, match=wrong):
+        expected_hits([A, B], **{"block_size": 2} | options)
 
 
 @st.composite
@@ -78,6 +94,17 @@ def test_who_forgets_is_told_so():
 def test_a_scheduler_without_a_cache_is_told_so():
     found = hit_violations(Scheduler(BlockManager(20, 2, prefix_caching=False)), [A, B])
     assert found == ["prompt 1, [0, 1, 2, 3, 9]: 0 tokens were hits; 4 had to be"]
+
+
+class Stops(Scheduler):
+    """Computes prompts, and ends none."""
+
+    def update(self, batch, token_ids, counts=None, now=0.0):
+        return []
+
+
+def test_a_scheduler_that_ends_no_prompt_is_told_so():
+    assert hit_violations(Stops(BlockManager(20, 2)), [A, B]) == [f"prompt 0, {A}: not served after 120 steps"]
 
 
 def test_what_is_neither_a_manager_nor_a_scheduler_is_refused():

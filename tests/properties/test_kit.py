@@ -1,10 +1,21 @@
 """The kit's own parts, by hand-made cases: an oracle that nobody has tried is no oracle."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from paged import BlockManager, Moves
-from paged.testing import Capabilities, ShadowKV, capabilities_of
+from paged import BlockManager, LayerGroup, Moves, PagedError
+from paged.testing import (
+    Capabilities,
+    ManagerWorld,
+    SchedulerRig,
+    ShadowKV,
+    Violation,
+    World,
+    capabilities_of,
+    replay,
+)
 
 
 def test_capabilities_are_read_off_sizes_and_flags():
@@ -33,6 +44,60 @@ def test_the_shadow_runs_the_kinds_of_moves_in_their_order():
 def test_two_writes_to_one_slot_are_reported():
     shadow = ShadowKV(num_blocks=1, block_size=2)
     assert "same slot" in shadow.write(np.array([1, 1]), np.array([0, 1]))[0]
+
+
+def a_batch(length, tokens):
+    """One row that computes its last token, in the first slot."""
+    columns = {
+        "rows": [0],
+        "query_start_loc": [0, 1],
+        "seq_lens": [length],
+        "positions": [length - 1],
+        "token_ids": [7],
+    }
+    arrays = {name: np.array(values) for name, values in columns.items()}
+    return SimpleNamespace(
+        **arrays, sequences=np.array([0]), ids=["a"], source_batches=np.array([-1]), slot_mapping=np.array([0])
+    ), lambda id, sequence: (None, tokens)
+
+
+def test_the_shadow_reports_a_length_beyond_what_a_sequence_knows_and_a_table_that_is_too_short():
+    batch, known = a_batch(3, [7])
+    found, attended = ShadowKV(2, 2).run(batch, {0: np.array([0, 1])}, known)
+    assert (found, attended) == (["a/0 in row 0: context length 3; its sequence has 1 tokens"], {})
+    batch, known = a_batch(3, [7, 7, 7])
+    found, attended = ShadowKV(2, 2).run(batch, {0: np.array([0])}, known)
+    assert (found, attended) == (["a/0 in row 0: block table [0] does not cover 3 tokens"], {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"table": lambda self, row: np.array([9])}, r"6: row 0 names blocks \[9\], of 4"),
+        ({"slots": lambda self, row, start, stop: np.arange(9)}, r"row 0: slots\(0, 0, 2\) gave 9 of 2"),
+    ],
+)
+def test_blocks_and_slots_that_cannot_be_are_a_violation_of_the_manager(changes, wrong):
+    calls = [("add", ([0, 0], None)), ("allocate", ([0], [2]))]
+    with pytest.raises(Violation, match=wrong):
+        replay(ManagerWorld(4, 2, lag=9), calls, lambda world: type("Ours", (BlockManager,), changes)(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong"),
+    [
+        (lambda: ManagerWorld(lag=-1), "lag has to be at least 0; got -1"),
+        (lambda: World(num_blocks=0), "num_blocks has to be at least 1; got 0"),
+        (lambda: SchedulerRig(World(policy="fcfs")), 'unknown policy "fcfs"; known are'),
+        (
+            lambda: World(groups=(LayerGroup("window", 4),)).longest,
+            "max_model_len has to be set where no group is full",
+        ),
+    ],
+)
+def test_a_world_that_cannot_be_is_refused_by_name(make, wrong):
+    with pytest.raises(PagedError, match=wrong):
+        make()
 
 
 @pytest.mark.parametrize("build", ["build_engine(world)", "scheduler_in(world, max_model_len=None, vocabulary=4)"])
