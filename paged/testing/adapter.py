@@ -1,27 +1,9 @@
 """A short way to put another engine's block allocator in front of the kit: seven methods of yours, the rest is derived.
 
-    class Ours(ManagerAdapter):
-        def open(self, tokens, namespace): ...     # a sequence, with the blocks of its cached prefix
-        def grow(self, sequence, tokens): ...      # blocks for all of these tokens, which are about to be computed
-        def commit(self, sequence, tokens): ...    # all of these have been computed
-        def close(self, sequence): ...             # the sequence ends
-        def blocks(self, sequence): ...            # its block table
-        num_free, num_cached, ref_counts           # properties
-        def match(self, tokens, namespace): ...    # the cached prefix, changing nothing (with a prefix cache)
-        def forget_cache(self): ...
-
-What it can do beyond that, it says in its `capabilities`:
-
-        def split(self, sequence): ...             # fork: one more over the same blocks; `grow` returns what it copied
-        def leave(self, sequence, keep): ...       # host_tier: blocks from there on go to the host, the pairs that are copied
-        def come_back(self, sequence): ...         # and these are those that return
-        def host_blocks(self, sequence): ...       # its table there
-        host_free, host_ref_counts                 # properties
-
-Numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which
-content is there. What it answers by itself is not tested: that your allocator is called out of turn, that an
-operation for several rows is whole. Does not truncate, reserve, take a batch back, or share what is still being
-computed, and leaves rows alone that are in flight. `machines.AdapterMachine` is the state machine for it.
+`ManagerAdapter` numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which content is
+there. So it is not tested that your allocator refuses misuse, or takes several rows as one. The adapter does not truncate, reserve, take a batch
+back or share what is still being computed, and leaves rows alone that are in flight. `machines.AdapterMachine` is its state machine;
+docs/testing.md shows one whole.
 """
 
 from __future__ import annotations
@@ -60,7 +42,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Held:
-    """One row: the allocator's own sequence, and what is known of it."""
+    """One row: the allocator's own sequence, what it knows, and how many tokens are computed and in flight."""
 
     sequence: Any
     tokens: list[int]
@@ -77,15 +59,10 @@ class _Tier:
     num_free: int
     num_cached: int
     ref_counts: NDArray[Any]
-    read_states: Callable[[], NDArray[Any]]
 
     @property
     def num_used(self) -> int:
         return self.num_blocks - self.num_free - self.num_cached
-
-    @property
-    def states(self) -> NDArray[Any]:
-        return self.read_states()
 
 
 class _Columns:
@@ -209,18 +186,12 @@ class ManagerAdapter(ABC):
     @property
     def device(self) -> KVTier:
         """The device blocks, by `num_free`, `num_cached` and `ref_counts`."""
-        return _Tier(self.num_blocks, self.num_free, self.num_cached, self.ref_counts, self._states)
+        return _Tier(self.num_blocks, self.num_free, self.num_cached, self.ref_counts)
 
     @property
     def host(self) -> KVTier:
         """The host blocks, by `host_free` and `host_ref_counts`: none is cached."""
-        return _Tier(
-            self.num_host_blocks,
-            self.host_free,
-            0,
-            self.host_ref_counts,
-            lambda: np.where(self.host_ref_counts > 0, 2, 0),
-        )
+        return _Tier(self.num_host_blocks, self.host_free, 0, self.host_ref_counts)
 
     @property
     def rows(self) -> KVRows:
@@ -239,7 +210,7 @@ class ManagerAdapter(ABC):
 
     def add(self, tokens: Any, *, namespace: Any = None) -> int:
         """A row for a new sequence, the lowest that is unused."""
-        known = _token_list(tokens)
+        known: list[int] = token_array(tokens).tolist()
         if not known:
             raise InvalidTokens("a sequence needs at least one token.")
         held = Held(self.open(list(known), namespace), known, namespace)
@@ -247,8 +218,8 @@ class ManagerAdapter(ABC):
         return self._numbered(held)
 
     def append(self, row: int, tokens: Any) -> None:
-        """The row knows more tokens; the allocator hears of them when they are computed."""
-        self._idle(row).tokens += _token_list(tokens)
+        """The row knows more tokens. The allocator gets them when they are about to be computed."""
+        self._idle(row).tokens += token_array(tokens).tolist()
 
     def allocate(self, rows: Any, counts: Any) -> Moves:
         """Tokens in flight, for all rows or, with too few blocks, for none."""
@@ -340,25 +311,23 @@ class ManagerAdapter(ABC):
     def slots(self, row: int, start: int, stop: int) -> NDArray[np.int64]:
         """int64 [stop - start]: block * block_size + offset of these positions."""
         positions = np.arange(start, stop)
-        slots: NDArray[np.int64] = (
-            self.table(row)[positions // self.block_size] * self.block_size + positions % self.block_size
-        )
-        return slots
-
-    def _states(self) -> NDArray[np.int8]:
-        """int8 [num_blocks]: 2 used, 1 cached, as far as content that was computed here is found there, else 0."""
-        states = np.where(np.asarray(self.ref_counts) > 0, 2, 0).astype(np.int8)
-        for blocks in self._contents().values():
-            states[[block for block in blocks if not states[block]]] = 1
-        return states
+        blocks = self.table(row)[positions // self.block_size]
+        return np.asarray(blocks * self.block_size + positions % self.block_size, np.int64)
 
     def cached_contents(self) -> set[tuple[bytes, ...]]:
-        """Every content that was computed and that `match` still finds: the namespace, then the tokens of each block."""
+        """Every content that was computed, that `match` still finds, and that no row is computing again: the namespace, then the tokens of
+        each block."""
+        in_flight: set[int] = set()
+        for held in self._rows.values():
+            if held.scheduled:
+                in_flight.update(self._blocks(held)[held.computed // self.block_size :])
         size, found = 4 * self.block_size, set()
-        for kind, tokens in self._contents():
-            namespace = self._computed[kind, tokens]
-            data = np.array(tokens, np.int32).tobytes()
-            found.add((repr(namespace).encode(), *(data[i : i + size] for i in range(0, len(data), size))))
+        for (_, tokens), namespace in self._computed.items():
+            num_blocks = len(tokens) // self.block_size
+            blocks = self._matched([*tokens, 0], namespace)[:num_blocks]
+            if len(blocks) == num_blocks and in_flight.isdisjoint(blocks):
+                data = np.array(tokens, np.int32).tobytes()
+                found.add((repr(namespace).encode(), *(data[i : i + size] for i in range(0, len(data), size))))
         return found
 
     def reset_cache(self) -> bool:
@@ -380,21 +349,6 @@ class ManagerAdapter(ABC):
         }
         counts = [np.asarray(each).tolist() for each in (self.ref_counts, self.host_ref_counts)]
         return rows, self.num_free, self.num_cached, self.host_free, counts, self.cached_contents()
-
-    def _contents(self) -> dict[tuple[object, tuple[int, ...]], list[int]]:
-        """What was computed and is found now, with its blocks; not what some row is still computing again."""
-        in_flight: set[int] = set()
-        for held in self._rows.values():
-            if held.scheduled:
-                in_flight.update(self._blocks(held)[held.computed // self.block_size :])
-        found = {}
-        for (kind, tokens), namespace in self._computed.items():
-            blocks = self._matched([*tokens, 0], namespace)
-            if len(blocks) * self.block_size >= len(tokens) and in_flight.isdisjoint(
-                blocks[: len(tokens) // self.block_size]
-            ):
-                found[kind, tokens] = blocks
-        return found
 
     def _blocks(self, held: Held) -> list[int]:
         return self._ids("blocks(sequence)", self.blocks(held.sequence), self.num_blocks)
@@ -476,7 +430,3 @@ class ManagerAdapter(ABC):
 
 def _moves(copies: list[tuple[int, int]]) -> NDArray[np.int32]:
     return np.array(copies, np.int32).reshape(-1, 2)
-
-
-def _token_list(tokens: Any) -> list[int]:
-    return token_array(tokens).tolist()

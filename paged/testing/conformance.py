@@ -1,9 +1,9 @@
 """Checks that a subject keeps its protocol: every method is there, every answer has the promised shape.
 
-    held_to("KVManager", subject)    the subject, with each answer looked at on its way to the rig
+    held_to("KVManager", subject)    the subject, with each answer checked on its way to the rig
 
-Looks at shapes and types alone, so that the report of an adapter's slip has the method's name, and not by a traceback from
-inside the kit. Whether an answer is right is the rig's business.
+Shapes and types alone are checked, so that an adapter's slip is reported with the method's name, not by a traceback from inside the kit.
+Rigs check whether an answer is right.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from paged.testing.protocol import flag_of
 
 
 class BrokenPromise(TypeError):
-    """A subject lacks a method of its protocol, or one answers with something else than it promises; says which, and what it promises."""
+    """A subject lacks a member of its protocol, or one gives something else than it promises: the member, and what it promises."""
 
 
 class Promise(NamedTuple):
-    """What a member promises, in words, and whether an answer keeps it, given the subject. `parts` are the promises of the answer's own
-    members."""
+    """What a member promises, in words, and `holds(answer, subject)`: whether an answer keeps that. Members that a capability stands for are
+    not required. `parts` are the promises of the answer's own members."""
 
     words: str
     holds: Callable[[Any, Any], bool]
@@ -42,7 +42,7 @@ def held_to(protocol: str, subject: Any) -> Any:
 
 
 class _Held:
-    """The subject, and a look at what it answers."""
+    """A subject whose answers are checked."""
 
     def __init__(self, subject: Any, protocol: str, promises: dict[str, Promise], name: str) -> None:
         self._subject = subject
@@ -79,7 +79,7 @@ class _Held:
             self._look(name, promise, answer, arguments)
             return answer
 
-        # From now on it is found without a question.
+        # From now on it is found without __getattr__.
         self.__dict__[name] = call
         return call
 
@@ -147,15 +147,13 @@ def _are_strings(answer: Any, subject: Any = None) -> bool:
 
 def _is_batch(answer: Any, subject: Any = None) -> bool:
     num_rows, num_tokens = len(answer.rows), len(answer.token_ids)
-    per_row = (answer.num_tokens, answer.seq_lens, answer.samples, answer.ids, answer.sequences)
+    integers_per_row = answer.num_tokens, answer.seq_lens, answer.sequences
+    per_row = (*integers_per_row, answer.samples, answer.ids)
     per_token = (answer.positions, answer.slot_mapping)
     changes = (answer.table_rows, answer.table_columns, answer.table_blocks)
+    integers = answer.rows, answer.query_start_loc, *integers_per_row, answer.token_ids, *per_token, *changes
     return (
-        all(
-            _is_ids(each)
-            for each in (answer.rows, answer.num_tokens, answer.query_start_loc, answer.seq_lens, answer.sequences)
-        )
-        and all(_is_ids(each) for each in (answer.token_ids, *per_token, *changes))
+        all(map(_is_ids, integers))
         and all(len(each) == num_rows for each in per_row)
         and all(len(each) == num_tokens for each in per_token)
         and len({len(each) for each in changes}) == 1
@@ -188,74 +186,69 @@ def _is_counts(answer: Any, subject: Any = None) -> bool:
     return answer.keys() >= {*_STATES} and all(_is_count(number) for number in answer.values())
 
 
-def _is_nothing(answer: Any, subject: Any = None) -> bool:
-    return answer is None
-
-
-def _is_anything(answer: Any, subject: Any = None) -> bool:
-    return True
-
-
 _STATES = ("submitted", "waiting", "loading", "running", "paused", "swapped", "finished", "rejected", "aborted")
 _COUNT = "an int of at least 0"
 _MOVES = "moves: device_to_host, host_to_device and device_to_device, int [n, 2] each, source and destination block; len() is all of them"
 
+_NUM_BLOCKS = Promise(f"{_COUNT}, blocks", _is_count)
+_NOTHING = Promise("nothing", lambda answer, _: answer is None)
+_SENTENCES = Promise("a list of sentences, empty when all is well", _are_strings)
+
+
+def _optional(words: str, holds: Callable[[Any, Any], bool] = lambda answer, _: True) -> Promise:
+    return Promise(words, holds, is_required=False)
+
+
 _TIER = {
-    "num_blocks": Promise(f"{_COUNT}, blocks", _is_count),
-    "num_free": Promise(f"{_COUNT}, blocks", _is_count),
-    "num_cached": Promise(f"{_COUNT}, blocks", _is_count),
-    "num_used": Promise(f"{_COUNT}, blocks", _is_count),
+    **dict.fromkeys(("num_blocks", "num_free", "num_cached", "num_used"), _NUM_BLOCKS),
     "ref_counts": Promise("int [num_blocks], references to each block", _is_by_block),
 }
-_DEVICE = {**_TIER, "states": Promise("int [num_blocks]: 0 free, 1 cached, 2 used", _is_by_block)}
+_DEVICE = {**_TIER, "states": _optional("int [num_blocks]: 0 free, 1 cached, 2 used", _is_by_block)}
 _ROWS = {
     "live": Promise("int [n], the rows that sequences hold", _is_ids),
     "num_tokens": Promise("int [rows], tokens known of each row", _is_column),
     "num_computed": Promise("int [rows], tokens of each row that are computed", _is_column),
     "num_scheduled": Promise("int [rows], tokens of each row that are in flight", _is_column),
-    "num_on_host": Promise(f"{_COUNT}, host blocks that the row holds", _is_count, False),
+    "num_on_host": Promise(f"{_COUNT}, host blocks that the row holds", _is_count),
 }
 _MANAGER = {
-    "num_blocks": Promise(f"{_COUNT}, blocks", _is_count),
-    "num_host_blocks": Promise(f"{_COUNT}, blocks", _is_count),
+    "num_blocks": _NUM_BLOCKS,
+    "num_host_blocks": _NUM_BLOCKS,
     "block_size": Promise(f"{_COUNT}, tokens a block", _is_count),
-    "device": Promise("a tier", _is_anything, parts=_DEVICE),
-    "host": Promise("a tier", _is_anything, parts=_TIER),
-    "rows": Promise("the rows' columns", _is_anything, parts=_ROWS),
+    "device": Promise("a tier", lambda answer, _: True, parts=_DEVICE),
+    "host": Promise("a tier", lambda answer, _: True, parts=_TIER),
+    "rows": Promise("the rows' columns", lambda answer, _: True, parts=_ROWS),
     "next_batch": Promise("an int, the new batch's number", _is_count),
     "lookup": Promise("`num_tokens`, an int, and `blocks`, int [n], of the cached prefix", _is_hit),
     "add": Promise("an int, the row", _is_count),
-    "append": Promise("nothing", _is_nothing),
+    "append": _NOTHING,
     "allocate": Promise(_MOVES, _is_moves),
     "confirm": Promise("an int, the number of the batch that has ended", _is_count),
-    "free": Promise("nothing", _is_nothing),
+    "free": _NOTHING,
     "table": Promise("int [n], the row's device blocks in order", _is_ids),
-    "slots": Promise(
-        "int [n], block * block_size + offset of each position",
-        lambda answer, subject: _is_ids(answer),
-    ),
+    "slots": Promise("int [n], block * block_size + offset of each position", _is_ids),
     "cached_contents": Promise("a set of tuples of bytes: the namespace, then the tokens of each block", _is_contents),
     "reset_cache": Promise("a bool, whether anything was done", lambda answer, _: isinstance(answer, bool)),
-    "check": Promise("a list of sentences, empty when all is well", _are_strings),
-    "snapshot": Promise("a value that is equal exactly when nothing has changed", _is_anything, False),
-    "extend_hit": Promise(f"{_COUNT}, tokens won", _is_count, False),
-    "cancel": Promise("anything", _is_anything, False),
-    "fork": Promise("an int, the new row", _is_count, False),
-    "reserve": Promise("nothing", _is_nothing, False),
-    "truncate": Promise("nothing", _is_nothing, False),
-    "swap_out": Promise(_MOVES, _is_moves, False),
-    "swap_in": Promise(_MOVES, _is_moves, False),
-    "take_moves": Promise(_MOVES, _is_moves, False),
-    "retain": Promise(f"{_COUNT}, tokens kept", _is_count, False),
-    "expire": Promise("anything", _is_anything, False),
-    "take_events": Promise("the events since the last call", _is_anything, False),
-    "events_snapshot": Promise("events that add up to what is cached", _is_anything, False),
+    "check": _SENTENCES,
+    "snapshot": _optional("a value that is equal exactly when nothing has changed"),
+    "extend_hit": _optional(f"{_COUNT}, tokens won", _is_count),
+    "cancel": _optional("anything"),
+    "fork": _optional("an int, the new row", _is_count),
+    "reserve": _NOTHING._replace(is_required=False),
+    "truncate": _NOTHING._replace(is_required=False),
+    "swap_out": _optional(_MOVES, _is_moves),
+    "swap_in": _optional(_MOVES, _is_moves),
+    "take_moves": _optional(_MOVES, _is_moves),
+    "retain": _optional(f"{_COUNT}, tokens kept", _is_count),
+    "expire": _optional("anything"),
+    "take_events": _optional("the events since the last call"),
+    "events_snapshot": _optional("events that add up to what is cached"),
 }
 
 _SCHEDULER = {
     "manager": Promise("the memory layer", lambda answer, _: answer is not None),
     "has_unfinished": Promise("a bool", lambda answer, _: isinstance(answer, (bool, np.bool_))),
-    "add": Promise("nothing", _is_nothing),
+    "add": _NOTHING,
     "schedule": Promise("a batch with the arrays of paged.Batch, in their shapes", _is_batch),
     "update": Promise("outputs: id, sequence, token_ids and finish_reason each", _are_outputs),
     "abort": Promise("the last output, or None", lambda answer, _: answer is None or _is_output(answer)),
@@ -265,11 +258,11 @@ _SCHEDULER = {
     ),
     "counts": Promise(f"a dict of ints by {', '.join(_STATES)}", _is_counts),
     "waiting_ids": Promise("a list of str, in order", _are_strings),
-    "check": Promise("a list of sentences, empty when all is well", _are_strings),
-    "cancel": Promise("nothing", _is_nothing, False),
-    "append": Promise("nothing", _is_nothing, False),
-    "loaded": Promise("nothing", _is_nothing, False),
-    "saved": Promise("nothing", _is_nothing, False),
+    "check": _SENTENCES,
+    "cancel": _NOTHING._replace(is_required=False),
+    "append": _NOTHING._replace(is_required=False),
+    "loaded": _NOTHING._replace(is_required=False),
+    "saved": _NOTHING._replace(is_required=False),
 }
 
 PROTOCOLS: dict[str, dict[str, Promise]] = {"KVManager": _MANAGER, "StepScheduler": _SCHEDULER}

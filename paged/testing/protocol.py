@@ -92,8 +92,6 @@ class KVTier(Protocol):
     def num_used(self) -> int: ...
     @property
     def ref_counts(self) -> NDArray[Any]: ...
-    @property
-    def states(self) -> NDArray[Any]: ...
 
 
 class KVRows(Protocol):
@@ -143,7 +141,8 @@ class KVManager(Protocol):
 
 @runtime_checkable
 class StepScheduler(Protocol):
-    """Decides what one step runs. Semantics: the docstrings of `paged.Scheduler`."""
+    """Decides what one step runs. Semantics: the docstrings of `paged.Scheduler`. Its manager's device has `states`, too: int [num_blocks], 0
+    free, 1 cached, 2 used."""
 
     @property
     def manager(self) -> Any: ...
