@@ -1,29 +1,16 @@
 """A property-based test kit for KV-cache managers, schedulers and serving engines: ours, or one that you put behind the same methods.
 
-    SchedulerRig, ManagerRig, EngineRig
-                                  drive one subject, call by call, with every oracle watching; raise Violation
-    World, ManagerWorld, EngineWorld
-                                  the tiny sizes that a rig runs in
-    SCENARIOS, run_scenario       failures of the field, ready to run on a scheduler
-    pressure_differences          what of an engine's answers is another one when memory is short
-    ShadowKV, NaiveManager        two of those oracles: KV memory without tensors, the memory manager in dicts and lists
-    ShadowGroups, views_of        the first one for layers of several kinds: windows, chunks and states in one pool of pages
-    INVARIANTS, memory_violations the numbered invariants, recomputed from public attributes
-    expected_hits, hit_violations how many prompt tokens have to be prefix hits
-    RandomEngine, random_program  random programs for a rig
-    replay, shrink                running one again, on either rig; making a failing one short
-    ManagerAdapter                puts another engine's allocator in front of the kit: a few methods of yours, the rest is derived
-    held_to, BrokenPromise        a subject whose every answer has the promised shape, or is named
-    soak                          thousands of random requests through one scheduler
-    machines, strategies          Hypothesis state machines over the rigs, and what they draw (need the extra `testing`)
-
-A subject that cannot do everything says so in its `Capabilities`, and the machines leave those rules out:
+Rigs (`ManagerRig`, `SchedulerRig`, `EngineRig`) drive one subject, call by call, with every oracle watching, and raise `Violation`. `machines`
+and `strategies`, which need the extra `testing`, are Hypothesis state machines over the rigs, and what they draw. A subject that cannot do
+everything says so in its `Capabilities`, and the machines leave those rules out:
 
     class MyMachine(paged.testing.machines.SchedulerMachine):
         build = staticmethod(lambda world: MyScheduler(world.num_blocks, world.block_size))
         capabilities = Capabilities(fork=False, drafts=False)
 
     paged.testing.machines.run_machine(MyMachine, few=200)
+
+docs/testing.md says what else there is.
 """
 
 from importlib import import_module

@@ -16,7 +16,7 @@ POISON = -1
 
 
 def typed(value: object) -> tuple[object, ...]:
-    """A namespace in which 1, True, "1" and b"1" differ, as a hashable value that compares by type and spelling."""
+    """A namespace as a hashable value, compared by type and spelling: 1, True, "1" and b"1" differ."""
     if isinstance(value, tuple):
         return ("tuple", *(typed(part) for part in value))
     return (type(value).__name__, repr(value))
@@ -31,15 +31,11 @@ class Contents:
         self._token: list[int] = []
         self._checksum: list[int] = []
         self._root: list[object] = []
-        self._roots: dict[tuple[type, str], int] = {}
 
     def root(self, namespace: object) -> int:
         """The empty prefix of a namespace. Roots are never what a slot holds."""
-        key = type(namespace), repr(namespace)
-        if key not in self._roots:
-            spelled = typed(namespace)
-            self._roots[key] = self._intern(("root", spelled), POISON, POISON, spelled)
-        return self._roots[key]
+        spelled = typed(namespace)
+        return self._intern(("root", spelled), POISON, POISON, spelled)
 
     def extend(self, prefix: int, token: int) -> int:
         """The content of the slot that `token` gets after `prefix`."""

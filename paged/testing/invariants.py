@@ -70,13 +70,17 @@ def memory_violations(
 def tiers_add_up(manager: Any) -> list[str]:
     """1, for both tiers."""
     found = []
-    for tier, parts, total in (
-        ("device", (manager.device.num_free, manager.device.num_cached, manager.device.num_used), manager.num_blocks),
-        ("host", (manager.host.num_free, manager.host.num_cached, manager.host.num_used), manager.num_host_blocks),
-    ):
+    for tier, total in (("device", manager.num_blocks), ("host", manager.num_host_blocks)):
+        parts = figures(manager, tier)
         if sum(parts) != total or min(parts) < 0:
             found.append(f"1: {tier} free, cached, used {parts} do not make {total} blocks")
     return found
+
+
+def figures(manager: Any, tier: str) -> tuple[int, int, int]:
+    """How many blocks of a tier are free, cached and used."""
+    blocks = getattr(manager, tier)
+    return int(blocks.num_free), int(blocks.num_cached), int(blocks.num_used)
 
 
 def references(manager: Any, tables: Tables, *, may_hold: bool = False, held: Sequence[int] = ()) -> list[str]:
@@ -95,7 +99,7 @@ def references(manager: Any, tables: Tables, *, may_hold: bool = False, held: Se
 
 
 def _counts(manager: Any, named: NDArray[np.int64], may_hold: bool) -> list[str]:
-    """2: whether ref counts are those of tables, which name each block so many times."""
+    """2, for tables that name each block so many times."""
     ref_counts = manager.device.ref_counts
     beyond = ref_counts - named
     if not (beyond < 0).any() and (may_hold or not beyond.any()):
@@ -109,35 +113,25 @@ def _counts(manager: Any, named: NDArray[np.int64], may_hold: bool) -> list[str]
 def used_means_referenced(manager: Any) -> list[str]:
     """3: as many blocks have references as are counted as used, in both tiers."""
     found = []
-    for tier, counts, used in (
-        ("device", manager.device.ref_counts, manager.device.num_used),
-        ("host", manager.host.ref_counts, manager.host.num_used),
-    ):
+    for tier in ("device", "host"):
+        counts, used = getattr(manager, tier).ref_counts, getattr(manager, tier).num_used
         if int((counts > 0).sum()) != used or (counts < 0).any():
             found.append(f"3: {tier} ref counts {counts.tolist()}, and {used} blocks count as used")
     return found
-
-
-def held_pages(manager: Any, groups: Groups) -> dict[int, list[int]]:
-    """The pages in the tables of all rows: of each block's first page all that the block has; a block that several tables name counts once."""
-    blocks: dict[int, list[int]] = {}
-    for row in manager.rows.live.tolist():
-        for number in range(len(groups)):
-            for pages in manager.group_pages(number, row).tolist():
-                if pages[0] >= 0:
-                    blocks[pages[0]] = pages
-    return blocks
 
 
 def page_references(manager: Any, groups: Groups, *, may_hold: bool = False) -> list[str]:
     """1, 2 and 3 where blocks have several pages: no page is in two blocks, pages in tables are the used ones, and are referenced as often
     as tables name them."""
     named, found = np.zeros(manager.num_blocks, np.int64), []
+    # By first page, so that a block which several tables name counts once.
+    blocks: dict[int, list[int]] = {}
     for row in manager.rows.live.tolist():
         for number in range(len(groups)):
             its_pages = manager.group_pages(number, row)
             np.add.at(named, its_pages[its_pages >= 0], 1)
-    pages = [page for block in held_pages(manager, groups).values() for page in block]
+            blocks |= {block[0]: block for block in its_pages.tolist() if block[0] >= 0}
+    pages = [page for block in blocks.values() for page in block]
     if len(set(pages)) < len(pages):
         found.append(f"1: a page is in two blocks: {sorted(pages)}")
     if len(pages) > manager.device.num_used or (not may_hold and len(pages) < manager.device.num_used):
@@ -170,17 +164,12 @@ def fronts(manager: Any, groups: Groups) -> list[str]:
 
 def table_lengths(manager: Any, tables: Tables) -> list[str]:
     """6: a table covers all that is computed or in flight, unless the rest of the row lies on the host; what is computed is known."""
-    found = []
-    size, tokens, computed, scheduled = (
-        manager.block_size,
-        manager.rows.num_tokens,
-        manager.rows.num_computed,
-        manager.rows.num_scheduled,
-    )
+    rows, found = manager.rows, []
+    tokens, computed, scheduled = rows.num_tokens, rows.num_computed, rows.num_scheduled
     for row, table in tables.items():
         end = int(computed[row] + scheduled[row])
-        needed = -(-end // size)
-        held = len(table) + manager.rows.num_on_host(row)
+        needed = -(-end // manager.block_size)
+        held = len(table) + rows.num_on_host(row)
         if held < needed:
             found.append(f"6: row {row} has {held} blocks for {needed} blocks of tokens")
         if computed[row] > tokens[row] or scheduled[row] < 0:
@@ -192,11 +181,8 @@ def table_lengths(manager: Any, tables: Tables) -> list[str]:
 
 def parents_of_contents(contents: Set[tuple[bytes, ...]]) -> list[str]:
     """5: content on the device hangs together, every node's parent is there, too."""
-    return [
-        f"5: content {path} is there, its parent is not"
-        for path in contents
-        if len(path) > 2 and path[:-1] not in contents
-    ]
+    orphans = [path for path in contents if len(path) > 2 and path[:-1] not in contents]
+    return [f"5: content {path} is there, its parent is not" for path in orphans]
 
 
 def memory_at_rest(manager: Any) -> list[str]:

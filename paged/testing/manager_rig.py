@@ -177,9 +177,8 @@ class ManagerRig:
         # 1 == True for Python's dictionaries, and the model is made of those; the manager has to tell them apart.
         self.namespaces[typed(namespace)] = namespace
         on_device, first_pending = self.naive.lookup(tokens, typed(namespace))
-        on_host = 0
-        if first_pending is None:
-            on_host = len(self.naive.lookup_on_host(tokens, typed(namespace), len(on_device))) * self.world.block_size
+        behind = self.naive.lookup_on_host(tokens, typed(namespace), len(on_device)) if first_pending is None else []
+        on_host = len(behind) * self.world.block_size
         number = int(self.manager.add(tokens, namespace=namespace, **private))
         self.naive.add(number, tokens, typed(namespace), **private)
         self.events["private row"] += len(private) > 0
@@ -190,11 +189,9 @@ class ManagerRig:
         if reads and first_pending is not None:
             pending = {self.naive.device.pending.get(block.node, 0) for block in on_device if block.node is not None}
             self.events["shared with a batch that is out"] += not pending.isdisjoint(self.naive.out)
-        found = (
-            [f"lookup found {looked_up.num_tokens} tokens, the cache holds {hit}"]
-            if looked_up.num_tokens != hit
-            else []
-        )
+        found = []
+        if looked_up.num_tokens != hit:
+            found.append(f"lookup found {looked_up.num_tokens} tokens, the cache holds {hit}")
         if self.world.keeps_content_on_host and looked_up.host_tokens != on_host:
             found.append(f"lookup found {looked_up.host_tokens} more tokens on the host, which holds {on_host}")
         taken = list(self.manager.table(number))[: len(looked_up.blocks)]
@@ -567,7 +564,7 @@ class ManagerRig:
         return []
 
     def _compare(self) -> None:
-        """The whole public state against the model, every computed token against the shadow, and the manager's own check."""
+        """Compare the whole public state with the model, and every computed token with the shadow; ask for the manager's own check."""
         if self._runs_later:
             return
         self.naive.accept(self._leader)
@@ -589,18 +586,11 @@ class ManagerRig:
         self._poison_free()
 
     def _tallies(self) -> list[str]:
-        manager, found = self.manager, []
-        for tier, pool, shown in (
-            (
-                "device",
-                self.naive.device,
-                (manager.device.num_free, manager.device.num_cached, manager.device.num_used),
-            ),
-            ("host", self.naive.host, (manager.host.num_free, manager.host.num_cached, manager.host.num_used)),
-        ):
-            expected = (pool.free, len(pool.cached), pool.used)
-            if tuple(map(int, shown)) != expected:
-                found.append(f"{tier} free, cached, used: {tuple(map(int, shown))}, expected {expected}")
+        found = []
+        for tier, pool in (("device", self.naive.device), ("host", self.naive.host)):
+            shown, expected = invariants.figures(self.manager, tier), (pool.free, len(pool.cached), pool.used)
+            if shown != expected:
+                found.append(f"{tier} free, cached, used: {shown}, expected {expected}")
         self.events["evict"] += self.naive.device.evicted > 0
         self.events["evict pending content"] += self.naive.device.evicted_pending > 0
         self.naive.device.evicted = self.naive.device.evicted_pending = 0
@@ -610,17 +600,14 @@ class ManagerRig:
         """How long each row is, which blocks it has and who else holds them."""
         if tables.keys() != self.naive.rows.keys():
             return [f"rows {sorted(tables)} are live, expected {self.rows}"]
-        manager, found = self.manager, []
-        columns, ref_counts = (
-            (manager.rows.num_tokens, manager.rows.num_computed, manager.rows.num_scheduled),
-            manager.device.ref_counts,
-        )
+        figures, ref_counts, found = self.manager.rows, self.manager.device.ref_counts, []
+        columns = figures.num_tokens, figures.num_computed, figures.num_scheduled
         for number in self.rows:
             row, table = self.naive.rows[number], tables[number].tolist()
-            shown = tuple(int(column[number]) for column in columns)
-            expected = (len(row.tokens), row.computed, row.launched - row.computed)
+            shown = (*(int(column[number]) for column in columns), int(figures.num_on_host(number)))
+            expected = (len(row.tokens), row.computed, row.launched - row.computed, len(row.tail))
             if shown != expected:
-                found.append(f"row {number}: tokens, computed, scheduled {shown}, expected {expected}")
+                found.append(f"row {number}: tokens, computed, scheduled, on host {shown}, expected {expected}")
             if len(table) != len(row.table):
                 found.append(f"row {number}: {len(table)} blocks, expected {len(row.table)}")
                 continue

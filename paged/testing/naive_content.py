@@ -1,37 +1,33 @@
-"""The naive model's content: both tiers, the place of each prefix, and what is pinned or kept longer."""
+"""The naive model's content: both tiers, the place of each prefix, and what is retained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import KW_ONLY, dataclass
+from itertools import takewhile
 
 from paged.testing.naive_pool import Block, NaivePool, Node
 
 
+@dataclass(eq=False)
 class NaiveContent:
-    """Both tiers of the naive model, and questions about content alone."""
+    """Both tiers of the naive model, and questions about content alone.
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        host_blocks: int = 0,
-        prefix_caching: bool = True,
-        *,
-        host_caching: bool = False,
-        least_load: int = 0,
-        shares_in_flight: bool = True,
-    ) -> None:
-        """`host_caching`: content that leaves the device goes to the host; a hit on `least_load` tokens there or more is loaded.
+    `host_caching`: content that leaves the device goes to the host; a hit on `least_load` tokens there or more is loaded.
+    `shares_in_flight`: content is found as soon as a batch that is out computes it, not only once it has been computed.
+    """
 
-        Unless it `shares_in_flight`, content can be found once it has been computed, and not before.
-        """
-        self.block_size = block_size
-        self.host_caching = host_caching
-        self.least_load = least_load
-        self.shares_in_flight = shares_in_flight
-        self.prefix_caching = prefix_caching
-        self.device = NaivePool(num_blocks)
-        self.host = NaivePool(host_blocks)
+    num_blocks: int
+    block_size: int
+    host_blocks: int = 0
+    prefix_caching: bool = True
+    _: KW_ONLY
+    host_caching: bool = False
+    least_load: int = 0
+    shares_in_flight: bool = True
+
+    def __post_init__(self) -> None:
+        self.device, self.host = NaivePool(self.num_blocks), NaivePool(self.host_blocks)
         # Copies of content that the call under way makes, (source, destination), and the host blocks that they touch.
         self.offloaded: list[tuple[Block, Block]] = []
         self.loaded: list[tuple[Block, Block]] = []
@@ -40,7 +36,7 @@ class NaiveContent:
         self.retentions: dict[int, tuple[list[Node], int]] = {}
         self.ends: dict[int, float] = {}
         self.device.level = self.host.level = self.level
-        if host_caching:
+        if self.host_caching:
             self.device.leave = self._offload
             # What the device has, too, goes first on the host; what it has no more counts as used then.
             self.host.level = lambda node: -1 if node in self.device.resident else self.level(node)
@@ -56,32 +52,18 @@ class NaiveContent:
 
     def lookup(self, tokens: Sequence[int], namespace: object, have: int = 0) -> tuple[list[Block], int | None]:
         """Blocks after the first `have` that hold this prompt, all but its last token at most; the first pending one's index."""
-        found: list[Block] = []
-        first_pending = None
-        for num_blocks in range(have + 1, (len(tokens) - 1) // self.block_size + 1):
-            node = self.node(namespace, tokens, num_blocks)
-            if node not in self.device.resident:
-                break
-            if node in self.device.pending and first_pending is None:
-                first_pending = num_blocks - 1
-            found.append(self.device.resident[node])
-        return found, first_pending
+        nodes = self._leading(tokens[:-1], namespace, have, self.device.resident)
+        pending = (have + place for place, node in enumerate(nodes) if node in self.device.pending)
+        return [self.device.resident[node] for node in nodes], next(pending, None)
 
     def lookup_on_host(self, tokens: Sequence[int], namespace: object, have: int) -> list[Block]:
         """Host blocks that hold this prompt after its first `have` blocks, all but its last token at most."""
-        found: list[Block] = []
-        if not self.host_caching:
-            return found
-        for num_blocks in range(have + 1, (len(tokens) - 1) // self.block_size + 1):
-            node = self.node(namespace, tokens, num_blocks)
-            if node not in self.host.confirmed:
-                break
-            found.append(self.host.resident[node])
-        return found
+        nodes = self._leading(tokens[:-1], namespace, have, self.host.confirmed if self.host_caching else ())
+        return [self.host.resident[node] for node in nodes]
 
     def take_copies(self) -> tuple[list[tuple[Block, Block]], list[tuple[Block, Block]]]:
-        """(to the host, to the device): the copies of content that the last call made. Until now no other node could have the host
-        blocks that they read or write."""
+        """Return the copies of content that the last call made, (to the host, to the device), and release the host blocks that they read and
+        write: until now these were not to be had for other content."""
         copies = self.offloaded, self.loaded
         touched, self._touched, self.offloaded, self.loaded = self._touched, [], [], []
         for block in touched:
@@ -90,28 +72,27 @@ class NaiveContent:
 
     def prefix(self, tokens: Sequence[int], namespace: object) -> list[Node]:
         """The confirmed nodes of a prompt from the first one on, each in one tier at least."""
-        found: list[Node] = []
-        for num_blocks in range(1, len(tokens) // self.block_size + 1):
-            node = self.node(namespace, tokens, num_blocks)
-            if node not in self.device.confirmed and node not in self.host.confirmed:
-                break
-            found.append(node)
-        return found
+        return self._leading(tokens, namespace, 0, self.device.confirmed | self.host.confirmed)
+
+    def _leading(self, tokens: Sequence[int], namespace: object, have: int, there: Container[Node]) -> list[Node]:
+        """The nodes of a prompt after its first `have` blocks, up to the first that is not there."""
+        ends = range(have + 1, len(tokens) // self.block_size + 1)
+        return [*takewhile(lambda node: node in there, (self.node(namespace, tokens, end) for end in ends))]
 
     def retain(self, number: int, nodes: list[Node], level: int, until: float | None) -> None:
-        """These nodes, a prefix, go after all of a lower level. What is at this level by now is as new as what was raised to it: a parent
-        must not go before its child."""
+        """Evict these nodes, a prefix, after all of a lower level. Those that are at this level now count as used just now: a parent must not
+        go before its child."""
         self.retentions[number] = nodes, level
         if until is not None:
             self.ends[number] = until
         self._touch([node for node in nodes if self.level(node) == level])
 
     def expire(self, now: float) -> None:
-        """What ends by now has ended, in order."""
+        """End the retentions whose time has come, in the order of their ends."""
         for _, number in sorted((when, number) for number, when in self.ends.items() if when <= now):
             del self.ends[number]
-            before = {node: self.level(node) for node in self.retentions.get(number, ([], 0))[0]}
-            self.retentions.pop(number, None)
+            before = {node: self.level(node) for node in self.retentions[number][0]}
+            del self.retentions[number]
             self._touch([node for node in before if self.level(node) != before[node]])
 
     def level(self, node: Node | None) -> int:
@@ -119,7 +100,7 @@ class NaiveContent:
         return max((level for nodes, level in self.retentions.values() if node in nodes), default=0)
 
     def forget_dead(self) -> None:
-        """A node that is nowhere, with nothing below it, is known no more: what becomes of the same tokens later is another one."""
+        """Take nodes that are nowhere, with nothing below them, out of retentions: content that has the same tokens later is another one."""
         lives = self.living_nodes()
         for number, (nodes, level) in list(self.retentions.items()):
             self.retentions[number] = [node for node in nodes if node in lives], level
@@ -136,10 +117,9 @@ class NaiveContent:
         return {(n, tokens[:end]) for n, tokens in known for end in range(0, len(tokens) + 1, self.block_size)}
 
     def _offload(self, block: Block) -> None:
-        """Content is about to be forgotten on the device: the host keeps it, if it has a block for it, free or with content that is
-        retained no longer."""
+        """Keep content that leaves the device on the host, if that has a block for it: free, or with content of no higher level."""
         assert block.node is not None
-        # Copied by calls whose moves run together with this one's: it goes before it has come.
+        # A copy to this block that is still to run is not needed any more.
         self.loaded = [(source, target) for source, target in self.loaded if target is not block]
         there, level = self.host.resident.get(block.node), self.level(block.node)
         if there is not None:

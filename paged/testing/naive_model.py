@@ -11,7 +11,7 @@ when a row whose content was another row's before publishes its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paged.testing.naive_content import NaiveContent
@@ -71,29 +71,10 @@ class Row:
 
 
 class NaiveManager(NaiveContent):
-    """The rules of the memory layer. Rows are keyed by whatever number the real manager gave them."""
+    """The rules of the memory layer. Rows have the numbers that the real manager gave them. Sizes and options are those of `NaiveContent`."""
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        host_blocks: int = 0,
-        prefix_caching: bool = True,
-        *,
-        host_caching: bool = False,
-        least_load: int = 0,
-        shares_in_flight: bool = True,
-    ) -> None:
-        """See `NaiveContent`."""
-        super().__init__(
-            num_blocks,
-            block_size,
-            host_blocks,
-            prefix_caching,
-            host_caching=host_caching,
-            least_load=least_load,
-            shares_in_flight=shares_in_flight,
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.rows: dict[int, Row] = {}
         # The batch that is being composed, those that are out, oldest first, and the rows that were placed in each, in order.
         self.batch = 1
@@ -132,10 +113,10 @@ class NaiveManager(NaiveContent):
         for block in found:
             self.device.hold(block)
             row.table.append(block)
-        if found:
+        loaded = 0 if first_pending is not None else self._load(row)
+        if found or loaded:
             row.published = len(row.table)
             row.launched = row.computed = len(row.table) * self.block_size
-        loaded = 0 if first_pending is not None else self._load(row)
         return (len(found) + loaded) * self.block_size
 
     def _load(self, row: Row) -> int:
@@ -153,8 +134,6 @@ class NaiveManager(NaiveContent):
         for source, block in zip(sources, row.table[-len(sources) :], strict=True):
             assert source.node is not None
             self.device.carry(source.node, block, None)
-        row.published = len(row.table)
-        row.launched = row.computed = len(row.table) * self.block_size
         return len(sources)
 
     def allocate(
@@ -171,7 +150,10 @@ class NaiveManager(NaiveContent):
         for number in numbers:
             row = self.rows[number]
             column = row.launched // self.block_size
-            if row.launched % self.block_size and _must_copy(source := row.table[column]):
+            if not row.launched % self.block_size:
+                continue
+            source = row.table[column]
+            if source.refs > 1 or source.node is not None:
                 copies.append((number, column))
                 row.table[column] = self.device.draw()
                 if source.refs > 1:
@@ -280,9 +262,9 @@ class NaiveManager(NaiveContent):
         return any(each[0] == namespace and each[1][: len(tokens)] == tokens for each in self.host.pending)
 
     def catch_up(self, row: Row, shown: Shown, switches: Callable[[int, Block], bool]) -> None:
-        """The row looks again at what it computed and could not publish; `switches` and `shown` say whether it does."""
+        """Publish what the row computed and could not publish before, as far as the manager did, by `switches` and `shown`."""
         if self.prefix_caching:
-            self._publish(row, lambda node, blocks: shown(node, blocks), lambda column, block: switches(column, block))
+            self._publish(row, shown, switches)
 
     def cancel(self) -> set[int]:
         """The latest batch did not run: its rows are set back, its nodes withdrawn, and what others built on these is given up.
@@ -366,8 +348,7 @@ class NaiveManager(NaiveContent):
         private: dict[Block, Block] = {}
         for number in numbers:
             row, tail = self.rows[number], []
-            for column, block in list(enumerate(row.table))[keep : self.blocks_for(row.launched)]:
-                node = self._node_to_move(row, column, block)
+            for block, node in self._leaving(row, keep):
                 there = private.get(block) if node is None else self.host.resident.get(node)
                 if there is not None:
                     self.host.hold(there)
@@ -392,7 +373,7 @@ class NaiveManager(NaiveContent):
         Returns the copies, (host block, device block). Raises NoRoom, changing nothing.
         """
         rows = [self.rows[number] for number in numbers]
-        if self.device_blocks_wanted(rows) > self.device.available:
+        if self._device_blocks_wanted(rows) > self.device.available:
             raise NoRoom
         loaded: dict[Block, Block] = {}
         for row in rows:
@@ -423,7 +404,7 @@ class NaiveManager(NaiveContent):
         self.host.forget_all()
         return True
 
-    def device_blocks_wanted(self, rows: Sequence[Row]) -> int:
+    def _device_blocks_wanted(self, rows: Sequence[Row]) -> int:
         """What a return takes from the available blocks: nodes without a used device block once each, private blocks once each."""
         wanted: set[object] = set()
         for block in (block for row in rows for block in row.tail):
@@ -435,8 +416,7 @@ class NaiveManager(NaiveContent):
     def _host_blocks_wanted(self, numbers: Sequence[int], keep: int) -> int:
         wanted: set[object] = set()
         for row in (self.rows[number] for number in numbers):
-            for column, block in list(enumerate(row.table))[keep : self.blocks_for(row.launched)]:
-                node = self._node_to_move(row, column, block)
+            for block, node in self._leaving(row, keep):
                 there = None if node is None else self.host.resident.get(node)
                 if there is None or there.refs == 0:
                     wanted.add(block if node is None else node)
@@ -465,11 +445,13 @@ class NaiveManager(NaiveContent):
         """The node that the row's block at this column carries for it: a fork may hold a block of which it knows the beginning only."""
         return block.node if column < row.content_end // self.block_size else None
 
-    def _node_to_move(self, row: Row, column: int, block: Block) -> Node | None:
-        """As `_node_at`; but of what a fork of the row has pending in a block that they share, the row hears when it is confirmed."""
-        node = self._node_at(row, column, block)
-        is_told = node not in self.device.pending or column < row.published or node in row.carried
-        return node if is_told else None
+    def _leaving(self, row: Row, keep: int) -> Iterator[tuple[Block, Node | None]]:
+        """The row's blocks from column `keep` on that hold tokens, with the node that each carries for it: one that a fork of the row has
+        pending in a block that they share is the row's only once it is confirmed."""
+        for column, block in list(enumerate(row.table))[keep : self.blocks_for(row.launched)]:
+            node = self._node_at(row, column, block)
+            is_its_own = node not in self.device.pending or column < row.published or node in row.carried
+            yield block, node if is_its_own else None
 
     def _num_published(self, row: Row) -> int:
         """Blocks of the row from the first one on that are nodes."""
@@ -540,8 +522,3 @@ class NaiveManager(NaiveContent):
         """The table's tail goes back, last block first."""
         while len(row.table) > num_blocks:
             self.device.release(row.table.pop())
-
-
-def _must_copy(block: Block) -> bool:
-    """Whether a row that writes into this block has to copy it first: others hold it, or it is content."""
-    return block.refs > 1 or block.node is not None

@@ -76,7 +76,7 @@ def hit_violations(subject: Any, prompts: Prompts) -> list[str]:
     else:
         raise TypeError(f"{type(subject).__name__} is neither a KVManager nor a StepScheduler of paged.testing.")
     expected = expected_hits(prompts, manager.block_size, num_blocks=manager.num_blocks)
-    found = []
+    found: list[str] = []
     for number, (prompt, had_to_be) in enumerate(zip(prompts, expected, strict=True)):
         hits = serve(subject, number, [int(token) for token in prompt])
         if hits is None:

@@ -5,8 +5,8 @@ a block it is. A page of a state holds the prefix that the state has seen. So a 
 block of another group, two parts exchanged, and a state that is too old or too new.
 
     shadow = ShadowGroups(groups, num_pages, block_size)
-    views = views_of(batch)                                    # when it is scheduled: they are valid until the next `schedule`
-    found, _ = shadow.run(batch, views, known)                 # when it runs, before or after others have been scheduled
+    views = views_of(batch, groups)                # when it is scheduled: the next `schedule` may change what the batch points to
+    found, _ = shadow.run(batch, views, known)     # when it runs, before or after others have been scheduled
 """
 
 from __future__ import annotations
