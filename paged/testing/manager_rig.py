@@ -1,9 +1,8 @@
 """A real KV manager, the naive model and the shadow KV side by side: every operation runs on all three and is compared at once.
 
-Each public method is one operation of the manager, or one misuse of it. Batches work as in an engine: rows that are
-put in flight belong to the batch that is being composed until `seal`; the oldest batch is confirmed, the latest
-cancelled. What the calls ask a device to do is queued and done in their order, as late as the world says: a write at
-the latest when its batch is confirmed. Reads no private state.
+Each public method is one operation of the manager, or one misuse of it. Rows that are put in flight belong to the batch that is being composed
+until `seal`; the oldest batch is confirmed, the latest cancelled. Moves and writes are queued for a device that lags as far behind as the world
+says: a batch has written at the latest when it is confirmed.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,6 @@ class ManagerRig:
             shares_in_flight=able.sharing_in_flight,
         )
         self.shadow = ShadowKV(world.num_blocks, world.block_size, world.host_blocks)
-        # The state behind the last misuse.
-        self._unchanged: Any = None
         self.events_read = EventWatch(self.manager, world.event_stride, self.manager.cached_contents)
         self.device = LateDevice(self.shadow, world.lag)
         self.goes_ahead = able.rows_in_flight
@@ -92,7 +90,7 @@ class ManagerRig:
         self.namespaces: dict[object, object] = {}
         self.roots: dict[object, bytes] = {}
         self.has_failed = False
-        # Whether one call of the rig makes several of the manager's, and whether their moves are left for later.
+        # Within a call of the rig that makes several of the manager's; and while their moves are left for later.
         self._is_nested = self._runs_later = False
         self.calls: list[Call] = []
         self.events: Counter[str] = Counter()
@@ -170,7 +168,7 @@ class ManagerRig:
         return min(self.naive.blocks_for(state.launched), len(state.table))
 
     def add(self, tokens: list[int], namespace: object = None, reads: bool = True, writes: bool = True) -> int:
-        """A new sequence. The hit has to be exactly the longest prefix that is there, and nothing for one that does not read."""
+        """A new sequence. Its hit has to be the longest prefix that is there, and none if it does not read the cache."""
         private = {name: value for name, value in (("reads", reads), ("writes", writes)) if not value}
         self._note("add", tokens, namespace, *((reads, writes) if private else ()))
         looked_up = self.manager.lookup(tokens, namespace)
@@ -202,7 +200,7 @@ class ManagerRig:
         return number
 
     def visit(self, tokens: list[int], others: list[int]) -> None:
-        """A row comes and goes at once, and another one computes: the copies of all three calls run together."""
+        """Add a row and free it at once, then add another one and compute it: the copies of all these calls run together."""
         self._note("visit", tokens, others)
         self._is_nested = self._runs_later = True
         self.free([self.add(tokens)])
@@ -210,7 +208,7 @@ class ManagerRig:
         self._runs_later = False
         if self.left(row):
             self.allocate([row], [self.left(row)])
-        # Those that no other call has brought along.
+        # Copies that no call has returned.
         self._content_moves()
         self._compare()
         self._is_nested = False
@@ -220,10 +218,10 @@ class ManagerRig:
         self._note("append", row, tokens)
         state = self.naive.rows[row]
         self.events["append in flight"] += len(state.shares) > 0
-        self._tell(row, (state.coming[: len(tokens)] + tokens[len(state.coming) :]))
+        self._learn(row, state.coming[: len(tokens)] + tokens[len(state.coming) :])
         self._compare()
 
-    def _tell(self, row: int, tokens: list[int]) -> None:
+    def _learn(self, row: int, tokens: list[int]) -> None:
         self.events["learns later"] += self.unlearnt(row) > 0
         self.manager.append(row, tokens)
         self.naive.append(row, tokens)
@@ -287,7 +285,7 @@ class ManagerRig:
         for row, state in self.naive.rows.items():
             end = state.shares.get(batch, (0, 0))[1]
             if end > len(state.tokens):
-                self._tell(row, state.coming[: end - len(state.tokens)])
+                self._learn(row, state.coming[: end - len(state.tokens)])
         self._fail_on(self.device.run_through(batch))
         self.events["confirm of a void share"] += any(
             row not in self.naive.rows.values() for row in self.naive.placed[batch]
@@ -302,7 +300,7 @@ class ManagerRig:
         self._compare()
 
     def cancel(self) -> None:
-        """The latest batch was not computed, or in part: what it wrote is garbage. Its moves have run."""
+        """Cancel the latest batch: what it wrote is garbage, and its moves have run."""
         if not self.naive.batches:
             return
         self._note("cancel")
@@ -324,7 +322,7 @@ class ManagerRig:
         self._compare()
 
     def extend_hit(self, row: int) -> None:
-        """Look again for what follows a row that holds nothing but shared content; one that computes may be left alone."""
+        """Look again for content behind a row that holds nothing but shared content. The manager may leave one alone that computes."""
         self._note("extend_hit", row)
         state = self.naive.rows[row]
         holds_nodes_only = len(state.table) * self.world.block_size == state.launched
@@ -346,12 +344,9 @@ class ManagerRig:
     def reserve(self, rows: Sequence[int], num_blocks: Sequence[int]) -> None:
         """Lookahead: tables of at least so many blocks."""
         self._note("reserve", list(rows), list(num_blocks))
-
-        def naive() -> bool:
-            self.naive.reserve(rows, num_blocks)
-            return True
-
-        self._both(lambda: self.manager.reserve(list(rows), list(num_blocks)), naive)
+        self._both(
+            lambda: self.manager.reserve(list(rows), list(num_blocks)), lambda: self.naive.reserve(rows, num_blocks)
+        )
         self._content_moves()
         self._compare()
 
@@ -410,13 +405,17 @@ class ManagerRig:
 
     def retain(self, tokens: list[int], namespace: object = None, priority: int = 1, lasts: int | None = None) -> None:
         """Keep the cached prefix of a prompt longer than content of lower priority, for so many ticks (None: as long as it is known)."""
+        from paged.errors import UnknownContent
+
         self._note("retain", tokens, namespace, priority, lasts)
-        nodes = self._prefix(tokens, namespace)
+        self.namespaces[typed(namespace)] = namespace
+        nodes = self.naive.prefix(tokens, typed(namespace))
         until = None if lasts is None else self.now + lasts
-        kept = self._unless_unknown(
-            nodes, lambda: self.manager.retain(tokens, namespace, priority=priority, until=until)
-        )
-        if kept is not None:
+        call = partial(self.manager.retain, tokens, namespace, priority=priority, until=until)
+        if not nodes:
+            self._refused(call, UnknownContent, "retention of content that is not there")
+        else:
+            kept = self._allowed(call, UnknownContent, "content is there")
             found = [] if kept == len(nodes) * self.world.block_size else [f"{kept} tokens of {len(nodes)} blocks kept"]
             self._fail_on(found)
             self.num_kept += 1
@@ -448,18 +447,9 @@ class ManagerRig:
         """A call that no caller may make: a typed error, and nothing has changed."""
         from paged import PagedError
 
-        # Behind another misuse all is as it was looked at then.
-        is_known = bool(self.calls) and self.calls[-1][0] == "misuse"
-        before = self._unchanged if is_known else snapshot(self.manager)
         self._note("misuse", verb, *arguments)
-        try:
-            getattr(self.manager, verb)(*arguments)
-        except PagedError as error:
-            self.events[f"misuse: {type(error).__name__}"] += 1
-        else:
-            self._fail_on([f"{verb}{arguments} was not refused"])
-        self._unchanged = snapshot(self.manager)
-        self._fail_on(["7: a refused call changed something"] if self._unchanged != before else [])
+        error = self._refused(lambda: getattr(self.manager, verb)(*arguments), PagedError, f"{verb}{arguments}")
+        self.events[f"misuse: {error}"] += 1
 
     def drain(self) -> None:
         """End every batch and every row: nothing may be left but cached content."""
@@ -472,36 +462,44 @@ class ManagerRig:
         self._fail_on(invariants.memory_at_rest(self.manager))
 
     def _both(self, real: Callable[[], Any], naive: Callable[[], Any]) -> tuple[Any, Any]:
-        """One operation on both. Where the model has no room the real one has to say so and change nothing: (None, None)."""
+        """One operation on both, and what each returns. Where the model has no room the real one has to say so and change nothing:
+        (None, None)."""
         from paged.errors import OutOfBlocks
 
         try:
             expected = naive()
         except NoRoom:
-            before = snapshot(self.manager)
-            try:
-                real()
-            except OutOfBlocks:
-                self.events["no room"] += 1
-                self._fail_on(
-                    ["7: an operation without room changed something"] if snapshot(self.manager) != before else []
-                )
-                return None, None
-            self._fail_on(["an operation succeeded for which there is no room"])
+            self._refused(real, OutOfBlocks, "an operation for which there is no room")
+            self.events["no room"] += 1
+            return None, None
+        return self._allowed(real, OutOfBlocks, "there is room"), expected
+
+    def _allowed(self, call: Callable[[], Any], error: type[Exception], why: str) -> Any:
+        """Return what a call returns that may not be refused by this error."""
         try:
-            return real(), expected
-        except OutOfBlocks as error:
-            self._fail_on([f"there is room, and yet: {error}"])
-            raise
+            return call()
+        except error as refusal:
+            self._fail_on([f"{why}, and yet: {refusal}"])
+
+    def _refused(self, call: Callable[[], Any], error: type[Exception], what: str) -> str:
+        """Make a call that has to raise this error, and to change nothing. Return the name of what it raises."""
+        before, name = snapshot(self.manager), ""
+        try:
+            call()
+        except error as refusal:
+            name = type(refusal).__name__
+        self._fail_on([] if name else [f"{what} was not refused"])
+        self._fail_on(["7: a refused call changed something"] if snapshot(self.manager) != before else [])
+        return name
 
     def _content_moves(self) -> None:
-        """After a call that returns no moves: those of content that it made."""
+        """Run the copies of content that a call made which returns no moves."""
         if self._runs_later:
             return
         self._run(self.manager.take_moves() if self.world.keeps_content_on_host else None)
 
     def _run(self, moves: Any, *, to_host: Sequence[Copy] = (), to_device: Sequence[Copy] = ()) -> None:
-        """Hold the copies between the tiers against the model's, those of content among them, and let the engine make them."""
+        """Compare the copies between the tiers with the model's, those of content among them, and give them to the device."""
         offloaded, loaded = self.naive.take_copies()
         self.events["offload"] += len(offloaded) > 0
         self.events["load"] += len(loaded) > 0
@@ -510,24 +508,6 @@ class ManagerRig:
         self._fail_on(self._match(moves.device_to_host, [*offloaded, *to_host], self.ids, self.host_ids))
         self._fail_on(self._match(moves.host_to_device, [*loaded, *to_device], self.host_ids, self.ids))
         self._fail_on(self.device.move(moves))
-
-    def _prefix(self, tokens: list[int], namespace: object) -> list[Node]:
-        self.namespaces[typed(namespace)] = namespace
-        return self.naive.prefix(tokens, typed(namespace))
-
-    def _unless_unknown(self, nodes: Sequence[Node], keep: Callable[[], Any]) -> Any:
-        """What `keep` returns for content that is there; None for a prompt of which nothing is, which has to be refused."""
-        from paged.errors import UnknownContent
-
-        before = snapshot(self.manager)
-        try:
-            kept = keep()
-        except UnknownContent:
-            self._fail_on(["content that is there is unknown"] if nodes else [])
-            self._fail_on(["7: a refused call changed something"] if snapshot(self.manager) != before else [])
-            return None
-        self._fail_on([] if nodes else ["content that is not there could be kept"])
-        return kept
 
     def _gives_up_host_node(self, row: Row, batch: int) -> bool:
         start, end = row.shares[batch]
@@ -541,7 +521,7 @@ class ManagerRig:
         return any(start < end > num_tokens for start, end in self.naive.rows[row].shares.values())
 
     def _leader(self, node: Node, candidates: list[Block]) -> Block | None:
-        """Which of the blocks that are to have the same content the manager shows to others; None, if it shows none."""
+        """Which of these blocks with the same content the manager's lookups find; None if they find none."""
         namespace, tokens = node
         shown = self.manager.lookup([*tokens, 0], self.namespaces[namespace]).blocks.tolist()
         column = len(tokens) // self.world.block_size - 1
@@ -550,9 +530,9 @@ class ManagerRig:
     def _match(
         self, pairs: Any, copies: Sequence[Copy], sources: dict[Block, int], targets: dict[Block, int]
     ) -> list[str]:
-        """The real copies have to be the model's, source by source; learns where the destinations lie.
+        """Compare the real copies with the model's, source by source, and note where the destinations lie.
 
-        A block is read twice where it is content to one row and a fork knows its beginning only: in the order of the rows.
+        A block is copied twice where one row has it as content and a fork knows only its beginning: in the order of the rows.
         """
         real: dict[int, list[int]] = {}
         for read, written in np.asarray(pairs).tolist():
@@ -569,7 +549,7 @@ class ManagerRig:
             return
         self.naive.accept(self._leader)
         self.naive.forget_dead()
-        # Asked once: a subject may make them anew each time.
+        # Read once: a subject may compute them anew each time.
         tables = {row: self.manager.table(row) for row in self.manager.rows.live.tolist()}
         contents = self.manager.cached_contents()
         found = invariants.memory_violations(self.manager, tables=tables, contents=contents)
@@ -649,7 +629,7 @@ class ManagerRig:
         return found
 
     def _misplaced_nodes(self) -> list[str]:
-        """Content that does not lie where it should, once the device has done all that it was asked to."""
+        """Content that does not lie where it should, once the device has done everything."""
         found = []
         for pool, ids, tier in (
             (self.naive.device, self.ids, self.shadow.device),

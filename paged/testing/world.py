@@ -14,7 +14,7 @@ from paged.errors import InvalidConfig, UnknownPolicy
 from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.naive_layers import full_pages, longest_in, pages_for, spare_pages
 from paged.testing.protocol import StepScheduler
-from paged.testing.reserving import IN_REGIONS, PREALLOCATES, RESERVES, most_blocks
+from paged.testing.reserving import IN_REGIONS, RESERVES, most_blocks
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,13 +108,13 @@ class World(MemoryWorld):
         """Pages that a sequence needs besides, for a while."""
         return spare_pages(self.groups, self.prefix_caching)
 
-    @property
-    def preallocates(self) -> bool:
-        """Whether a row gets all the blocks that it reserves when it is admitted."""
-        return self.policy in PREALLOCATES
-
 
 Builder = Callable[[World], StepScheduler]
+_LIMITS = (
+    *("max_tokens_per_step", "max_sequences", "max_chunk", "max_model_len", "max_waiting", "max_outstanding"),
+    "resumes_known",
+)
+_CAPS = ("max_pinned", "max_pinned_per_tenant", "max_cached_per_tenant")
 
 
 def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None = None) -> StepScheduler:
@@ -124,18 +124,8 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
 
     if world.policy not in POLICIES:
         raise UnknownPolicy(world.policy, POLICIES)
-    limits: dict[str, Any] = {
-        "max_tokens_per_step": world.max_tokens_per_step,
-        "max_sequences": world.max_sequences,
-        "max_chunk": world.max_chunk,
-        "max_model_len": world.max_model_len,
-        "max_waiting": world.max_waiting,
-        "vocabulary_size": world.vocabulary,
-        "max_outstanding": world.max_outstanding,
-        "resumes_known": world.resumes_known,
-    }
-    caps = ("max_pinned", "max_pinned_per_tenant", "max_cached_per_tenant")
-    limits |= {name: getattr(world, name) for name in caps if getattr(world, name) not in (0, None)}
+    limits: dict[str, Any] = {name: getattr(world, name) for name in _LIMITS} | {"vocabulary_size": world.vocabulary}
+    limits |= {name: getattr(world, name) for name in _CAPS if getattr(world, name) not in (0, None)}
     if world.elsewhere:
         limits["elsewhere"] = world.exists_elsewhere
     build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
