@@ -21,6 +21,7 @@ from paged.base.arguments import token_array
 from paged.block_manager import Moves
 from paged.errors import (
     DuplicateRow,
+    InvalidConfig,
     InvalidTokens,
     NothingInFlight,
     OutOfBlocks,
@@ -98,6 +99,12 @@ class ManagerAdapter(ABC):
     )
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
+        """Raises InvalidConfig for a host tier with a prefix cache or forks: no method says which host blocks have content, or begins a call."""
+        able = self.capabilities
+        if able.host_tier and (able.prefix_cache or able.fork):
+            raise InvalidConfig(
+                f"{type(self).__name__}: host_tier asks an adapter for prefix_cache=False and fork=False."
+            )
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
@@ -156,9 +163,9 @@ class ManagerAdapter(ABC):
         raise BrokenPromise(f"{type(self).__name__} can fork, and has no method split(sequence).")
 
     def leave(self, sequence: Any, keep: int) -> Iterable[tuple[int, int]]:
-        """The sequence's blocks from this place in its table on go to the host; there is room: with `host_tier` in the capabilities.
+        """Move the sequence's blocks from this place in its table on to the host; there is room: with `host_tier` in the capabilities.
 
-        Returns the copies, (device block, host block). With a prefix cache or forks a block is copied once, and one that is there only held.
+        Returns the copies, (device block, host block).
         """
         raise BrokenPromise(f"{type(self).__name__} has a host tier, and no method leave(sequence, keep).")
 
@@ -285,7 +292,7 @@ class ManagerAdapter(ABC):
     def swap_out(self, rows: Any, keep: int = 0) -> Moves:
         """Blocks from column `keep` on go to the host, by `leave`, for all rows or, with too few host blocks, for none."""
         listed = self._listed(rows, self._idle)
-        wanted = len({block for held in listed for block in self._blocks(held)[keep:]})
+        wanted = sum(len(self._blocks(held)[keep:]) for held in listed)
         if wanted > self.host_free:
             raise OutOfBlocks(wanted, self.host_free)
         copies: list[tuple[int, int]] = []
@@ -297,7 +304,7 @@ class ManagerAdapter(ABC):
     def swap_in(self, rows: Any) -> Moves:
         """All host blocks of the rows return, by `come_back`, for all rows or, with too few blocks, for none."""
         listed = self._listed(rows, self._idle)
-        self._require(len({block for held in listed for block in self._host_blocks(held)}))
+        self._require(sum(len(self._host_blocks(held)) for held in listed))
         copies: list[tuple[int, int]] = []
         for held in listed:
             copies += self._pairs("come_back(sequence)", self.come_back(held.sequence))

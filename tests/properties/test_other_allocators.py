@@ -259,6 +259,12 @@ def ours(name, answer):
     return manager
 
 
+def with_host(**also):
+    """An allocator with a host tier that says that it can do more."""
+    capabilities = dataclasses.replace(HasHost.capabilities, **also)
+    return type("Ours", (HasHost,), {"capabilities": capabilities})(ManagerWorld())
+
+
 @pytest.mark.parametrize(("call", "shown"), shown_in("properties/refused_by_adapters.txt", ">>>"))
 def test_misuse_and_slips_are_named_and_change_nothing(call, shown):
     idle, manager = (Plain(ManagerWorld(num_blocks=2, block_size=2)) for _ in range(2))
