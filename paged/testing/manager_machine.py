@@ -1,4 +1,4 @@
-"""The state machine of a KV manager: Hypothesis chooses the operations, the rig compares, a failure shrinks to a short program."""
+"""The state machine of a KV manager: Hypothesis chooses the operations, and the rig compares after each."""
 
 from __future__ import annotations
 
@@ -46,6 +46,15 @@ class ManagerMachine(RigMachine):
         if world.keeps_content_on_host:
             self.come_back(opening[0], opening[1], 0, "start")
 
+    def start(self, row: int) -> None:
+        """Place all that the row knows, if that is possible now."""
+        if row in self.rig.startable_rows:
+            self.rig.allocate([row], [self.rig.left(row)])
+
+    def fill(self, salt: int, how: str) -> None:
+        """Serve other content that takes all the room."""
+        self.serve([0] * (self.rig.naive.device.available * self.rig.world.block_size), ("filler", salt), how)
+
     @where(lambda self: len(self.rig.rows) < MAX_ROWS)
     @rule(tokens=prompts(), namespace=st.sampled_from(NAMESPACES))
     def add(self, tokens: list[int], namespace: object) -> None:
@@ -56,15 +65,15 @@ class ManagerMachine(RigMachine):
     def add_private(self, tokens: list[int], reads: bool, starts: bool) -> None:
         """A row that does not write the cache, or does not read it."""
         row = self.rig.add(tokens, None, reads, not reads)
-        if starts and self.rig.left(row):
-            self.rig.allocate([row], [self.rig.left(row)])
+        if starts:
+            self.start(row)
 
     @where(lambda self: len(self.rig.rows) < MAX_ROWS)
     @rule(tokens=prompts(), namespace=st.sampled_from(NAMESPACES), how=st.sampled_from(["start", "confirm", "free"]))
     def serve(self, tokens: list[int], namespace: object, how: str) -> None:
         """The common life of a sequence, in one rule, so that pools fill up and content comes and goes."""
         row = self.rig.add(tokens[: self.rig.world.num_blocks * self.rig.world.block_size] or [0], namespace)
-        self.rig.allocate([row], [self.rig.left(row)])
+        self.start(row)
         while how != "start" and row not in self.rig.idle_rows:
             self.rig.confirm()
         if how == "free":
@@ -73,10 +82,10 @@ class ManagerMachine(RigMachine):
     @where(lambda self: len(self.rig.rows) < MAX_ROWS - 1)
     @rule(tokens=prompts(), more=tails())
     def arrive_together(self, tokens: list[int], more: list[int]) -> None:
-        """Two prompts with one beginning in one batch: the second shares what the first is computing."""
+        """Two prompts that begin alike, in one batch: the second shares what the first is computing."""
         for prompt in (tokens, tokens + more):
             row = self.rig.add(prompt, None)
-            self.rig.allocate([row], [self.rig.left(row)])
+            self.start(row)
 
     @where(lambda self: self.capabilities.rows_in_flight and len(self.rig.rows) < MAX_ROWS - 1)
     @rule(tokens=prompts(), more=tails(), coming=tails(longest=2), how=st.sampled_from(["out", "confirm", "cancel"]))
@@ -89,8 +98,7 @@ class ManagerMachine(RigMachine):
                 self.rig.seal()
         self.rig.append(row, coming)
         sharer = self.rig.add(tokens + coming + more, None)
-        if self.rig.left(sharer):
-            self.rig.allocate([sharer], [self.rig.left(sharer)])
+        self.start(sharer)
         if how != "out" and self.rig.naive.batches:
             getattr(self.rig, how)()
 
@@ -99,8 +107,8 @@ class ManagerMachine(RigMachine):
         tokens=prompts(), salt=st.integers(0, 2), shares=st.booleans(), forks=st.booleans(), num_ended=st.integers(0, 2)
     )
     def overtake(self, tokens: list[int], salt: int, shares: bool, forks: bool, num_ended: int) -> None:
-        """A row computes content that is cached, which is evicted then; a row of the next batch computes it, too, and maybe a third one
-        shares that. So the first batch ends with content that a later one has pending."""
+        """A batch computes content that was cached and then evicted; the next batch computes it, too, and a third row may share that. So the
+        first batch ends with content that a later one has pending."""
         while self.rig.naive.batches:
             self.rig.confirm()
         if self.rig.idle_rows:
@@ -111,9 +119,9 @@ class ManagerMachine(RigMachine):
         prompt = (tokens * 2 * size)[: 2 * size]
         self.serve(prompt, None, "free")
         row = self.rig.add(prompt, None, False, True)
-        self.rig.allocate([row], [self.rig.left(row)])
+        self.start(row)
         self.rig.seal()
-        self.serve([0] * (self.rig.naive.device.available * size), ("filler", salt), "start")
+        self.fill(salt, "start")
         self.rig.free([self.rig.rows[-1]])
         self.serve(prompt, None, "start")
         if shares:
@@ -127,15 +135,14 @@ class ManagerMachine(RigMachine):
     @where(lambda self: self.capabilities.fork and len(self.rig.rows) < MAX_ROWS - 1)
     @rule(tokens=tails(), more=tails(), namespace=st.sampled_from(NAMESPACES))
     def fork_early(self, tokens: list[int], more: list[int], namespace: object) -> None:
-        """A short prompt, often shorter than a block, is forked when it has been computed, and its fork goes on."""
+        """A short prompt, often shorter than a block, is computed and forked, and the fork goes on."""
         row = self.rig.add(tokens, namespace)
-        self.rig.allocate([row], [self.rig.left(row)])
+        self.start(row)
         while row not in self.rig.idle_rows:
             self.rig.confirm()
         child = self.rig.fork(row)
         self.rig.append(child, more)
-        if child in self.rig.startable_rows:
-            self.rig.allocate([child], [self.rig.left(child)])
+        self.start(child)
 
     @where(lambda self: self.rig.free_rows)
     @rule(pick=picks, tokens=tails())
@@ -149,7 +156,7 @@ class ManagerMachine(RigMachine):
         coming=st.lists(tails(longest=3), max_size=3),
     )
     def allocate(self, pick: int, counts: list[int], coming: list[list[int]]) -> None:
-        """A few tokens of some rows; behind all that one of them knows, maybe some that it learns later."""
+        """A few tokens of some rows; of a row whose known tokens are all placed, perhaps some that it learns later."""
         rows = rotated(self.rig.placeable_rows, pick)[: len(counts)]
         known = [min(count, self.rig.left(row)) for row, count in zip(rows, counts, strict=False)]
         ahead = coming if self.capabilities.rows_in_flight else []
@@ -168,14 +175,14 @@ class ManagerMachine(RigMachine):
     @where(lambda self: self.rig.startable_rows)
     @rule(pick=picks)
     def decode(self, pick: int) -> None:
-        """Every row that can goes on by what it knows, in one call, as a step of decoding does."""
+        """Every row that can computes what it knows, in one call, as a step of decoding does."""
         rows = rotated(self.rig.startable_rows, pick)
         self.rig.allocate(rows, [self.rig.left(row) for row in rows])
 
     @where(lambda self: self.capabilities.rows_in_flight and self.rig.num_out < MAX_OUT and self.rig.device_rows)
     @rule(pick=picks, values=st.lists(st.integers(0, 1), min_size=MAX_ROWS, max_size=MAX_ROWS))
     def step_ahead(self, pick: int, values: list[int]) -> None:
-        """The next batch is scheduled before the last one has ended: each row that has nothing left goes on by the token that it samples."""
+        """The next batch is scheduled before the last one has ended: rows whose known tokens are all placed go on by a token that they sample."""
         if self.rig.naive.has_composed:
             self.rig.seal()
         rows = rotated(self.rig.placeable_rows, pick)
@@ -217,7 +224,7 @@ class ManagerMachine(RigMachine):
     @where(lambda self: self.capabilities.truncate and self.capabilities.rows_in_flight and self.rig.flying_rows)
     @rule(pick=picks, num_blocks=st.integers(0, 8), then=st.sampled_from(["cancel", "confirm"]))
     def cut_short(self, pick: int, num_blocks: int, then: str) -> None:
-        """A row gives up blocks that a batch computes, which ends then."""
+        """A row gives up blocks that a batch computes, and the batch ends."""
         row = chosen(self.rig.flying_rows, pick)
         self.rig.truncate(row, num_blocks % (len(self.rig.naive.rows[row].table) + 1))
         if then == "confirm" or self.capabilities.cancel:
@@ -233,8 +240,8 @@ class ManagerMachine(RigMachine):
     )
     @rule(token=st.integers(0, 1), more=tails(), salt=st.integers(0, 2), ends=st.booleans(), stays=st.booleans())
     def outlive(self, token: int, more: list[int], salt: int, ends: bool, stays: bool) -> None:
-        """A sequence that knows one token fills its block with tokens that it learns later, and is forked before that: the fork holds a
-        partial block that becomes content. The first one goes; its fork goes on."""
+        """A row that knows one token fills its block with tokens that it learns later. It is forked before it learns them, so that the fork
+        holds a partial block that becomes content. The row may be freed; its fork goes on."""
         row = self.rig.add([token], ("outlive", salt))
         later = [token] * (self.rig.world.block_size - 1)
         self.rig.allocate([row], [1], [later])
@@ -247,13 +254,12 @@ class ManagerMachine(RigMachine):
         if not stays:
             self.rig.free([row])
         self.rig.append(child, more)
-        if child in self.rig.startable_rows:
-            self.rig.allocate([child], [self.rig.left(child)])
+        self.start(child)
 
     @where(lambda self: self.capabilities.fork and self.rig.partial_rows and len(self.rig.rows) < MAX_ROWS)
     @rule(pick=picks, ours=tails(longest=2), theirs=tails(longest=2))
     def branch(self, pick: int, ours: list[int], theirs: list[int]) -> None:
-        """A fork at work: both go on in one batch, each by tokens of its own."""
+        """A row is forked, and both go on in one batch, each by tokens of its own."""
         row = chosen(self.rig.partial_rows, pick)
         child = self.rig.fork(row)
         self.rig.append(row, ours)
@@ -279,13 +285,12 @@ class ManagerMachine(RigMachine):
         more=st.just([]) | tails(),
     )
     def swap_in_flight(self, pick: int, keep: int, then: str, more: list[int]) -> None:
-        """A row goes to the host while batches compute it, maybe after one more; they end, or it comes back before they do."""
+        """A row goes to the host while batches compute it, perhaps one more than there were. They end, or it comes back before that."""
         row = chosen(self.rig.flying_rows, pick)
         if more and self.rig.num_out < MAX_OUT:
             self.rig.seal()
             self.rig.append(row, more)
-            if self.rig.left(row):
-                self.rig.allocate([row], [self.rig.left(row)])
+            self.start(row)
         self.rig.swap_out([row], min(keep, self.rig.blocks_to_keep(row)))
         if then == "swap_in" and self.rig.naive.rows[row].is_swapped:
             self.rig.swap_in([row])
@@ -305,7 +310,7 @@ class ManagerMachine(RigMachine):
         """A row goes to the host while a batch fills its last block; the batch fails, and the block never gets full."""
         row = chosen(self.rig.partial_rows, pick)
         self.rig.append(row, [token] * self.rig.world.block_size)
-        self.rig.allocate([row], [self.rig.left(row)])
+        self.start(row)
         self.rig.swap_out([row], 0)
         if self.rig.naive.batches:
             self.rig.cancel()
@@ -316,20 +321,19 @@ class ManagerMachine(RigMachine):
         """Rows go to the host, content of another sequence takes all the room, and the rows are copied back."""
         rows = rotated(self.rig.free_rows, pick)[: 1 + both]
         self.rig.swap_out(rows)
-        room = self.rig.naive.device.available * self.rig.world.block_size
-        if room:
-            self.serve([0] * room, ("filler", salt), "free")
+        if self.rig.naive.device.available:
+            self.fill(salt, "free")
         if all(self.rig.naive.rows[row].is_swapped for row in rows):
             self.rig.swap_in(rows)
 
     @where(lambda self: self.rig.world.keeps_content_on_host and len(self.rig.rows) < MAX_ROWS - 1)
     @rule(tokens=prompts(), more=tails(), salt=st.integers(0, 2), how=st.sampled_from(["start", "confirm", "free"]))
     def come_back(self, tokens: list[int], more: list[int], salt: int, how: str) -> None:
-        """A prompt is served, other content pushes it out to the host, and one that begins like it comes."""
+        """A prompt is served, other content evicts it to the host, and a prompt comes that begins like it."""
         longest = self.rig.world.num_blocks * self.rig.world.block_size
         tokens = (tokens * longest)[: max(len(tokens), 2 * self.rig.world.block_size + 1)]
         self.serve(tokens[: longest - 1], None, "free")
-        self.serve([0] * (self.rig.naive.device.available * self.rig.world.block_size), ("filler", salt), "free")
+        self.fill(salt, "free")
         self.serve(tokens + more, None, how)
 
     @where(lambda self: self.rig.world.keeps_content_on_host and len(self.rig.rows) < MAX_ROWS - 1)
@@ -362,7 +366,7 @@ class ManagerMachine(RigMachine):
     @where(lambda self: self.capabilities.rows_in_flight and len(self.rig.rows) < MAX_ROWS)
     @rule(tokens=prompts(), others=prompts(), how=st.sampled_from(["confirm", "cancel"]))
     def reset_in_flight(self, tokens: list[int], others: list[int], how: str) -> None:
-        """All rows go while a batch computes for them, and the cache is forgotten; its blocks hold something else when the batch ends."""
+        """All rows are freed while a batch computes them, and the cache is reset: their blocks hold something else when the batch ends."""
         self.serve(tokens, None, "start")
         self.rig.seal()
         self.rig.free(self.rig.rows)
@@ -399,7 +403,7 @@ MISUSES_IN_FLIGHT: list[list[tuple[str, tuple[object, ...]]]] = [
     [("swap_out", ()), ("truncate", (0,))],
     [("append", ([0],))],
 ]
-"""What a manager refuses that leaves rows alone which are in flight."""
+"""Calls on a row in flight, which a manager without `rows_in_flight` has to refuse."""
 
 
 def chosen(rows: list[int], pick: int) -> int:

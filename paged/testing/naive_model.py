@@ -1,12 +1,11 @@
 """The memory manager as one would explain it on a whiteboard: blocks are Python objects, tables are lists, content is a tuple.
 
-Written from the rules, not from any implementation: every block knows how often it is held and which content it carries, content
-is looked up by comparing the whole prefix, a batch is a number and what it computes of each row. Slow on purpose. Runs beside a real
-manager and predicts what that one must show: hits, tables, watermarks, ref counts, copies, what is free, cached and used in each
-tier, and which content survives. It names no block ids; which of several free blocks is handed out is the real manager's choice.
+Written from the rules, not from an implementation, and slow on purpose: content is looked up by comparing the whole prefix. Runs beside a real
+manager and predicts what that one must show: hits, tables, watermarks, ref counts, copies, how much of each tier is free, cached and used, and
+which content survives. Blocks have no ids here: which free block is drawn is the real manager's choice.
 
-Where rules leave a manager the choice, `Shown` says what it chose: which of several equal blocks is the content that others find, and
-when a row whose content was another row's before publishes its own.
+Two more choices are the manager's, and `Shown` tells what it chose: which of several blocks with the same content lookups find, and when a row
+publishes content that another row had published before.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from paged.testing.naive_content import NaiveContent
 from paged.testing.naive_pool import Block, Node
 
 Shown = Callable[[Node, list[Block]], Block | None]
-"""Which of these blocks the manager shows to lookups as the node's residence, None if it shows none of them."""
+"""Which of these blocks the manager's lookups find for the node; None if they find none of them."""
 
 
 class NoRoom(Exception):
@@ -26,16 +25,16 @@ class NoRoom(Exception):
 
 
 def _none(node: Node, blocks: list[Block]) -> Block | None:
-    """As if the manager showed none: each row publishes where it has to, and only there."""
+    """A manager whose rows publish where they have to, and nowhere else."""
     return None
 
 
 @dataclass(eq=False)
 class Row:
-    """One sequence. `table` lies on the device, `tail` on the host, in that order.
+    """One sequence. Its blocks are those of `table`, on the device, then those of `tail`, on the host.
 
-    `shares`: by batch that has not ended, the tokens [start, end) that it computes of this row, or that the row inherited as a fork;
-    empty once the row gave up its blocks from `start` on. `coming`: values of launched tokens that the row learns later.
+    `shares`: the tokens [start, end) that each batch which has not ended computes of the row, or of the row that it was forked from; empty
+    once the row gave up its blocks from `start` on. `coming`: values of launched tokens that the row learns later.
     """
 
     tokens: list[int]
@@ -51,19 +50,19 @@ class Row:
     reads: bool = True
     writes: bool = True
     published: int = 0
-    """Blocks that it knows to be nodes; of a block that forks share only one of them knows at once."""
+    """Leading blocks that it knows to be nodes: of a block that forks share, at first only one of them does."""
     carried: set[Node] = field(default_factory=set)
-    """Nodes that were pending in its blocks first."""
+    """Nodes that became pending in its blocks."""
     has_computed: bool = False
-    """Whether it owes its blocks to more than lookups."""
+    """Whether any of its blocks was computed, not found."""
 
     @property
     def content_end(self) -> int:
-        """Tokens that are launched and known: what may be content."""
+        """Tokens that are launched and known, and so may be content."""
         return min(len(self.tokens), self.launched)
 
     def set_back(self, num_tokens: int, num_blocks: int) -> None:
-        """No more than the first so many tokens, which fill so many blocks, are launched, and no batch computes any beyond them."""
+        """Set the row back to its first so many tokens, which fill so many blocks: no batch computes any beyond them."""
         self.launched, self.computed = min(self.launched, num_tokens), min(self.computed, num_tokens)
         self.published = min(self.published, num_blocks)
         del self.coming[max(0, self.launched - len(self.tokens)) :]
@@ -76,7 +75,7 @@ class NaiveManager(NaiveContent):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rows: dict[int, Row] = {}
-        # The batch that is being composed, those that are out, oldest first, and the rows that were placed in each, in order.
+        # The batch that is being composed; those that are out, oldest first; and the rows that were placed in each, in order.
         self.batch = 1
         self.out: list[int] = []
         self.placed: dict[int, list[Row]] = {}
@@ -93,7 +92,7 @@ class NaiveManager(NaiveContent):
         return [*self.out, self.batch] if self.has_composed else self.out
 
     def next_batch(self) -> None:
-        """What is allocated from now on belongs to another batch."""
+        """End the composing: what is allocated from now on belongs to another batch."""
         if self.has_composed:
             self.out.append(self.batch)
         self.batch += 1
@@ -101,12 +100,12 @@ class NaiveManager(NaiveContent):
     def add(
         self, number: int, tokens: Sequence[int], namespace: object, *, reads: bool = True, writes: bool = True
     ) -> int:
-        """A new row with its prefix hit. Returns the hit in tokens."""
+        """Add a row with its prefix hit. Return the hit in tokens."""
         row = self.rows[number] = Row(list(tokens), namespace, reads=reads, writes=writes)
         return self.extend_hit(row)
 
     def extend_hit(self, row: Row) -> int:
-        """The row takes what the cache holds after its own blocks. Returns the tokens won."""
+        """Give the row what the cache holds after its own blocks. Return the tokens won."""
         if not row.reads:
             return 0
         found, first_pending = self.lookup(row.tokens, row.namespace, len(row.table))
@@ -120,7 +119,7 @@ class NaiveManager(NaiveContent):
         return (len(found) + loaded) * self.block_size
 
     def _load(self, row: Row) -> int:
-        """What follows on the host comes back, as much as there is room for, if that is enough. Returns the blocks won."""
+        """Load what follows on the host, as much as there is room for, if that is worth it. Return the blocks won."""
         sources = self.lookup_on_host(row.tokens, row.namespace, len(row.table))[: self.device.available]
         if not sources or len(sources) * self.block_size < self.least_load:
             return 0
@@ -139,9 +138,9 @@ class NaiveManager(NaiveContent):
     def allocate(
         self, numbers: Sequence[int], counts: Sequence[int], coming: Sequence[Sequence[int]] = ()
     ) -> list[tuple[int, int]]:
-        """Place tokens in the batch that is being composed, `coming[i]` of them with values that the row learns later.
+        """Place `counts[i]` tokens of each row in the batch that is being composed; the last ones are `coming[i]`, which the row learns later.
 
-        Returns the copies made, as (row number, column). Raises NoRoom, changing nothing.
+        Return the copies made, as (row number, column). Raises NoRoom, changing nothing.
         """
         if self._blocks_wanted(numbers, counts) > self.device.available:
             raise NoRoom
@@ -169,25 +168,25 @@ class NaiveManager(NaiveContent):
             row.coming += coming[place] if coming else []
             self.placed.setdefault(self.batch, []).append(row)
         for source in sources:
-            # Not before: what is drawn in this call must not be what it copies from.
+            # Last: this call must not draw what it copies from.
             self.device.release(source)
         return copies
 
     def append(self, number: int, tokens: Sequence[int]) -> None:
-        """The row knows more tokens; those that are launched have the values that are coming."""
+        """Append known tokens; those that are launched have the values that are coming."""
         row = self.rows[number]
         assert row.coming[: len(tokens)] == list(tokens)[: len(row.coming)]
         row.tokens += tokens
         del row.coming[: len(tokens)]
 
     def announce(self, numbers: Sequence[int], shown: Shown = _none) -> None:
-        """Rows that were just placed: the full blocks that they compute are pending nodes, up to the first that is known already.
+        """Publish the full blocks that rows compute which were just placed, as pending nodes, up to the first that is known already.
 
-        Where two of them compute the same content, the manager may choose whose block it is.
+        Where two of them compute the same content, the manager chooses whose block it is.
         """
         if not (self.prefix_caching and self.shares_in_flight):
             return
-        # What these rows' blocks were taken from is known no more, also where they compute the same again.
+        # Content that was evicted for these rows is gone, also where they compute it again.
         self.forget_dead()
         # A row of another batch may publish now what was evicted here.
         self.accept(shown)
@@ -206,7 +205,7 @@ class NaiveManager(NaiveContent):
                 self._carry(node, *standing[blocks.index(block)])
 
     def accept(self, shown: Shown) -> None:
-        """Full blocks of rows that could be content and are not: when such a row publishes is the manager's choice."""
+        """Publish full blocks that could be content and are not, where the manager did: when is its choice."""
         if not (self.prefix_caching and self.shares_in_flight):
             return
         # Of a block that forks share, the one that computes in this batch has published it.
@@ -219,7 +218,7 @@ class NaiveManager(NaiveContent):
                 self._carry(node, row, column)
 
     def confirm(self, shown: Shown = _none) -> None:
-        """The oldest batch ran: its nodes are confirmed; its rows' computed blocks become nodes, or give way to the one that is there."""
+        """Confirm the oldest batch and its nodes; computed blocks of its rows become nodes, or give way to the one that is there."""
         batch = self._end(0)
         self.device.confirm(batch)
         self.host.confirm(batch)
@@ -235,9 +234,9 @@ class NaiveManager(NaiveContent):
     def _publish(
         self, row: Row, shown: Shown, switches: Callable[[int, Block], bool] = lambda column, block: True
     ) -> None:
-        """The row's confirmed blocks become nodes; each table that names a duplicate of a confirmed one names that one instead.
+        """Publish the row's computed blocks; tables that name a duplicate of a confirmed node's block name that block instead.
 
-        Content that a later batch has pending in another block has two blocks to choose from, and the manager says which it shows.
+        Where a later batch has the same content pending in another block, the manager chooses which of the two lookups find.
         """
         self._look_again(row)
         for column in self._unpublished(row):
@@ -257,7 +256,7 @@ class NaiveManager(NaiveContent):
             self._carry(node, row, column)
 
     def _is_pending_on_host(self, node: Node) -> bool:
-        """Whether it, or what it has lost there and that lies behind it, is."""
+        """Whether the node, or one behind it, is pending on the host."""
         namespace, tokens = node
         return any(each[0] == namespace and each[1][: len(tokens)] == tokens for each in self.host.pending)
 
@@ -267,10 +266,7 @@ class NaiveManager(NaiveContent):
             self._publish(row, shown, switches)
 
     def cancel(self) -> set[int]:
-        """The latest batch did not run: its rows are set back, its nodes withdrawn, and what others built on these is given up.
-
-        Returns the rows that gave up shared blocks.
-        """
+        """Cancel the latest batch: set its rows back, withdraw its nodes, and cut rows that share those. Return the rows that were cut."""
         batch = self._end(-1)
         self.placed.pop(batch)
         tiers = self.device, self.host
@@ -291,11 +287,11 @@ class NaiveManager(NaiveContent):
         return sharers
 
     def _set_back(self, row: Row, num_tokens: int) -> None:
-        """The row's tokens from here on were not computed; blocks that it reserved stay."""
+        """Set the row back to its first so many tokens; blocks that it reserved stay."""
         column = num_tokens // self.block_size
         on_host = row.tail[column - len(row.table) :][:1] if column >= len(row.table) else []
         if num_tokens % self.block_size and any(block.node is not None for block in on_host):
-            # A node that never becomes full is no place for a private tail.
+            # The block on the host was to be a node, and never gets full: it cannot hold the row's private tokens.
             num_tokens = column * self.block_size
         row.set_back(num_tokens, num_tokens // self.block_size)
         keep = self.blocks_for(row.launched)
@@ -303,7 +299,7 @@ class NaiveManager(NaiveContent):
         self._shrink(row, max(keep, row.reserved))
 
     def reserve(self, numbers: Sequence[int], num_blocks: Sequence[int]) -> None:
-        """The tables hold at least so many blocks. Raises NoRoom, changing nothing."""
+        """Draw blocks until the tables hold so many. Raises NoRoom, changing nothing."""
         short = [max(0, n - len(self.rows[r].table)) for r, n in zip(numbers, num_blocks, strict=True)]
         if sum(short) > self.device.available:
             raise NoRoom
@@ -313,16 +309,16 @@ class NaiveManager(NaiveContent):
             row.reserved = max(row.reserved, wanted)
 
     def truncate(self, number: int, num_blocks: int) -> None:
-        """Give up the table's tail, and all of the row that lies on the host, which is behind it."""
+        """Release the table's tail, and all that the row has on the host, which lies behind it."""
         self._cut(self.rows[number], num_blocks)
 
     def free(self, numbers: Sequence[int]) -> None:
-        """Rows end, each giving its blocks back tail first. Batches compute what they were to compute of them all the same."""
+        """End rows, releasing the blocks of each tail first. Batches that are out compute them all the same."""
         for number in numbers:
             self._cut(self.rows.pop(number), 0)
 
     def fork(self, number: int, child: int) -> None:
-        """A second row over the blocks with launched and known tokens, the partial one included."""
+        """Add a second row over the blocks with launched and known tokens, the partial one included."""
         row = self.rows[number]
         end = row.content_end
         table = row.table[: self.blocks_for(end)]
@@ -338,9 +334,9 @@ class NaiveManager(NaiveContent):
         )  # fmt: skip
 
     def swap_out(self, numbers: Sequence[int], keep: int) -> list[tuple[Block, Block]]:
-        """Blocks from column `keep` on go to the host, nodes that are there already only pinned.
+        """Move blocks from column `keep` on to the host; nodes that are there already are only held.
 
-        Returns the copies, (device block, host block). Raises NoRoom, changing nothing.
+        Return the copies, (device block, host block). Raises NoRoom, changing nothing.
         """
         if self._host_blocks_wanted(numbers, keep) > self.host.available:
             raise NoRoom
@@ -368,9 +364,9 @@ class NaiveManager(NaiveContent):
         return copied
 
     def swap_in(self, numbers: Sequence[int]) -> list[tuple[Block, Block]]:
-        """Host tails return, onto the device block of their node where it has one.
+        """Move host tails back, onto the device block of their node where it has one.
 
-        Returns the copies, (host block, device block). Raises NoRoom, changing nothing.
+        Return the copies, (host block, device block). Raises NoRoom, changing nothing.
         """
         rows = [self.rows[number] for number in numbers]
         if self._device_blocks_wanted(rows) > self.device.available:
@@ -405,7 +401,7 @@ class NaiveManager(NaiveContent):
         return True
 
     def _device_blocks_wanted(self, rows: Sequence[Row]) -> int:
-        """What a return takes from the available blocks: nodes without a used device block once each, private blocks once each."""
+        """How many available blocks a swap-in takes: one for each node without a used device block, and for each private block."""
         wanted: set[object] = set()
         for block in (block for row in rows for block in row.tail):
             there = self.device.resident.get(block.node) if block.node is not None else None
@@ -436,13 +432,13 @@ class NaiveManager(NaiveContent):
         return wanted
 
     def _end(self, place: int) -> int:
-        """The oldest batch that is out (place 0), or the latest one that has rows (-1), is out no more. Returns its number."""
+        """Take the oldest batch (place 0) or the latest one that has rows (-1) from those that are out. Return its number."""
         if self.has_composed and (place or not self.out):
             self.next_batch()
         return self.out.pop(place)
 
     def _node_at(self, row: Row, column: int, block: Block) -> Node | None:
-        """The node that the row's block at this column carries for it: a fork may hold a block of which it knows the beginning only."""
+        """The node of the row's block at this column; None where the row knows only the block's beginning, as a fork may."""
         return block.node if column < row.content_end // self.block_size else None
 
     def _leaving(self, row: Row, keep: int) -> Iterator[tuple[Block, Node | None]]:
@@ -461,13 +457,13 @@ class NaiveManager(NaiveContent):
         return len(row.table)
 
     def _unpublished(self, row: Row) -> range:
-        """Columns of the row that are full of launched and known tokens and could be nodes."""
+        """Columns of the row that are full of launched and known tokens, and are no nodes yet."""
         if not (self.prefix_caching and row.writes) or row.is_swapped:
             return range(0)
         return range(self._num_published(row), min(row.content_end // self.block_size, len(row.table)))
 
     def _carry(self, node: Node, row: Row, column: int) -> None:
-        """The row's block is the residence of the node, pending on the batch that writes its last token."""
+        """Make the row's block the residence of the node, pending on the batch that writes its last token."""
         last = (column + 1) * self.block_size - 1
         batches = [batch for batch, (start, end) in row.shares.items() if start <= last < end]
         block = row.table[column]
@@ -477,7 +473,7 @@ class NaiveManager(NaiveContent):
             row.published = column + 1
 
     def _look_again(self, row: Row) -> None:
-        """The row knows of its confirmed nodes, whichever row published them."""
+        """Let the row know its confirmed nodes, whichever row published them."""
         row.published = min(row.published, self._num_published(row))
         while row.published < self._num_published(row) and row.table[row.published].node not in self.device.pending:
             row.published += 1
@@ -492,7 +488,7 @@ class NaiveManager(NaiveContent):
                 self.device.release(duplicate)
 
     def _give_way(self, node: Node) -> None:
-        """What was pending of this node, and of those behind it, is pending no more."""
+        """Withdraw this node and those behind it where they are pending."""
         namespace, tokens = node
         for other in [n for n in self.device.pending if n[0] == namespace and n[1][: len(tokens)] == tokens]:
             self.gave_way += 1
@@ -501,14 +497,14 @@ class NaiveManager(NaiveContent):
                     pool.withdraw(other)
 
     def _cut(self, row: Row, keep: int) -> None:
-        """The row's blocks from column `keep` on go back, and what batches compute there is lost."""
+        """Release the row's blocks from column `keep` on; what batches compute there is lost."""
         self._trim(row, keep)
         self._shrink(row, keep)
         row.reserved = min(row.reserved, keep)
         row.set_back(keep * self.block_size, keep)
 
     def _trim(self, row: Row, keep: int) -> None:
-        """The row keeps its first `keep` blocks only, on the device and after that on the host."""
+        """Release the row's host blocks behind its first `keep` blocks."""
         if row.is_swapped:
             while len(row.tail) > max(0, keep - len(row.table)):
                 self.host.release(row.tail.pop())
@@ -519,6 +515,6 @@ class NaiveManager(NaiveContent):
             row.table.append(self.device.draw())
 
     def _shrink(self, row: Row, num_blocks: int) -> None:
-        """The table's tail goes back, last block first."""
+        """Release the table's tail, last block first."""
         while len(row.table) > num_blocks:
             self.device.release(row.table.pop())

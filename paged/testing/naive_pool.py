@@ -1,4 +1,4 @@
-"""One tier of the naive model: blocks are objects, content is a tuple, and a list keeps what no row uses, oldest first.
+"""One tier of the naive model: blocks are objects, content is a tuple, and a list has the cached blocks, least recently used first.
 
 free  ── draw ──>  a block with one reference  ── carry ──>  the residence of a node, pending or confirmed
   ^                      │ release                              │ release
@@ -33,10 +33,10 @@ class NaivePool:
         # Residences that are not confirmed, with the batch that computes them.
         self.pending: dict[Node, int] = {}
         self.evicted = self.evicted_pending = 0
-        # Called with each block whose content is forgotten here; and with each node that begins or ceases to reside here.
+        # Called with each block whose content is evicted, before that; and with each node that begins or ceases to reside here.
         self.leave: Callable[[Block], None] | None = None
         self.moved: Callable[[Node], None] = lambda node: None
-        # How long content is to be kept: the lowest goes first.
+        # The level at which content is retained: the lowest is evicted first.
         self.level: Callable[[Node | None], int] = lambda node: 0
 
     @property
@@ -51,11 +51,11 @@ class NaivePool:
 
     @property
     def confirmed(self) -> set[Node]:
-        """Nodes that reside here and are no batch's to compute."""
+        """Nodes that reside here and have been computed."""
         return self.resident.keys() - self.pending.keys()
 
     def draw(self) -> Block:
-        """A block without content: a free one, else the one whose content was used least recently."""
+        """Draw a block without content: a free one, else the least recently used of the lowest level."""
         if self.free:
             self.free -= 1
         else:
@@ -72,7 +72,7 @@ class NaivePool:
         return Block(refs=1)
 
     def carry(self, node: Node, block: Block, batch: int | None) -> None:
-        """The node resides in the block, pending on a batch that is out, or confirmed (None)."""
+        """Let the node reside in the block, pending on a batch that is out, or confirmed (None)."""
         is_new, self.resident[node], block.node = node not in self.resident, block, node
         if is_new:
             self.moved(node)
@@ -80,13 +80,13 @@ class NaivePool:
             self.pending[node] = batch
 
     def hold(self, block: Block) -> None:
-        """One reference more; cached content that is used again leaves the list."""
+        """Add a reference; a cached block leaves the list."""
         if block.refs == 0:
             self.cached.remove(block)
         block.refs += 1
 
     def release(self, block: Block) -> None:
-        """One reference less; at 0 the block is the newest of the cached ones, or free if it carries nothing."""
+        """Take a reference; without any the block is the newest of the cached ones, or free if it carries nothing."""
         block.refs -= 1
         if block.refs == 0 and block.node is not None:
             self.cached.append(block)
@@ -94,18 +94,18 @@ class NaivePool:
             self.free += 1
 
     def touch(self, node: Node) -> None:
-        """Content that no row uses counts as used just now."""
+        """Let cached content count as used just now."""
         block = self.resident.get(node)
         if block is not None and block.refs == 0:
             self.cached.remove(block)
             self.cached.append(block)
 
     def confirm(self, batch: int) -> None:
-        """What the batch was to compute is there."""
+        """Confirm the nodes that the batch computed."""
         self.pending = {node: number for node, number in self.pending.items() if number != batch}
 
     def withdraw(self, node: Node) -> None:
-        """The node does not reside here after all: its block carries nothing, and is free if no row holds it."""
+        """Take the node out of its block, which is free if no row holds it."""
         block = self.resident.pop(node)
         self.pending.pop(node, None)
         block.node = None
@@ -114,7 +114,7 @@ class NaivePool:
             self.free += 1
 
     def forget_all(self) -> None:
-        """Every cached block becomes free."""
+        """Free every cached block."""
         self.free += len(self.cached)
         self.cached.clear()
         self.resident.clear()

@@ -1,8 +1,8 @@
-"""KV memory of layers of several kinds without tensors: pages that any group may use, each slot of which says what lies there.
+"""KV memory of layers of several kinds without tensors: pages that any group may use, and what lies in each of their slots.
 
-A slot of an attention group's page holds the prefix that a real K or V would have been computed from, and of which group and which part of
-a block it is. A page of a state holds the prefix that the state has seen. So a read sees a wrong token, a page that went to another row, a
-block of another group, two parts exchanged, and a state that is too old or too new.
+A slot of an attention group's page holds the prefix that a real K or V would have been computed from, with its group and its part of the block.
+A page of a state holds the prefix that the state has seen. So a read shows a wrong token, a page of another row, a block of another group, two
+parts exchanged, and a state that is too old or too new.
 
     shadow = ShadowGroups(groups, num_pages, block_size)
     views = views_of(batch, groups)                # when it is scheduled: the next `schedule` may change what the batch points to
@@ -28,8 +28,8 @@ Place = tuple[int, int]
 
 
 class View(NamedTuple):
-    """The pages of a batch's rows in one group, as `paged.Batch.groups` gives them: of a state those it is read from and written to, int
-    [rows, pages] each, of all others the tables, int [rows, columns, pages], and the first token that each row writes, int [rows]."""
+    """The pages of a batch's rows in one group, as `paged.Batch.groups` gives them: of a state those that are read and written, int
+    [rows, pages] each; of other groups the tables, int [rows, columns, pages], and the first token that each row writes, int [rows]."""
 
     tables: Pages | None
     read: Pages | None = None
@@ -38,8 +38,8 @@ class View(NamedTuple):
 
 
 def views_of(batch: Any, groups: Groups) -> list[View]:
-    """What a batch says of its rows' pages, copied: later changes of the tables are not seen in it. A batch without
-    `groups` has block tables, whose blocks are pages."""
+    """The pages of a batch's rows, copied, so that later changes of the tables do not show. Without `groups` a batch has block tables, whose
+    blocks are pages."""
     if batch.groups is None:
         return [View(batch.block_tables[batch.rows][..., None].copy())]
     return [
@@ -65,7 +65,7 @@ class ShadowGroups:
     def run(
         self, batch: Any, views: Sequence[View], known: Callable[[str, int], tuple[object, Sequence[int]]]
     ) -> tuple[list[str], dict[int, Slots]]:
-        """The forward pass of a batch, as `ShadowKV.run`: states are read, all is written, then every row attends."""
+        """Run the forward pass of a batch, as `ShadowKV.run`: read states, write everything, then let every row attend."""
         found, shares = shares_of(batch, self.contents, known)
         if found:
             return found, {}
@@ -93,7 +93,7 @@ class ShadowGroups:
         return self._memory.move(moves)
 
     def spoil(self, batch: Any, views: Sequence[View], but: Collection[int] = ()) -> None:
-        """The forward pass stopped half way: anything may stand where it writes, `but` for pages that were written after it."""
+        """Stop the forward pass half way: anything may be where it writes, `but` not in pages that were written after it."""
         for place in self.written(batch, views):
             if place[0] not in but:
                 self.pages[place] = POISON
@@ -105,7 +105,7 @@ class ShadowGroups:
             yield from (place for place, _ in self._writes(share, views))
 
     def lacking(self, namespace: object, tokens: Sequence[int]) -> list[str]:
-        """What no page holds of what the groups read behind these tokens, wherever it may lie."""
+        """What the groups read behind these tokens and no page holds."""
         path, found = self.contents.path(namespace, tokens).tolist(), []
         for number, group in enumerate(self.groups):
             first = len(path) - 1 if group.kind == "state" else front(group, len(path))
@@ -116,7 +116,7 @@ class ShadowGroups:
         return found
 
     def poison(self, pages: Iterable[int]) -> None:
-        """Free pages: a read of them gets POISON."""
+        """Poison free pages: a read of them gets POISON."""
         self.pages[list(pages)] = POISON
 
     def value(self, content: int, group: int, part: int) -> int:
@@ -157,8 +157,8 @@ class ShadowGroups:
         writes: dict[Place, tuple[int, str]],
         num_drafts: Slots | None,
     ) -> Iterator[str]:
-        """States that one row reads and another one, or another part, writes in the same batch: they run side by side. And those to which a
-        row goes back if one of its drafts is wrong, and that it writes itself."""
+        """States that one row reads while another one, or another part, writes them: a batch's rows run side by side. And states that a row
+        writes over, and goes back to if one of its drafts is wrong."""
         for share in shares:
             for view in views:
                 if view.read is None or view.write is None or not share.start:

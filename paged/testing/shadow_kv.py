@@ -1,7 +1,7 @@
 """KV memory without tensors: each slot of each block holds the content that a real slot would have been computed from.
 
-Runs a batch as an engine does: its moves in order, then every write of the batch, then every read. A read of a slot
-that holds anything but this sequence's own prefix is reported.
+Runs a batch as an engine does: its moves in order, then every write of the batch, then every read. A slot that does not hold the prefix of the
+sequence that reads it is reported.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Share(NamedTuple):
 def shares_of(
     batch: Any, contents: Contents, known: Callable[[str, int], tuple[object, Sequence[int]]]
 ) -> tuple[list[str], list[Share]]:
-    """The shares of a batch, and where its positions and token ids are not those of its sequences. `known`: as for `ShadowKV.run`."""
+    """Return what is wrong with a batch's lengths, positions and token ids, and its shares. `known`: as for `ShadowKV.run`."""
     found: list[str] = []
     shares = []
     for index, row in enumerate(batch.rows.tolist()):
@@ -63,9 +63,9 @@ class ShadowKV:
         self.host: Slots = np.full((host_blocks, block_size), POISON, np.int64)
 
     def move(self, moves: Any) -> list[str]:
-        """Do a batch's moves in their order: device to host, host to device, device to device; each kind at once.
+        """Make a batch's moves in their order: device to host, host to device, device to device; each kind at once.
 
-        Returns violations: ids outside a tier, a destination named twice, a block that one kind both reads and writes.
+        Return violations: ids outside a tier, a destination named twice, a block that one kind both reads and writes.
         """
         found = self.copy("device_to_host", pairs_of(moves, "device_to_host"))
         found += self.copy("host_to_device", pairs_of(moves, "host_to_device"))
@@ -88,7 +88,7 @@ class ShadowKV:
         return found
 
     def write(self, slots: Slots, contents: Slots) -> list[str]:
-        """Write K and V of one batch. Returns violations: slots outside the pool, or one slot written twice in the batch."""
+        """Write K and V of one batch. Return violations: slots outside the pool, or one slot written twice."""
         found = [f"write outside the pool: slot {s}" for s in outside(slots, self.device.size)]
         if not found:
             if len(set(slots.tolist())) < len(slots):
@@ -113,7 +113,7 @@ class ShadowKV:
         ]
 
     def poison(self, blocks: Iterable[int], tier: str = "device") -> None:
-        """Blocks that hold nothing: a read of them gets POISON, as it would get NaN in a real pool."""
+        """Poison blocks that hold nothing: a read of them gets POISON, as it would get NaN in a real pool."""
         (self.device if tier == "device" else self.host)[list(blocks)] = POISON
 
     def run(
@@ -122,11 +122,11 @@ class ShadowKV:
         tables: Mapping[int, NDArray[np.integer]],
         known: Callable[[str, int], tuple[object, Sequence[int]]],
     ) -> tuple[list[str], dict[int, Slots]]:
-        """The forward pass of a scheduler's batch, its moves already done: write all, then let every row attend.
+        """Run the forward pass of a scheduler's batch, whose moves are made: write everything, then let every row attend.
 
-        `tables` are the rows' block tables when the batch runs. `known(id, sequence)` is the namespace and all tokens of that
-        sequence, from the caller's own books, those among them that earlier batches sampled. Returns the violations, and for each row
-        index of the batch the contents that it attended to, in order of position.
+        `tables` are the rows' block tables when the batch runs. `known(id, sequence)` gives the namespace and all tokens of a sequence, also those
+        that earlier batches sampled, from the caller's own books. Return the violations, and for each row index of the batch the contents that it
+        attended to, by position.
         """
         found, shares = shares_of(batch, self.contents, known)
         for share in shares:

@@ -1,4 +1,4 @@
-"""A pool that remembers who wrote each slot, and at which position: what is executed on the tensors is executed on a shadow, too."""
+"""A pool with a shadow, which knows whose token each slot holds, and at which position: both get every write and copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged.testing.shadow_kv import ShadowKV, Slots
 
 
 class ShadowedPool(KVPool):
-    """A KVPool with a ShadowKV. `violations` grows by a sentence for whatever is written where it should not be."""
+    """A KVPool with a ShadowKV. `violations` gets a sentence for each write to a wrong place."""
 
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
@@ -24,44 +24,44 @@ class ShadowedPool(KVPool):
         self._planned = np.full(self.num_blocks * self.block_size, POISON, np.int64)
 
     def plan(self, slots: Slots, contents: Slots) -> None:
-        """The batch to come writes these contents, int64 [T] of the shadow's numbers, to these slots, int64 [T], and no others."""
+        """Say what the next batch writes: these contents, int64 [T] of the shadow's numbers, to these slots, int64 [T], and no others."""
         self._planned.fill(POISON)
         self._planned[slots] = contents
 
     def check_row(self, table: NDArray[np.integer], contents: Slots, who: str) -> None:
-        """Each position's slot, by the block table, holds what is expected there, int64 [length]."""
+        """Check that the slots of a block table hold what is expected at each position, int64 [length]."""
         self.violations += self.shadow.mismatches(table, contents, who)
 
     def write_kv(
         self, layer: int, slot_mapping: Tensor, keys: Tensor, values: Tensor, *, is_whole: bool = False
     ) -> None:
-        """As it is; a slot that no token of the batch was to go to holds nothing that anybody may read."""
+        """Write to both. In the shadow a slot that the plan does not name gets POISON."""
         super().write_kv(layer, slot_mapping, keys, values, is_whole=is_whole)
         if layer == 0:
             self.written(slot_mapping)
 
     def written(self, slot_mapping: Tensor) -> None:
-        """As it is; see write_kv."""
+        """Write to the shadow what is planned for these slots."""
         slots = slot_mapping.cpu().numpy()
         self.violations += self.shadow.write(slots, self._planned[slots])
 
     def poison(self, blocks: Tensor) -> None:
-        """As it is."""
+        """Poison both."""
         super().poison(blocks)
         self.shadow.poison(blocks.tolist())
 
     def device_to_host(self, sources: Tensor, destinations: Tensor) -> None:
-        """As it is."""
+        """Copy in both."""
         super().device_to_host(sources, destinations)
         self._copied("device_to_host", sources, destinations)
 
     def host_to_device(self, sources: Tensor, destinations: Tensor) -> None:
-        """As it is."""
+        """Copy in both."""
         super().host_to_device(sources, destinations)
         self._copied("host_to_device", sources, destinations)
 
     def device_to_device(self, sources: Tensor, destinations: Tensor) -> None:
-        """As it is."""
+        """Copy in both."""
         super().device_to_device(sources, destinations)
         self._copied("device_to_device", sources, destinations)
 
