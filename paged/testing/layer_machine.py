@@ -14,7 +14,7 @@ from paged.testing.strategies import Wish, layer_worlds, picks, retaining_worlds
 from paged.testing.world import World
 
 KEEPS = st.lists(st.sampled_from([None, (1, None), (2, None), (3, 6.0)]), min_size=1, max_size=2)
-"""At which levels, and for how long, the turns of a conversation are retained, over and over."""
+"""Level and time at which the turns of a conversation are retained, in turns."""
 
 
 class LayerMachine(SchedulerMachine):
@@ -37,8 +37,8 @@ class LayerMachine(SchedulerMachine):
         num_turns: int,
         keeps: list[tuple[int, float | None] | None],
     ) -> None:
-        """Requests that are there from the start, together; their prompts may begin alike, or after a conversation. Where there is a host, their
-        answers are long: they get in each other's way."""
+        """Requests that are there from the start; their prompts may begin alike, or come after a conversation. Where there is a host, answers are
+        long, so that the requests press each other."""
         if world.host_blocks:
             opening = [replace(wish, output=1.0) for wish in opening]
         super().begin(world=world, opening=[] if num_turns else opening, is_alike=is_alike)
@@ -50,8 +50,8 @@ class LayerMachine(SchedulerMachine):
     @where(lambda self: self.rig.live and len(self.rig.live) < MAX_LIVE)
     @rule(pick=picks, length=st.integers(1, 20), more=tails(longest=2), steps=st.integers(0, 4), leaves=st.booleans())
     def part_from(self, pick: int, length: int, more: list[int], steps: int, leaves: bool) -> None:
-        """A prompt begins like all that another request knows, and parts from it where windows have passed and states have gone; the
-        other one may be gone, too."""
+        """A prompt begins like what another request knows, and parts from it where windows and states were released. The other one may be
+        aborted."""
         id = self.rig.live[pick % len(self.rig.live)]
         known = self.rig.known(id, 0)[1]
         if leaves:
@@ -75,7 +75,7 @@ class LayerMachine(SchedulerMachine):
         num_alike: int,
         keeps: list[tuple[int, float | None] | None],
     ) -> None:
-        """A conversation: it ends where it stands, and others begin with all that it knew, which may be retained."""
+        """A conversation: a turn is ended where it stands, and may be retained; the next one begins with all that it knew."""
         for turn in range(num_turns):
             id = f"r{self.rig.num_added}"
             for number in range(num_alike):

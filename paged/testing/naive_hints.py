@@ -1,6 +1,6 @@
-"""Sessions and hints as they look from outside: what each hint has to be answered, what is pinned, what a session's last turn left.
+"""Sessions and hints from outside: the answer that each hint has to get, what is pinned, what a session's turns left.
 
-Beside a scheduler that has `hint`, `session` and `sessions`. The rig passes it each request: added, live, ended.
+For a scheduler that has `hint`, `session` and `sessions`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Turn:
 
 @dataclass
 class ExpectedSession:
-    """Its live requests, what its next turn waits for, and what each of its turns that ended knew."""
+    """Its live requests, what its next turn waits for, and what its finished turns knew."""
 
     live: set[str] = field(default_factory=set)
     waits_for: str | None = None
@@ -43,7 +43,7 @@ class ExpectedSession:
 
 @dataclass
 class ExpectedPin:
-    """Content that may not leave the device before a time, as far as it is known; and the blocks that count."""
+    """Content that may not leave the device before a time, as far as it is known, and how many blocks count as pinned."""
 
     hint: Any
     paths: set[Path]
@@ -58,7 +58,7 @@ class NaiveHints:
         self._rig = rig
         self.sessions: dict[str, ExpectedSession] = {}
         self.pins: dict[tuple[object, ...], ExpectedPin] = {}
-        # Requests that live and are to be pinned when they end, and those that may be: for which tenant.
+        # The tenant of each live request that is to be pinned when it ends, and of each ended one that may be pinned.
         self.deferred: dict[str, str | None] = {}
         self.maybe_pinned: dict[str, str | None] = {}
 
@@ -68,14 +68,13 @@ class NaiveHints:
         return bool(self.pins or self.maybe_pinned)
 
     def begin(self, request: Any) -> None:
-        """A request was taken."""
+        """Note a request that was accepted."""
         self.deferred.pop(request.id, None)
         if request.session_id is not None:
             self.sessions.setdefault(request.session_id, ExpectedSession()).live.add(request.id)
 
     def look(self) -> list[str]:
-        """Note which requests have ended, by the states that the rig has just looked at, and return what is wrong with what is pinned and
-        with each session."""
+        """Note which requests have ended, by the states that the rig has just read. Return what is wrong with pinned content and sessions."""
         rig, found = self._rig, list[str]()
         alive = {id for id in rig.books if rig.statuses[id] in ALIVE}
         for session in self.sessions.values():
@@ -98,7 +97,7 @@ class NaiveHints:
         return found
 
     def _found_again(self, pin: ExpectedPin) -> list[str]:
-        """Of layers of several kinds: a prompt that begins with what is pinned finds at least that."""
+        """With layers of several kinds, a prompt that begins with pinned content has to find at least that."""
         if pin.hint.tokens is None:
             return []
         least, namespace = (
@@ -112,7 +111,7 @@ class NaiveHints:
         rig, view = self._rig, self._rig.scheduler.session(id)
         expected = (id, len(session.live), session.waits_for, session.priority)
         if (shown := (view.id, view.live, view.waits_for, view.priority)) != expected:
-            return [f"18: session {shown} is {expected}"]
+            return [f"18: session {shown}, expected {expected}"]
         most = max((len(turn.tokens) // rig.world.block_size for turn in session.left), default=0)
         if not view.device_blocks + view.host_blocks <= view.blocks <= max(most, view.blocks if session.live else 0):
             return [f"18: session {id} left {most} blocks at most: {view}"]
@@ -121,20 +120,22 @@ class NaiveHints:
                 f"18: session {id} has {len(session.live)} turns, and its next one is expected at {view.expected_at}"
             ]
         is_asked = session.left and view.device_blocks and not rig.world.groups
-        # Where a block is, those before it are, too (5).
+        # Where one block is, those before it are, too (invariant 5).
         if is_asked and not any(self._paths(turn, view.device_blocks)[-1] in here for turn in reversed(session.left)):
-            return [f"18: session {id} has {view.device_blocks} blocks on the device, it says; they are not there"]
+            return [
+                f"18: session {id} says that {view.device_blocks} of its blocks are on the device; they are not there"
+            ]
         return []
 
     def _paths(self, turn: Turn, num_blocks: int) -> list[Path]:
         return batch_oracles.paths(self._rig, turn.namespace, turn.tokens, num_blocks)
 
     def expire(self, now: float) -> None:
-        """A step or a hint comes, and what ends by now ends."""
+        """End the pins whose time has come."""
         self.pins = {key: pin for key, pin in self.pins.items() if now < pin.until}
 
     def before(self, hint: Any) -> tuple[int, int, int]:
-        """Blocks of what a hint names, in full; and those of it that are on the device, and behind these on the host, now."""
+        """Count the full blocks of what a hint names, those of them that are on the device, and those behind them that are on the host."""
         self.expire(self._rig.now)
         rig, size = self._rig, self._rig.world.block_size
         if hint.session is not None:
@@ -144,7 +145,7 @@ class NaiveHints:
             return view.blocks, view.device_blocks, view.host_blocks
         if hint.request is not None and hint.request not in rig.books:
             return 0, 0, 0
-        # One that gave its blocks up returns with its outputs.
+        # The outputs of a preempted request count.
         tokens = self._first_tokens(hint.request) if hint.tokens is None else hint.tokens
         paths = batch_oracles.paths(rig, self.namespace(hint), tokens, num := len(tokens) // size)
         here, there = rig.contents(), rig.contents("host")
@@ -158,26 +159,26 @@ class NaiveHints:
         return self._rig.known(id, first)[1]
 
     def namespace(self, hint: Any) -> object:
-        """As `ExpectedRequest` has it."""
+        """The namespace of what a hint names, as `ExpectedRequest` has it."""
         if hint.request is not None:
             return self._rig.books[hint.request].namespace
         return "request", hint.salt, hint.adapter, hint.extra_key
 
     def carried_out(self, hint: Any, outcome: Any, before: tuple[int, int, int]) -> list[str]:
-        """What is wrong with the outcome of a hint; `before`: what that returned before it."""
+        """Return what is wrong with the outcome of a hint, and note it if nothing is; `before`: what that method returned before the hint."""
         allowed, num = self._allowed(hint, *before)
         size = self._rig.world.block_size
-        if outcome.status not in allowed or outcome.status not in STATUSES or not outcome.reason:
-            return [f"18: {hint} was answered {outcome}; {before} blocks are there, so it is {' or '.join(allowed)}"]
+        if outcome.status not in allowed or not outcome.reason:
+            return [f"18: {hint} was answered {outcome}; {before} blocks were there: has to be {' or '.join(allowed)}"]
         if outcome.status in ("accepted", "clipped") and num is not None and outcome.num_tokens not in num:
-            return [f"18: {hint} was answered {outcome}; its tokens are {num}"]
+            return [f"18: {hint} was answered {outcome}; num_tokens has to be {' or '.join(map(str, num))}"]
         if outcome.num_tokens % size:
             return [f"18: {hint} was answered {outcome}: not whole blocks of {size}"]
         self._note(hint, outcome)
         return []
 
     def _allowed(self, hint: Any, whole: int, device: int, host: int) -> tuple[tuple[str, ...], list[int] | None]:
-        """The statuses that an outcome may have, and its numbers of tokens, None for any."""
+        """The statuses that an outcome may have, and its possible numbers of tokens, None for any."""
         rig, size = self._rig, self._rig.world.block_size
         groups, caches_on_host = rig.world.groups, rig.world.keeps_content_on_host
         if hint.session is not None and hint.session not in self.sessions:
@@ -202,7 +203,7 @@ class NaiveHints:
             return ("accepted", "clipped"), [(device + host) * size]
         if groups:
             return STATUSES, None
-        # What is pending behind what is on the device hides what the host has.
+        # Content that is pending behind what is on the device hides what the host has.
         there = [device, device + host] if rig.flights else [device + host]
         if not any(there):
             return ("missing",), None
@@ -236,7 +237,7 @@ class NaiveHints:
         return "tokens", repr(self.namespace(hint)), tuple(hint.tokens), hint.tenant
 
     def _note(self, hint: Any, outcome: Any) -> None:
-        """What the outcome says is so from now on."""
+        """Note what an outcome changed."""
         rig, is_done = self._rig, outcome.status in ("accepted", "clipped")
         session = self.sessions.get(hint.session)
         rig.events[f"{hint.action} {outcome.status}"] += 1
@@ -260,19 +261,16 @@ class NaiveHints:
             self.pins.pop(self._key(hint), None)
         if hint.action == "pin" and is_done:
             num, paths, groups = outcome.num_tokens // rig.world.block_size, set[Path](), rig.world.groups
-            if groups and not full_pages(groups):
-                # Content without full layers is not listed.
-                pass
-            elif hint.tokens is not None:
+            # Content without full layers is not listed.
+            is_listed = not groups or full_pages(groups)
+            if is_listed and hint.tokens is not None:
                 paths = set(batch_oracles.paths(rig, self.namespace(hint), hint.tokens, num))
-            elif session is not None and len(left := [self._paths(turn, num) for turn in session.left]) == 1:
-                paths = set(left[0])
+            elif is_listed and session is not None and len(session.left) == 1:
+                paths = set(self._paths(session.left[0], num))
             until = math.inf if hint.lasts is None else rig.now + hint.lasts
             self.pins[self._key(hint)] = ExpectedPin(hint, paths, num, until)
 
     def unpin_all(self) -> list[Any]:
         """Hints after which nothing is pinned."""
         hints = [msgspec.structs.replace(pin.hint, action="unpin") for pin in self.pins.values()]
-        return hints + [
-            Hint(action="unpin", request=id, tenant=self.maybe_pinned[id]) for id in sorted(self.maybe_pinned)
-        ]
+        return hints + [Hint(action="unpin", request=id, tenant=it) for id, it in sorted(self.maybe_pinned.items())]

@@ -1,4 +1,4 @@
-"""The tokens and states that layers of several kinds keep of a sequence, in plain Python: worlds, shadow and invariants compare with these rules.
+"""The tokens and states that layers of several kinds keep of a sequence, in plain Python: the rules for worlds, shadow and invariants.
 
 A group is anything with `kind`, `reach` and `pages`, such as a `paged.LayerGroup`.
 """
@@ -13,7 +13,7 @@ Groups = Sequence[Any]
 
 
 def has_states(groups: Groups) -> bool:
-    """Whether any of these layers has a state: such a row stands at its last token or at none."""
+    """Whether any of these layers has a state: a row can then stand at its last token or at 0 only."""
     return any(group.kind == "state" for group in groups)
 
 
@@ -25,7 +25,7 @@ def front(group: Any, num_tokens: int) -> int:
 
 
 def _reached(group: Any, block_size: int) -> int:
-    """Whole blocks that a window or chunk reaches back over from the end of a block."""
+    """Blocks that a window or chunk reaches back over from the end of a block."""
     span: int = group.reach - (group.kind == "window")
     return -(-span // block_size)
 
@@ -38,7 +38,7 @@ def pages_for(groups: Groups, num_tokens: int, block_size: int) -> int:
         if group.kind == "state":
             most = min(blocks, 1)
         elif group.kind != "full":
-            # A window reaches over so many blocks, one more that it begins in, and the one that is being filled.
+            # Those that it reaches back over, one more that it begins in, and the one that is being filled.
             most = min(blocks, _reached(group, block_size) + 2)
         pages += most * group.pages
     return pages
@@ -50,7 +50,7 @@ def full_pages(groups: Groups) -> int:
 
 
 def spare_pages(groups: Groups, keeps: bool) -> int:
-    """Pages that a sequence needs besides for a while where content is kept: a state that is kept is read, and another one written."""
+    """Pages that a sequence needs on top for a while, if content is kept: it reads a kept state and writes another one."""
     return sum(group.pages for group in groups if group.kind == "state") if keeps else 0
 
 
@@ -64,8 +64,8 @@ def longest_in(groups: Groups, num_pages: int, block_size: int, most: int) -> in
 
 @dataclass
 class NaiveRow:
-    """One sequence: its watermarks, the blocks of its table, how many more of it are on the host, and of each window or chunk how many are
-    gone in front."""
+    """One sequence: its watermarks, the blocks of its table, how many more are on the host, and how many of each window or chunk were released in
+    front."""
 
     num_known: int
     launched: int = 0
@@ -78,14 +78,14 @@ class NaiveRow:
 
 
 class NaiveLayers:
-    """What a manager without prefix cache holds for layers of several kinds, block by block: how many pages are free, and which columns of
-    each group are there. Methods are those of `paged.BlockManager`; where that has to refuse, they return what it has to say."""
+    """What a manager without a prefix cache holds for layers of several kinds: how many pages are free, and which columns of each group are
+    there. Methods are those of `paged.BlockManager`; where it has to refuse, they return how many pages are too few."""
 
     def __init__(self, groups: Groups, num_pages: int, block_size: int, host_pages: int = 0) -> None:
         self.groups, self.num_pages, self.size = tuple(groups), num_pages, block_size
         self.host_pages = host_pages
         self.rows: dict[int, NaiveRow] = {}
-        # Batches that are out, the one being filled last: of each row the first token and the one behind the last.
+        # Batches that are out, oldest first: of each row the first token and the one behind the last.
         self.batches: list[dict[int, tuple[int, int]]] = []
 
     @property
@@ -113,7 +113,7 @@ class NaiveLayers:
         return pages
 
     def there(self, row: int, number: int) -> list[bool]:
-        """Which columns of a row are there in a group. A state has one."""
+        """Which columns of a row a group has. A state has one."""
         state = self.rows[row]
         if self.groups[number].kind == "state":
             return [state.blocks > 0]
@@ -131,7 +131,7 @@ class NaiveLayers:
         return pages
 
     def grow(self, wanted: Mapping[int, int]) -> int:
-        """Give rows so many blocks; the pages that are too few, 0 if they have them."""
+        """Give rows so many blocks. Return the pages that this takes if they are too few, else 0."""
         pages = self.lacking(wanted)
         if pages > self.num_free:
             return pages
@@ -140,7 +140,7 @@ class NaiveLayers:
         return 0
 
     def allocate(self, counts: Mapping[int, int]) -> int:
-        """`grow` for tokens that a new batch computes."""
+        """`grow` for the tokens of a new batch."""
         ends = {row: self.rows[row].launched + count for row, count in counts.items()}
         short = self.grow({row: -(-end // self.size) for row, end in ends.items()})
         if not short:
@@ -150,7 +150,7 @@ class NaiveLayers:
         return short
 
     def confirm(self) -> None:
-        """The oldest batch has run: fronts go back."""
+        """Confirm the oldest batch: blocks before the fronts are released."""
         for row, (_, end) in self.batches.pop(0).items():
             state = self.rows[row]
             state.computed = max(state.computed, min(end, state.launched))
@@ -160,7 +160,7 @@ class NaiveLayers:
                     state.gone[number] = min(gone, state.blocks + state.on_host)
 
     def cancel(self) -> None:
-        """The latest batch did not run: rows stand where it began, those with a state that it may have overwritten at 0."""
+        """Cancel the latest batch: rows stand where it began, at 0 if it may have overwritten a state."""
         for row, (start, _) in self.batches.pop().items():
             if start and has_states(self.groups):
                 self._cut(row, 0)
@@ -179,7 +179,7 @@ class NaiveLayers:
         return all(front(self.groups[number], length) // self.size >= gone for number, gone in state.gone.items())
 
     def truncate(self, row: int, blocks: int) -> bool:
-        """The row gives up its blocks from a column on. False: it cannot stand there."""
+        """Release the row's blocks from a column on. Return False, changing nothing, where it cannot stand there."""
         if not self.can_stand(row, min(blocks * self.size, self.rows[row].launched)):
             return False
         if blocks < self.rows[row].blocks or self.rows[row].is_swapped:
@@ -187,8 +187,7 @@ class NaiveLayers:
         return True
 
     def swap_out(self, row: int, keep: int) -> int:
-        """The row's blocks from column `keep` on go to the host, without those that hold no tokens; the pages that are too few, 0 if it has
-        them."""
+        """Move the row's blocks with tokens from column `keep` on to the host. Return the pages that this takes if they are too few, else 0."""
         state = self.rows[row]
         before = replace(state)
         stop = min(-(-state.launched // self.size), state.blocks)
@@ -202,7 +201,7 @@ class NaiveLayers:
         return short
 
     def swap_in(self, row: int) -> int:
-        """All of the row is on the device again; the pages that are too few, 0 if it has them."""
+        """Move all of the row back to the device. Return the pages that this takes if they are too few, else 0."""
         state, pages = self.rows[row], self.pages_on_host(row)
         if pages > self.num_free:
             return pages
@@ -217,7 +216,7 @@ class NaiveLayers:
         return short
 
     def free(self, row: int) -> None:
-        """The row ends, in flight or not."""
+        """End the row, in flight or not."""
         del self.rows[row]
         for batch in self.batches:
             batch.pop(row, None)
@@ -245,9 +244,11 @@ LEAST_DISTANCE = 4096
 
 
 def even_restarts(groups: Groups, num_blocks: int, size: int) -> list[int]:
-    """After which of so many blocks windows and states are kept though nothing is known to begin there: models with full layers and
-    states, at the least distance of LEAST_DISTANCE tokens or more at which that takes a sixteenth of the full blocks, or 2, 4, ... times that, so that
-    there are six at most."""
+    """The blocks after which windows and states are kept although no prompt is known to begin there, in models with full layers and states.
+
+    Their distance is the least one of LEAST_DISTANCE tokens or more at which they take a sixteenth of the full blocks, doubled until there are six
+    at most.
+    """
     full, others = full_pages(groups), [group for group in groups if group.kind != "full"]
     if not full or not has_states(groups):
         return []

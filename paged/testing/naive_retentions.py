@@ -1,12 +1,12 @@
-"""What is kept longer in layers of several kinds, as it looks from outside: the level that each cached page must have.
+"""What is retained in layers of several kinds, from outside: the level that each cached page must have.
 
-A retention is of a *way*, the whole blocks that a row left, or of a prompt, until a time. It raises all of them in the full group, and of windows,
-chunks and states what a prompt behind the way begins with: at the end of as many of its blocks as all groups can stand behind. Of what a row left
-that is where the row ended, within a block if it did, and the place before it, where its prompt may have ended. Even restarts are raised, too. What a
-live row keeps of windows, chunks and states has the level that its retention will have. All else is at level 0.
+A retention is of a *way*, whole blocks that a row left or that a prompt has, until a time. It raises these blocks in the full group. Of windows,
+chunks and states it raises what a prompt reads that begins behind the way, at the last place where all groups can stand. Of a row's way that is
+where the row ended, perhaps within a block, and the place before it, where its prompt may have ended. Even restarts are raised, too. What a live
+row keeps of windows, chunks and states has the level that its retention will have. All else is at level 0.
 
-The rig's shadow says what lies on a page. Where it cannot be seen what exactly was retained, either level is right: each retention has what it
-raises for sure, and what it may raise.
+The rig's shadow says what lies on a page. What exactly was retained cannot always be seen from outside. So each retention has what it raises
+surely, and what it may raise: of that, either level is right.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 
 END = -1
 Item = tuple[int, int]
-"""What a block holds: the group, or END of all groups where a row ended within a block; and the content of its last slot."""
+"""What a block holds: its group, or END for all groups where a row ended within a block, and the content of its last slot."""
 
 
 @dataclass
 class Way:
-    """What a row left: what its slots held; its blocks, and how many of them are content at least and at most; whether a row ended behind them."""
+    """What a row left, or a prompt has: the content of its slots; its blocks, of which at least and at most so many are cached; whether it is a
+    row's."""
 
     path: list[int]
     blocks: list[Path]
@@ -54,7 +55,7 @@ class Kept:
 
 @dataclass
 class Turns:
-    """A session: what its turns are retained at, what the last one left, and its retention."""
+    """A session: the level and time of its retentions, what its last turn left, and what retains that."""
 
     priority: int = 1
     lasts: float | None = None
@@ -68,7 +69,7 @@ class NaiveRetentions:
     def __init__(self, rig: SchedulerRig) -> None:
         self._rig, self._groups, self._size = rig, rig.world.groups, rig.world.block_size
         kinds = [group.kind for group in self._groups]
-        # Without full layers the manager does not show its content; a tenant's quota lets go what is not foreseen here.
+        # Without full layers the manager does not show its content; which content a tenant's quota evicts is not foreseen here.
         self.is_known = "full" in kinds and rig.world.prefix_caching and rig.world.max_cached_per_tenant is None
         self._full, self._has_ends = kinds.index("full") if self.is_known else END, "state" in kinds
         self._tiers = ("device", "host")[: 1 + rig.world.keeps_content_on_host]
@@ -76,14 +77,14 @@ class NaiveRetentions:
         self._turns: dict[str, Turns] = {}
         self._of_prompts: dict[object, list[Kept]] = {}
         self._deferred: dict[str, dict[str, Any]] = {}
-        # The path to each content; whose it is, "" for a row that has ended; and those at which a row ended within a block.
+        # The path to each content; the requests that have it, "" for a row that has ended; and contents at which a row ended within a block.
         self._path_to: dict[int, list[int]] = {}
         self._owners: dict[int, set[str]] = {}
         self._ended: set[int] = set()
         # The nodes and the computed tokens of each live sequence with a row; and the latter where a batch has just ended.
         self._rows: dict[Key, tuple[int, int]] = {}
         self._stood: dict[Key, int] = {}
-        # The level at which each request was admitted, and requests whose rows did not just go on since.
+        # The level at which each request was admitted; and requests that did not simply run on since.
         self._wishes: dict[str, int] = {}
         self.disturbed: set[str] = set()
         self._now = 0.0
@@ -93,17 +94,17 @@ class NaiveRetentions:
     # -- what the rig says
 
     def added(self, id: str) -> None:
-        """A request was taken."""
+        """Note a request that was accepted."""
         self._wishes.pop(id, None)
         self.disturbed.discard(id)
 
     def begin(self) -> None:
-        """A batch is about to be scheduled."""
+        """Note pages and levels before a batch is scheduled."""
         if self.is_known:
             self._before = self._rig.manager.device.states, self._rig.manager.device.levels
 
     def scheduled(self, batch: Any, flight: Flight) -> list[str]:
-        """A batch was scheduled. Returns what is wrong with what that evicted."""
+        """Note a batch that was scheduled. Return what is wrong with what it evicted."""
         if not self.is_known:
             return []
         rig, num_kept, num_rows = self._rig, len(self._kept), len(self._rows)
@@ -115,7 +116,7 @@ class NaiveRetentions:
             session = 0 if its.session_id is None else self._turns.setdefault(its.session_id, Turns()).priority
             self._wishes[its.id] = max(session, 0 if its.retention is None else int(its.retention.priority))
         if len(self._kept) < num_kept or len(self._with_rows().keys() & self._rows) < num_rows:
-            # Levels fell before anything was evicted, or where a row ended made way for where another one did.
+            # Levels fell before anything was evicted, or the end of one row took the place of another's.
             return []
         (states, levels), now, written = self._before, rig.manager.device.states, sorted(self._written(flight))
         stays, gone = (states == 1) & (now == 1), (states == 1) & (now == 0)
@@ -129,10 +130,10 @@ class NaiveRetentions:
         return [f"18: a page of level {first} was evicted before one of level {next_one}"] if first > next_one else []
 
     def updated(self, flight: Flight) -> None:
-        """A batch was ended."""
+        """Note a batch that was ended."""
         self._now = self._rig.now
         starts = (flight.batch.seq_lens - flight.batch.num_tokens).tolist()
-        # States have seen wrong drafts: such a row goes back to before them.
+        # A row whose states have seen wrong drafts goes back to before them.
         self._stood = {
             key: starts[place] if self._has_ends and flight.is_wrong(place) else flight.end(place)
             for place, key in enumerate(flight.keys)
@@ -140,7 +141,7 @@ class NaiveRetentions:
         }
 
     def hinted(self, hint: Any, outcome: Any, num_here: int) -> None:
-        """A hint was answered; so many blocks of what it names were on the device before."""
+        """Note a hint's outcome; `num_here` blocks of what it names were on the device before."""
         if not self.is_known:
             return
         self._expire()
@@ -227,7 +228,7 @@ class NaiveRetentions:
         return path[: len(path) // self._size * self._size]
 
     def _bury(self) -> None:
-        """A node that is nowhere, with nothing behind it, is known no more: what becomes of the same tokens later is another one."""
+        """Take nodes that are nowhere, with nothing behind them, out of retentions: content that has the same tokens later is another one."""
         there = self._rig.contents() | self._rig.contents("host") if self._kept else set()
         there = {path[:stop] for path in there for stop in range(2, len(path) + 1)}
         for kept in self._kept:
@@ -236,7 +237,7 @@ class NaiveRetentions:
             kept.surely &= kept.maybe
 
     def _note_end(self, key: Key, num_computed: int) -> None:
-        """A row ended; where another one ended behind the same node is perhaps no more."""
+        """Note where a row ended: the end of another row behind the same node may be gone."""
         path = self._path(*self._rig.known(*key))[:num_computed]
         self._own(path, "")
         if self._has_ends and len(path) % self._size:
@@ -246,7 +247,7 @@ class NaiveRetentions:
                 kept.surely -= {item for item in same if item[0] == END}
 
     def _end_rows(self, keys: list[Key]) -> None:
-        """These rows have ended together."""
+        """Begin the retentions of rows that have ended together."""
         rig = self._rig
         for key in [key for key in keys if key[0] in rig.books]:
             (id, number), (num_nodes, computed), is_alone = key, self._rows[key], len(keys) == 1
@@ -256,7 +257,7 @@ class NaiveRetentions:
             if book.sequences[number].reason is None or book.is_aborted or book.was_cut_short:
                 continue
             its, writes = book.request, book.request.writes_cache
-            # It may have waited for another one that computed the same, or wait for that now.
+            # It may have shared what another one computed, or share that now.
             is_sure = writes and not rig.flights and num_nodes == computed // self._size
             most = len(tokens) // self._size if writes else num_nodes
             way = self._way(namespace, tokens, most if is_sure else num_nodes, most)
@@ -265,7 +266,7 @@ class NaiveRetentions:
             if book.is_live or key != [other for other in keys if other[0] == id][-1]:
                 continue
             if len(book.sequences) > 1:
-                # Which one ended last is not known.
+                # It is not known which sequence ended last.
                 way = replace(way, least=0)
             if its.session_id is not None:
                 turns = self._turns.setdefault(its.session_id, Turns())
@@ -278,14 +279,14 @@ class NaiveRetentions:
                     self._demote(way, None)
 
     def _keep(self, way: Way, level: int, lasts: float | None, before: list[Kept], *, is_alone: bool = True) -> None:
-        """A retention begins, in the place of what was `before`. `is_alone`: no other row ended with it, and left something after it."""
+        """Begin a retention in the place of those `before`. `is_alone`: no other row ended at once with it, and left something later."""
         self._drop(before)
         path, size, is_still = way.path, self._size, not self._rig.carries_moves
         surely, maybe = ({(self._full, path[n * size - 1]) for n in range(1, num + 1)} for num in (way.least, way.most))
         seen, certain = self._seen()
         ends = {(END, content) for content in self._ended if self._node(content) == path[: way.most * size]}
         is_sure = is_alone and is_still and way.least == way.most
-        # Behind all of it; and of what a row left that did not end within a block, where its prompt may have ended.
+        # Behind all of it; and behind a block less where a row left it, whose prompt may have ended there.
         for fewer in range(1 + way.was_left):
             most = max(
                 (n for n in range(way.most - fewer + 1) if not is_still or self._read(path, n) <= seen), default=0
@@ -311,7 +312,7 @@ class NaiveRetentions:
             self._rig.events["retained"] += 1
 
     def _demote(self, way: Way, first: int | None) -> None:
-        """The blocks of a way from one on go next: nothing retains them, nor what is behind them. None: it is not known which."""
+        """Let nothing retain the blocks of a way from the `first` on, nor what is behind them. None: it is not known which is first."""
         is_sure = first is not None and len(self._tiers) == 1
         stem = way.path[: (first + 1 if first is not None and is_sure else 1) * self._size]
         for kept in self._kept:
@@ -336,7 +337,8 @@ class NaiveRetentions:
         return {page for page, _ in self._rig.shadow.written(flight.batch, flight.views)} | set(copied)
 
     def _pages(self, tier: str) -> Iterator[tuple[int, int, list[Item], bool]]:
-        """Each page that is not free: the group whose block it is of, what that may be, and whether it is cached, and nothing is to come there."""
+        """Each page that is not free: the page, its group, what its block may hold, and whether it is cached and nothing is still to be written
+        there."""
         rig, is_host = self._rig, tier == "host"
         late = [flight for flight in rig.flights if not flight.has_run]
         each = [set(f.batch.moves.device_to_host[:, 1].tolist()) if is_host else self._written(f) for f in late]
@@ -351,7 +353,7 @@ class NaiveRetentions:
                 yield page, part[0], list(self._items(part[0], held)), is_cached
 
     def _items(self, number: int, held: list[int]) -> Iterator[Item]:
-        """What a block of a group may be, by what its slots hold: more than a row has left where it ended may lie there."""
+        """What a block of a group may hold, by its slots. Behind the end of a row that ended within it there may be more."""
         size = self._size
         if self._groups[number].kind == "state":
             if path := self._path_to.get(held[-1]):
@@ -364,7 +366,7 @@ class NaiveRetentions:
                 yield number if filled == size else END, path[-1]
 
     def _seen(self) -> tuple[set[Item], set[Item]]:
-        """What lies on the pages of the tiers, and what is content there for sure: where a row ended, if all groups have it."""
+        """What may lie on the pages of the tiers, and what surely does: of the end of a row, only if all groups have it."""
         seen, groups = set[Item](), dict[Item, set[int]]()
         for group, items, is_cached in [its[1:] for tier in self._tiers for its in self._pages(tier)]:
             seen |= set(items)
@@ -373,7 +375,7 @@ class NaiveRetentions:
         return seen, {item for item, its in groups.items() if item[0] != END or len(its) == len(self._groups)}
 
     def _wrong_levels(self) -> list[str]:
-        """Cached pages whose levels are not those that they must have."""
+        """Cached pages at another level than they must have."""
         rig, found = self._rig, list[str]()
         lives = [id for id, _ in self._rows if self._wishes.get(id, 0) and rig.books[id].request.writes_cache]
         here, certain = set[tuple[int, Item]](), set[tuple[int, Item]]()
@@ -383,7 +385,7 @@ class NaiveRetentions:
             for page, group, items, is_cached in self._pages(tier):
                 allowed = [self._levels(item, lives) for item in items]
                 if tier == "host":
-                    # What the device has, too, or gets, goes first there.
+                    # What the device has, too, or will have, goes first.
                     both = [(group, item) for item in items]
                     allowed = [
                         {0} if it in certain else its | {0} if it in here or is_late else its
@@ -402,7 +404,7 @@ class NaiveRetentions:
         return found
 
     def _levels(self, item: Item, lives: list[str]) -> set[int]:
-        """The levels that a block with this may have: the highest of what raises it for sure, or of what may."""
+        """The levels that a block with this may have: the highest one that surely raises it, and those above that may."""
         surely = max([kept.level for kept in self._kept if item in kept.surely], default=0)
         maybe = {kept.level for kept in self._kept if item in kept.maybe}
         for id in lives if item[0] not in (END, self._full) else ():

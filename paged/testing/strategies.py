@@ -1,10 +1,6 @@
-"""Strategies of the state machines: tiny worlds and two or three different tokens, so that sharing and eviction happen all the time.
+"""What the state machines draw: tiny worlds, and prompts of two or three different tokens, so that sharing and eviction happen all the time.
 
-prompts, tails                       token ids; most prompts begin like another one
-wishes, engine_wishes                requests, before they are cut to a world: `Wish.request` and `Wish.engine_request` do that
-scheduler_worlds, manager_worlds, engine_worlds
-                                     configurations in which a few requests fill the pool
-pressures                            an engine's world, and requests that have room in it one by one, and not together
+docs/testing.md lists the strategies for tests of your own.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ picks = st.integers(0, 11)
 
 @dataclass(frozen=True)
 class Wish:
-    """A client's request, before it is cut to a world: lengths are shares of the pool."""
+    """A request before it is cut to a world: lengths are shares of the pool."""
 
     prompt: list[int]
     share: float = 1.0
@@ -72,10 +68,10 @@ class Wish:
     session: str | None = None
     tenant: str | None = None
     expected: float | None = None
-    """Share of max_tokens that it is thought to take."""
+    """Share of max_tokens that its `expected_tokens` are."""
 
     def request(self, id: str, world: World, able: Capabilities) -> Any:
-        """The request that is made of it in a world."""
+        """Make the request of a scheduler's world, without what the subject is not able to do."""
         from paged import Request, Retention
 
         max_tokens = max(1, int(world.longest * self.output))
@@ -104,7 +100,7 @@ class Wish:
         )
 
     def engine_request(self, id: str, world: EngineWorld, able: Capabilities) -> EngineRequest:
-        """The part of it that an engine gets."""
+        """Make the request of an engine's world, without what the subject is not able to do."""
         is_drawn = able.seeds and self.temperature > 0
         return EngineRequest(
             id=id,
@@ -125,7 +121,7 @@ class Wish:
 
 
 def wishes() -> st.SearchStrategy[Wish]:
-    """Requests that mostly fit, grow into each other's memory, and share prefixes."""
+    """Requests that mostly fit, take each other's memory as they grow, and share prefixes."""
     return st.builds(
         Wish,
         prompt=prompts(longest=24),
@@ -151,7 +147,7 @@ def wishes() -> st.SearchStrategy[Wish]:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """A hint, before it is known which sessions and requests there are, and which tokens."""
+    """A hint before it is cut to a world: `pick` chooses among the sessions, requests or prompts that there are."""
 
     action: str
     target: str
@@ -164,7 +160,7 @@ class Knowledge:
 
 
 def knowledge() -> st.SearchStrategy[Knowledge]:
-    """What a caller knows of content that is to come, or is not."""
+    """What a caller knows of content that will be used, or not."""
     return st.builds(
         Knowledge,
         action=st.sampled_from(["retain", "pin", "pin", "unpin", "prefetch", "prefetch", "demote", "end"]),
@@ -197,8 +193,8 @@ def engine_wishes() -> st.SearchStrategy[Wish]:
 
 
 def _world(*, known_outputs: int | None, host_blocks: int, max_pinned: int, **sizes: Any) -> World:
-    """`resumes_known`, `max_lead` and `elsewhere` go with others that have nothing to do with them: draws of their own would be three more. A host of
-    one block goes with all that lets content come and go there: what a batch reads of it is soon written over."""
+    """Make a world. `resumes_known`, `max_lead` and `elsewhere` follow from unrelated draws, which saves three. A host of one block comes with
+    everything that lets content come and go there, so that what a batch reads of it is soon written over."""
     if host_blocks == 1:
         sizes |= {"host_caching": True, "prefix_caching": True, "max_sequences": 8}
         sizes["block_size"] = max(2, sizes["block_size"])
@@ -210,7 +206,7 @@ def _world(*, known_outputs: int | None, host_blocks: int, max_pinned: int, **si
 
 
 def scheduler_worlds() -> st.SearchStrategy[World]:
-    """A few blocks, and every limit that a scheduler has."""
+    """A few blocks, with every limit that a scheduler has."""
     return st.builds(
         _world,
         num_blocks=st.integers(3, 12),
@@ -273,7 +269,7 @@ def layer_groups(draw: st.DrawFn, kinds: Sequence[tuple[Kind, ...]] = KINDS) -> 
 
 @st.composite
 def retaining_worlds(draw: st.DrawFn) -> World:
-    """Those of `layer_worlds` in which it is best seen what is retained of windows, chunks and states beside full layers."""
+    """Those of `layer_worlds` that show best what is retained of windows, chunks and states beside full layers."""
     groups = draw(layer_groups([kinds for kinds in KINDS if kinds[0] == "full" and len(kinds) > 1]))
     world = replace(draw(layer_worlds()), groups=groups, block_size=draw(st.integers(2, 4)), prefix_caching=True)
     need = pages_for(groups, world.max_model_len or 0, world.block_size)
@@ -289,8 +285,7 @@ def retaining_worlds(draw: st.DrawFn) -> World:
 
 @st.composite
 def layer_worlds(draw: st.DrawFn) -> World:
-    """A model of several kinds of layers, and a pool in which one sequence of full length has room, and hardly two; or four,
-    so that what others left is found."""
+    """Layers of several kinds, and a pool that holds one sequence of full length and hardly two; or four, so that what others left is found."""
     groups, block_size, longest = draw(layer_groups()), draw(st.integers(1, 4)), draw(st.integers(4, 20))
     need = pages_for(groups, longest, block_size)
     num_blocks = need * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8, 16])) // 4
@@ -298,7 +293,7 @@ def layer_worlds(draw: st.DrawFn) -> World:
     host_blocks, preemption = draw(st.sampled_from([(0, None), (0, None), (1, "swap"), (2, "swap"), (3, "swap")]))
     host_caching = draw(st.sampled_from([False, False, True]))
     if host_caching:
-        # Hardly more than one sequence has room: what others left is on the host.
+        # A pool for hardly more than one sequence: what others left is on the host.
         num_blocks, keeps, host_blocks = max(2, min(num_blocks, need * 5 // 4)), True, max(host_blocks, 2)
     world = World(
         num_blocks=max(2, num_blocks),
@@ -320,10 +315,10 @@ def layer_worlds(draw: st.DrawFn) -> World:
         resumes_known=draw(st.sampled_from([False, False, True])),
         steps_ahead=draw(st.sampled_from([0, 1, 1, 2])),
         watermark=draw(st.sampled_from([None, None, 0.2])),
-        # A bounded request with windows holds more than was reserved for it while several batches are out.
+        # With windows and several batches out, a request at this bound holds more than was reserved for it.
         max_preemptions=draw(st.sampled_from([None, None, 1, 2])),
         known_outputs=draw(st.sampled_from([None, 0, 2])),
-        # What one sequence of full length leaves; the others have as much room as without.
+        # As much as one sequence of full length leaves; the pool is larger by that.
         max_pinned=draw(st.sampled_from([0, 0, 0, need])),
         max_cached_per_tenant=draw(st.sampled_from([None, None, None, 0, 3])),
     )
@@ -346,7 +341,7 @@ def manager_worlds() -> st.SearchStrategy[ManagerWorld]:
 
 
 def engine_worlds() -> st.SearchStrategy[EngineWorld]:
-    """As for a scheduler, smaller, since a model runs in it; without the limits that an engine does not have."""
+    """As for a scheduler, but smaller, since a model runs in it, and without limits that an engine does not have."""
     return st.builds(
         EngineWorld,
         num_blocks=st.integers(3, 6),
@@ -365,19 +360,19 @@ def engine_worlds() -> st.SearchStrategy[EngineWorld]:
 @st.composite
 def pressures(draw: st.DrawFn) -> tuple[EngineWorld, list[EngineRequest]]:
     """A world and two to five requests, each of which has room alone, though not all together."""
-    # Who reserves all that it may need is never pressed.
+    # A policy that reserves everything is never short of memory.
     on_demand = [name for name in DRAWN if name not in RESERVES]
     world = replace(draw(engine_worlds()), max_model_len=None, policy=draw(st.sampled_from(on_demand)))
     room, requests = world.longest, []
     for number, tokens in enumerate(draw(st.lists(prompts(longest=16), min_size=2, max_size=5))):
         prompt = tokens[: max(1, room // 2)]
         most = room - len(prompt)
-        # Together they know more tokens than there are slots, at the latest when the second is done.
+        # Together the first two know more tokens than there are slots, at the latest when the second is done.
         max_tokens = most if number < 2 else draw(st.integers(1, most))
         requests.append(EngineRequest(id=f"r{number}", prompt=prompt, max_tokens=max_tokens))
     return world, requests
 
 
 def where(holds: Callable[[Any], object]) -> Any:
-    """A precondition of a machine's rule: one with nothing to do is not tried."""
+    """A precondition of a machine's rule: `holds(machine)` is true, or not empty."""
     return precondition(lambda machine: bool(holds(machine)))

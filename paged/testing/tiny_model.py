@@ -1,7 +1,6 @@
-"""A decoder of two layers and about three thousand random weights, made in memory: the engine around it is most of what a step costs.
+"""A decoder of two layers and 5,888 random weights, made in memory: most of what a step costs is the engine around it.
 
-What a slot of its second layer holds depends on the whole context, as in any decoder, so that KV of other words
-shows.
+A slot of its second layer depends on the whole context, as in any decoder, so that wrong KV shows.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _HIDDEN = _HEADS * _HEAD_DIM
 
 
 class TinyDecoder(nn.Module):
-    """Embeddings of tokens and positions, attention with two heads over one of K and V, one matrix for the words. Called as a model of
-    transformers is."""
+    """Embeddings of tokens and positions, attention with two heads over one of K and V, one matrix for the words. It is called as models of
+    transformers are."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -60,8 +59,8 @@ class TinyDecoder(nn.Module):
 
 @cache
 def tiny_model(vocabulary: int = 8, noise: float = 0.0) -> LoadedModel:
-    """Float32 on the CPU; the same weights every time, large enough that greedy text does not repeat one word at once. With noise: one whose
-    weights are off by so much, and that often says the same."""
+    """The model in float32 on the CPU, with the same weights every time, large enough that greedy text does not repeat one word at once. `noise`
+    is added to the weights: a model that often says the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = TinyDecoder(vocabulary).eval()

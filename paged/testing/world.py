@@ -1,4 +1,4 @@
-"""One small world for a scheduler: the sizes of the pools and every limit, as data that prints as the line to type again."""
+"""A small world for a scheduler, the sizes of its pools and every limit, and our own scheduler in one."""
 
 from __future__ import annotations
 
@@ -31,31 +31,29 @@ class World(MemoryWorld):
     event_stride: int = 0
     max_outstanding: int = 4
     drafts: int = 0
-    """How many tokens are guessed for rows that run, at most; not all of them are right."""
+    """The most tokens that are guessed for a row that runs; not all of them are right."""
     resumes_known: bool = False
     steps_ahead: int = 0
-    """How many more batches the engine schedules, in a whole step, before it ends the oldest."""
+    """How many more batches a whole step of the engine schedules before it ends the oldest."""
     watermark: float | None = None
-    """Share of the pool that admission leaves available; None: as the policy says, which is no block of a pool this small."""
+    """Share of the pool that admission leaves available; None: the policy's, which is no block of a pool this small."""
     preemption: str | None = None
-    """What becomes of blocks that are given up; None: as the policy says, for which blocks this small are hardly worth a copy."""
+    """How requests are preempted; None: as the policy says, by which blocks this small are hardly worth a copy."""
     max_preemptions: int | None = None
-    """After how many a request gets its worst case reserved; None: as the policy says, which is more than most requests here suffer."""
-
+    """After how many preemptions a request's worst case is reserved; None: the policy's, which is more than most requests here have."""
     known_outputs: int | None = None
-    """How many have to have ended before admission looks ahead, where the policy does; None: as it says, which is more than come here."""
+    """How many assumed output lengths a policy with foresight begins with; None: the policy's, which are more than outputs that end here."""
     max_lead: float | None = None
-    """Where the cached come first, seconds by which a later one may pass, a second a batch; None: as the policy says, which is longer than all that
-    runs here."""
+    """Seconds by which a later request may pass under order `cached`, a second a batch; None: the policy's, which is longer than a program runs."""
     max_pinned: int = 0
     """Blocks that hints may pin; requests cannot have them."""
     max_pinned_per_tenant: int | None = None
     max_cached_per_tenant: int | None = None
     elsewhere: int = 0
-    """Drawn from it is what exists elsewhere of requests with `num_computed`, which the scheduler asks for as it admits them; 0: it does not
-    ask, and all of `num_computed` exists."""
+    """Seed of what exists elsewhere of requests with `num_computed`, which the scheduler asks for as it admits them; 0: it does not ask, and all of
+    `num_computed` exists."""
     groups: tuple[LayerGroup, ...] = ()
-    """Layers of several kinds, whose blocks take pages of the pool; none: all layers are full, and a block is a page."""
+    """Layers of several kinds, whose blocks take pages of the pool. Without any, all layers are full, and a block is a page."""
 
     @property
     def capacity(self) -> int:
@@ -63,7 +61,7 @@ class World(MemoryWorld):
         return self.num_blocks - self.max_pinned
 
     def exists_elsewhere(self, id: str, have: int) -> tuple[int, bool]:
-        """How many tokens of a request exist elsewhere behind the `have` that are here, and that they come late."""
+        """How many tokens of a request exist elsewhere behind the first `have`, and that they come late."""
         return (0, 0, 3, 4, 8, 16)[crc32(f"{self.elsewhere} {id} {have}".encode()) % 6], True
 
     @property
@@ -72,7 +70,7 @@ class World(MemoryWorld):
         return self._longest_of(1)
 
     def limit_of(self, request: Any) -> int:
-        """The most tokens that each sequence of a request can have, as far as that is known before it runs."""
+        """The most tokens that each sequence of a request can have, as far as is known before it runs."""
         return self._longest_of(request.num_sequences)
 
     def _longest_of(self, num_sequences: int) -> int:
@@ -86,7 +84,7 @@ class World(MemoryWorld):
         return most if self.max_model_len is None else min(most, self.max_model_len)
 
     def can_hold(self, request: Any) -> bool:
-        """Whether an empty pool holds the prompt and one output of each sequence; a group shares full blocks of the prompt."""
+        """Whether an empty pool holds the prompt and one output of each sequence; these share the prompt's full blocks."""
         num_tokens = len(request.prompt)
         shares = self.prefix_caching and self.policy not in RESERVES
         shared = (num_tokens - 1) // self.block_size if shares else 0
@@ -105,7 +103,7 @@ class World(MemoryWorld):
 
     @property
     def spare_pages(self) -> int:
-        """Pages that a sequence needs besides, for a while."""
+        """Pages that a sequence needs on top for a while."""
         return spare_pages(self.groups, self.prefix_caching)
 
 
@@ -131,7 +129,7 @@ def build_scheduler(world: World, scheduler: Callable[..., StepScheduler] | None
     build: Callable[..., StepScheduler] = Scheduler if scheduler is None else scheduler
     wishes = {name: getattr(world, name) for name in ("watermark", "preemption", "max_preemptions")}
     if world.policy in RESERVES:
-        # A policy that reserves everything preempts no request, and says so itself.
+        # A policy that reserves everything preempts no request, and refuses these options.
         wishes["preemption"] = wishes["max_preemptions"] = None
     policy = POLICIES[world.policy]
     if policy.foresight != "none":
