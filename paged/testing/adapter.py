@@ -31,7 +31,7 @@ from paged.errors import (
 )
 from paged.testing.conformance import BrokenPromise
 from paged.testing.content import typed
-from paged.testing.protocol import Capabilities, KVRows, KVTier
+from paged.testing.protocol import Capabilities
 
 
 class Found(NamedTuple):
@@ -191,17 +191,17 @@ class ManagerAdapter(ABC):
         return np.zeros(self.num_host_blocks, np.int64)
 
     @property
-    def device(self) -> KVTier:
+    def device(self) -> _Tier:
         """The device blocks, by `num_free`, `num_cached` and `ref_counts`."""
         return _Tier(self.num_blocks, self.num_free, self.num_cached, self.ref_counts)
 
     @property
-    def host(self) -> KVTier:
+    def host(self) -> _Tier:
         """The host blocks, by `host_free` and `host_ref_counts`: none is cached."""
         return _Tier(self.num_host_blocks, self.host_free, 0, self.host_ref_counts)
 
     @property
-    def rows(self) -> KVRows:
+    def rows(self) -> _Columns:
         """What each row knows and has in flight, int64 [rows] each."""
         return _Columns(self._rows, self._host_blocks)
 

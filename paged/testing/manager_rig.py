@@ -619,7 +619,7 @@ class ManagerRig:
                 del ids[block]
             if len(set(ids.values())) < len(ids):
                 found.append("one block holds two contents")
-        if naive.retentions:
+        if self.num_kept:
             levels = self.manager.device.levels
             for node, block in naive.device.resident.items():
                 # How long a used block is to be kept need not be known before no row uses it.

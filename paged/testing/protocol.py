@@ -79,51 +79,25 @@ def flag_of(method: str) -> str | None:
     return flag if flag in Capabilities.__dataclass_fields__ else None
 
 
-class KVTier(Protocol):
-    """The blocks of one tier."""
-
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def num_free(self) -> int: ...
-    @property
-    def num_cached(self) -> int: ...
-    @property
-    def num_used(self) -> int: ...
-    @property
-    def ref_counts(self) -> NDArray[Any]: ...
-
-
-class KVRows(Protocol):
-    """Figures of the rows, a column each."""
-
-    @property
-    def live(self) -> NDArray[Any]: ...
-    @property
-    def num_tokens(self) -> NDArray[Any]: ...
-    @property
-    def num_computed(self) -> NDArray[Any]: ...
-    @property
-    def num_scheduled(self) -> NDArray[Any]: ...
-
-    def num_on_host(self, row: int, /) -> int: ...
-
-
 @runtime_checkable
 class KVManager(Protocol):
     """Block accounting over integer rows: what every manager has. What a capability stands for comes on top. Semantics: the docstrings of
-    `paged.BlockManager`."""
+    `paged.BlockManager`; `conformance` says which type and shape each answer has.
+
+    device, host    num_blocks, num_free, num_cached, num_used, in blocks; ref_counts, by block
+    rows            live, the rows that sequences hold; num_tokens, num_computed, num_scheduled, by row; num_on_host(row)
+    """
 
     num_blocks: int
     block_size: int
     num_host_blocks: int
 
     @property
-    def device(self) -> KVTier: ...
+    def device(self) -> Any: ...
     @property
-    def host(self) -> KVTier: ...
+    def host(self) -> Any: ...
     @property
-    def rows(self) -> KVRows: ...
+    def rows(self) -> Any: ...
 
     def next_batch(self) -> int: ...
     def lookup(self, tokens: Any, namespace: Any = None, /) -> Any: ...

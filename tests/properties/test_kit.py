@@ -83,6 +83,20 @@ def test_blocks_and_slots_that_cannot_be_are_a_violation_of_the_manager(changes,
         replay(ManagerWorld(4, 2, lag=9), calls, lambda world: type("Ours", (BlockManager,), changes)(4, 2))
 
 
+class NeverExpires(BlockManager):
+    """The bug: what is retained stays so."""
+
+    def expire(self, now):
+        pass
+
+
+def test_content_that_is_still_retained_after_the_last_retention_has_ended_is_a_violation():
+    calls = [("add", ([0, 0], None)), ("allocate", ([0], [2])), ("confirm", ()), ("free", ([0],))]
+    calls += [("retain", ([0], None, 1, 1)), ("expire", (1,))]
+    with pytest.raises(Violation, match=r"node \(0,\) is kept at level 1, expected 0"):
+        replay(ManagerWorld(2, 1), calls, lambda world: NeverExpires(2, 1))
+
+
 @pytest.mark.parametrize(
     ("make", "wrong"),
     [
