@@ -580,7 +580,8 @@ class ManagerRig:
         """How long each row is, which blocks it has and who else holds them."""
         if tables.keys() != self.naive.rows.keys():
             return [f"rows {sorted(tables)} are live, expected {self.rows}"]
-        figures, ref_counts, found = self.manager.rows, self.manager.device.ref_counts, []
+        figures, found = self.manager.rows, []
+        ref_counts, host_ref_counts = self.manager.device.ref_counts, self.manager.host.ref_counts
         columns = figures.num_tokens, figures.num_computed, figures.num_scheduled
         for number in self.rows:
             row, table = self.naive.rows[number], tables[number].tolist()
@@ -597,6 +598,10 @@ class ManagerRig:
                 refs = int(ref_counts[id])
                 if refs != block.refs:
                     found.append(f"block {id}: ref count {refs}, expected {block.refs}")
+            for block in row.tail:
+                refs = int(host_ref_counts[self.host_ids[block]])
+                if refs != block.refs:
+                    found.append(f"host block {self.host_ids[block]}: ref count {refs}, expected {block.refs}")
         return found
 
     def _content_differences(self, contents: set[tuple[bytes, ...]]) -> list[str]:

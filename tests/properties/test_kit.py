@@ -97,6 +97,27 @@ def test_content_that_is_still_retained_after_the_last_retention_has_ended_is_a_
         replay(ManagerWorld(2, 1), calls, lambda world: NeverExpires(2, 1))
 
 
+class Doubled:
+    """The bug: each reference counts twice."""
+
+    def __init__(self, tier):
+        self.tier = tier
+
+    def __getattr__(self, name):
+        return getattr(self.tier, name) * (1 + (name == "ref_counts"))
+
+
+def test_a_wrong_ref_count_of_a_host_block_is_a_violation():
+    def build(world):
+        manager = BlockManager(2, 1, host_blocks=1)
+        manager.host = Doubled(manager.host)
+        return manager
+
+    calls = [("add", ([0], None)), ("allocate", ([0], [1])), ("confirm", ()), ("swap_out", ([0], 0))]
+    with pytest.raises(Violation, match="host block 0: ref count 2, expected 1"):
+        replay(ManagerWorld(2, 1, host_blocks=1), calls, build)
+
+
 @pytest.mark.parametrize(
     ("make", "wrong"),
     [
