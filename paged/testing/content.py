@@ -7,6 +7,7 @@ no hash to collide.
 
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,24 +23,41 @@ def typed(value: object) -> tuple[object, ...]:
     return (type(value).__name__, repr(value))
 
 
+class _Prefix(NamedTuple):
+    """A prefix: the one before it, its last token, a checksum of all of it, and its namespace. A root has POISON for the first two."""
+
+    parent: int
+    token: int
+    checksum: int
+    namespace: object
+
+
 class Contents:
-    """Every prefix seen so far, numbered from 0 in the order of appearance: a trie kept in two plain containers."""
+    """Every prefix seen so far, numbered from 0 in the order of appearance."""
 
     def __init__(self) -> None:
-        self._children: dict[tuple[object, object], int] = {}
-        self._parent: list[int] = []
-        self._token: list[int] = []
-        self._checksum: list[int] = []
-        self._root: list[object] = []
+        self._numbers: dict[tuple[object, object], int] = {}
+        self._prefixes: list[_Prefix] = []
 
     def root(self, namespace: object) -> int:
         """The empty prefix of a namespace. Roots are never what a slot holds."""
-        spelled = typed(namespace)
-        return self._intern(("root", spelled), POISON, POISON, spelled)
+        key = "root", typed(namespace)
+        if key not in self._numbers:
+            self._add(key, _Prefix(POISON, POISON, zlib.crc32(repr(key[1]).encode()), key[1]))
+        return self._numbers[key]
 
     def extend(self, prefix: int, token: int) -> int:
         """The content of the slot that `token` gets after `prefix`."""
-        return self._intern((prefix, int(token)), prefix, int(token), None)
+        key = prefix, int(token)
+        if key not in self._numbers:
+            before = self._prefixes[prefix]
+            checksum = zlib.crc32(key[1].to_bytes(8, "little"), before.checksum)
+            self._add(key, _Prefix(prefix, key[1], checksum, before.namespace))
+        return self._numbers[key]
+
+    def _add(self, key: tuple[object, object], prefix: _Prefix) -> None:
+        self._numbers[key] = len(self._prefixes)
+        self._prefixes.append(prefix)
 
     def path(self, namespace: object, tokens: Sequence[int]) -> NDArray[np.int64]:
         """What the slots of a whole sequence must hold, int64 [len(tokens)], position by position."""
@@ -50,24 +68,14 @@ class Contents:
 
     def describe(self, content: int) -> str:
         """The content in words, for a failure's message."""
-        if not 0 <= content < len(self._parent):
+        if not 0 <= content < len(self._prefixes):
             return "poison" if content == POISON else f"unknown content {content}"
         tokens: list[int] = []
-        while self._parent[content] != POISON:
-            tokens.append(self._token[content])
-            content = self._parent[content]
-        return f"position {len(tokens) - 1} of {tokens[::-1]} in {self._root[content]}"
-
-    def _intern(self, key: tuple[object, object], parent: int, token: int, root: object) -> int:
-        number = self._children.get(key)
-        if number is None:
-            number = self._children[key] = len(self._parent)
-            self._parent.append(parent)
-            self._token.append(token)
-            self._root.append(self._root[parent] if root is None else root)
-            spelling = repr(root).encode() if parent == POISON else token.to_bytes(8, "little")
-            self._checksum.append(zlib.crc32(spelling, 0 if parent == POISON else self._checksum[parent]))
-        return number
+        prefix = self._prefixes[content]
+        while prefix.parent != POISON:
+            tokens.insert(0, prefix.token)
+            prefix = self._prefixes[prefix.parent]
+        return f"position {len(tokens) - 1} of {tokens} in {prefix.namespace}"
 
     def next_token(self, held: Sequence[int], seed: int, vocabulary: int) -> int:
         """The stand-in model: the word that follows a context, a function of every slot that was read, `held`.
@@ -76,6 +84,6 @@ class Contents:
         """
         checksum = seed
         for content in held:
-            word = self._checksum[content] if 0 <= content < len(self._checksum) else 0
+            word = self._prefixes[content].checksum if 0 <= content < len(self._prefixes) else 0
             checksum = zlib.crc32(word.to_bytes(8, "little"), checksum)
         return checksum % vocabulary

@@ -13,6 +13,7 @@ from paged.testing.scheduler_machine import MAX_LIVE, SchedulerMachine
 from paged.testing.strategies import Wish, layer_worlds, picks, retaining_worlds, tails, where, wishes
 from paged.testing.world import World
 
+Keeps = list[tuple[int, float | None] | None]
 KEEPS = st.lists(st.sampled_from([None, (1, None), (2, None), (3, 6.0)]), min_size=1, max_size=2)
 """Level and time at which the turns of a conversation are retained, in turns."""
 
@@ -30,12 +31,7 @@ class LayerMachine(SchedulerMachine):
         keeps=KEEPS,
     )
     def begin(  # type: ignore[override]
-        self,
-        world: World,
-        opening: list[Wish],
-        is_alike: bool,
-        num_turns: int,
-        keeps: list[tuple[int, float | None] | None],
+        self, world: World, opening: list[Wish], is_alike: bool, num_turns: int, keeps: Keeps
     ) -> None:
         """Requests that are there from the start; their prompts may begin alike, or come after a conversation. Where there is a host, answers are
         long, so that the requests press each other."""
@@ -67,14 +63,7 @@ class LayerMachine(SchedulerMachine):
         num_alike=st.sampled_from([1, 1, 2]),
         keeps=KEEPS,
     )
-    def take_turns(
-        self,
-        prompt: list[int],
-        more: list[int],
-        num_turns: int,
-        num_alike: int,
-        keeps: list[tuple[int, float | None] | None],
-    ) -> None:
+    def take_turns(self, prompt: list[int], more: list[int], num_turns: int, num_alike: int, keeps: Keeps) -> None:
         """A conversation: a turn is ended where it stands, and may be retained; the next one begins with all that it knew."""
         for turn in range(num_turns):
             id = f"r{self.rig.num_added}"

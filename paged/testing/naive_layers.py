@@ -125,9 +125,7 @@ class NaiveLayers:
         for row, blocks in wanted.items():
             have = self.rows[row].blocks
             if blocks > have:
-                pages += sum(
-                    (have == 0) if g.kind == "state" else blocks - have for g in self.groups for _ in range(g.pages)
-                )
+                pages += sum(g.pages * ((have == 0) if g.kind == "state" else blocks - have) for g in self.groups)
         return pages
 
     def grow(self, wanted: Mapping[int, int]) -> int:

@@ -1,13 +1,12 @@
 """The number of prompt tokens that have to be prefix hits: a manager that forgets hits gives right answers and is still wrong.
 
-For the case that one can work out by hand: prompts come one after the other, each served to its end before the next, in a pool that holds
-everything or evicts what was used least recently. `expected_hits` predicts, by the naive model; `hit_violations` serves the prompts
-on a manager or a scheduler and compares. What happens while several run is for the rigs to judge.
+Prompts are served one after the other, in a pool that holds everything or evicts what was used least recently. `expected_hits` predicts, by the
+naive model; `hit_violations` serves the prompts on a manager or a scheduler and compares. While several prompts run at once, the rigs check hits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,23 +61,21 @@ def expected_hits(
 
 
 def hit_violations(subject: Any, prompts: Prompts) -> list[str]:
-    """Serve the prompts on a new `KVManager` or `StepScheduler`, one after the other; each whose hits are not the expected ones, in a
-    sentence.
+    """Serve the prompts on a new `KVManager` or `StepScheduler`, one after the other. Return a sentence for each that has other hits than
+    expected, and for one that a scheduler does not end.
 
-    The subject says its own sizes (`num_blocks`, `block_size`; a scheduler's are its manager's). A scheduler must not preallocate: blocks drawn
-    for outputs evict content. Raises TypeError for what is neither, ValueError for a prompt that the pool does not hold.
+    A scheduler must not preallocate: blocks drawn for outputs evict content. Raises TypeError for what is neither, ValueError for a prompt that
+    the pool does not hold.
     """
-    serve: Callable[[Any, int, list[int]], int | None]
-    if isinstance(subject, StepScheduler):
-        manager, serve = subject.manager, _scheduler_hits
-    elif isinstance(subject, KVManager):
-        manager, serve = subject, _manager_hits
-    else:
+    is_scheduler = isinstance(subject, StepScheduler)
+    if not is_scheduler and not isinstance(subject, KVManager):
         raise TypeError(f"{type(subject).__name__} is neither a KVManager nor a StepScheduler of paged.testing.")
+    manager = subject.manager if is_scheduler else subject
     expected = expected_hits(prompts, manager.block_size, num_blocks=manager.num_blocks)
     found: list[str] = []
     for number, (prompt, had_to_be) in enumerate(zip(prompts, expected, strict=True)):
-        hits = serve(subject, number, [int(token) for token in prompt])
+        tokens = [int(token) for token in prompt]
+        hits = _scheduler_hits(subject, f"prompt {number}", tokens) if is_scheduler else _manager_hits(subject, tokens)
         if hits is None:
             return [*found, f"prompt {number}, {list(prompt)}: not served after {_most_steps(prompt)} steps"]
         if hits != had_to_be:
@@ -93,8 +90,7 @@ def _compute(naive: NaiveManager, number: int) -> None:
     naive.confirm()
 
 
-def _manager_hits(manager: Any, number: int, prompt: list[int]) -> int:
-    del number
+def _manager_hits(manager: Any, prompt: list[int]) -> int:
     row = manager.add(prompt)
     hits = int(manager.rows.num_computed[row])
     manager.allocate([row], [len(prompt) - hits])
@@ -107,11 +103,11 @@ def _most_steps(prompt: Sequence[int]) -> int:
     return 60 + 12 * len(prompt)
 
 
-def _scheduler_hits(scheduler: Any, number: int, prompt: list[int]) -> int | None:
+def _scheduler_hits(scheduler: Any, id: str, prompt: list[int]) -> int | None:
     """The tokens before the first one that is computed; None if the prompt is not served to its end."""
     from paged import Request
 
-    scheduler.add(Request(id=f"prompt {number}", prompt=prompt, max_tokens=1))
+    scheduler.add(Request(id=id, prompt=prompt, max_tokens=1))
     first = None
     for _ in range(_most_steps(prompt)):
         if not scheduler.has_unfinished:
