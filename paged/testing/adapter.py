@@ -33,6 +33,11 @@ from paged.testing.conformance import BrokenPromise
 from paged.testing.content import typed
 from paged.testing.protocol import Capabilities
 
+_LACKS = (
+    *("sharing_in_flight", "rows_in_flight", "fork", "host_tier", "host_content", "events", "retention"),
+    *("private_rows", "truncate", "reserve", "groups", "external_tokens", "cancel"),
+)
+
 
 class Found(NamedTuple):
     """What `lookup` returns."""
@@ -82,21 +87,7 @@ class _Columns:
 class ManagerAdapter(ABC):
     """A `KVManager` made of an allocator that knows sequences and blocks only."""
 
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        sharing_in_flight=False,
-        rows_in_flight=False,
-        fork=False,
-        host_tier=False,
-        host_content=False,
-        events=False,
-        retention=False,
-        private_rows=False,
-        truncate=False,
-        reserve=False,
-        groups=False,
-        external_tokens=False,
-        cancel=False,
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(**dict.fromkeys(_LACKS, False))
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         """Raises InvalidConfig for a host tier with a prefix cache or forks: no method says which host blocks have content, or begins a call."""

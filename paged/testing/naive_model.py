@@ -10,11 +10,11 @@ publishes content that another row had published before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paged.testing.naive_content import NaiveContent
-from paged.testing.naive_pool import Block, Node
+from paged.testing.naive_pool import Block, NaivePool, Node
 
 Shown = Callable[[Node, list[Block]], Block | None]
 """Which of these blocks the manager's lookups find for the node; None if they find none of them."""
@@ -338,7 +338,8 @@ class NaiveManager(NaiveContent):
 
         Return the copies, (device block, host block). Raises NoRoom, changing nothing.
         """
-        if self._host_blocks_wanted(numbers, keep) > self.host.available:
+        leaving = (each for number in numbers for each in self._leaving(self.rows[number], keep))
+        if self._wanted(self.host, leaving) > self.host.available:
             raise NoRoom
         copied: list[tuple[Block, Block]] = []
         private: dict[Block, Block] = {}
@@ -369,7 +370,10 @@ class NaiveManager(NaiveContent):
         Return the copies, (host block, device block). Raises NoRoom, changing nothing.
         """
         rows = [self.rows[number] for number in numbers]
-        if self._device_blocks_wanted(rows) > self.device.available:
+        if (
+            self._wanted(self.device, ((block, block.node) for row in rows for block in row.tail))
+            > self.device.available
+        ):
             raise NoRoom
         loaded: dict[Block, Block] = {}
         for row in rows:
@@ -400,22 +404,13 @@ class NaiveManager(NaiveContent):
         self.host.forget_all()
         return True
 
-    def _device_blocks_wanted(self, rows: Sequence[Row]) -> int:
-        """How many available blocks a swap-in takes: one for each node without a used device block, and for each private block."""
+    def _wanted(self, pool: NaivePool, blocks: Iterable[tuple[Block, Node | None]]) -> int:
+        """How many available blocks of a pool these take: one for each node without a used block there, and for each private block."""
         wanted: set[object] = set()
-        for block in (block for row in rows for block in row.tail):
-            there = self.device.resident.get(block.node) if block.node is not None else None
+        for block, node in blocks:
+            there = None if node is None else pool.resident.get(node)
             if there is None or there.refs == 0:
-                wanted.add(block.node if block.node is not None else block)
-        return len(wanted)
-
-    def _host_blocks_wanted(self, numbers: Sequence[int], keep: int) -> int:
-        wanted: set[object] = set()
-        for row in (self.rows[number] for number in numbers):
-            for block, node in self._leaving(row, keep):
-                there = None if node is None else self.host.resident.get(node)
-                if there is None or there.refs == 0:
-                    wanted.add(block if node is None else node)
+                wanted.add(block if node is None else node)
         return len(wanted)
 
     def _blocks_wanted(self, numbers: Sequence[int], counts: Sequence[int]) -> int:
