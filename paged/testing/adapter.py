@@ -90,7 +90,8 @@ class ManagerAdapter(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities(**dict.fromkeys(_LACKS, False))
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
-        """Raises InvalidConfig for a host tier with a prefix cache or forks: no method says which host blocks have content, or begins a call."""
+        """Raises InvalidConfig for a host tier with a prefix cache or forks: the methods do not say which host blocks have content, or when a
+        call for several rows begins."""
         able = self.capabilities
         if able.host_tier and (able.prefix_cache or able.fork):
             raise InvalidConfig(
@@ -108,23 +109,23 @@ class ManagerAdapter(ABC):
 
     @abstractmethod
     def open(self, tokens: list[int], namespace: object) -> Any:
-        """A new sequence with this prompt and the blocks of its cached prefix, which leaves one token at least to compute."""
+        """Begin a sequence with this prompt, and return it. It has the blocks of its cached prefix, behind which at least one token is left."""
 
     @abstractmethod
     def grow(self, sequence: Any, tokens: list[int]) -> Iterable[tuple[int, int]] | None:
-        """Blocks for all of `tokens`, the sequence's own up to those that are about to be computed. There is room.
+        """Give the sequence blocks for all of `tokens`: its tokens up to the last one that is about to be computed. There is room.
 
-        Returns the copies that are made first, (block that is read, block that takes its place), where a fork shares the partial block
-        that is about to be written.
+        Return the copies to make first, (block that is read, block that takes its place), if the partial block that is about to be written is
+        shared with a fork.
         """
 
     @abstractmethod
     def commit(self, sequence: Any, tokens: list[int]) -> None:
-        """All of `tokens`, the sequence's own, have been computed."""
+        """Note that `tokens`, all of the sequence up to there, have been computed."""
 
     @abstractmethod
     def close(self, sequence: Any) -> None:
-        """The sequence ends."""
+        """End the sequence."""
 
     @abstractmethod
     def blocks(self, sequence: Any) -> Sequence[int]:
@@ -146,26 +147,26 @@ class ManagerAdapter(ABC):
         """int [num_blocks]: how many tables name each block."""
 
     def match(self, tokens: list[int], namespace: object) -> Sequence[int]:
-        """The blocks of the cached prefix that `open` would take; changes nothing."""
+        """Return the blocks of the cached prefix that `open` would take. Change nothing."""
         return ()
 
     def split(self, sequence: Any) -> Any:
-        """One more sequence with the tokens and blocks that this one has, the partial one among them: with `fork` in the capabilities."""
+        """Return one more sequence with the tokens and blocks of this one, the partial block among them. For the capability `fork`."""
         raise BrokenPromise(f"{type(self).__name__} can fork, and has no method split(sequence).")
 
     def leave(self, sequence: Any, keep: int) -> Iterable[tuple[int, int]]:
-        """Move the sequence's blocks from this place in its table on to the host; there is room: with `host_tier` in the capabilities.
+        """Move the sequence's blocks from place `keep` of its table on to the host, where there is room. For the capability `host_tier`.
 
-        Returns the copies, (device block, host block).
+        Return the copies, (device block, host block).
         """
         raise BrokenPromise(f"{type(self).__name__} has a host tier, and no method leave(sequence, keep).")
 
     def come_back(self, sequence: Any) -> Iterable[tuple[int, int]]:
-        """All of the sequence's host blocks return; there is room. Returns the copies, (host block, device block)."""
+        """Move all of the sequence's host blocks back; there is room. Return the copies, (host block, device block)."""
         raise BrokenPromise(f"{type(self).__name__} has a host tier, and no method come_back(sequence).")
 
     def host_blocks(self, sequence: Any) -> Sequence[int]:
-        """The sequence's blocks on the host, in the order of its table, of which they are the end."""
+        """The sequence's blocks on the host, which follow those of its table, in order."""
         return ()
 
     @property
@@ -197,17 +198,17 @@ class ManagerAdapter(ABC):
         return _Columns(self._rows, self._host_blocks)
 
     def next_batch(self) -> int:
-        """What is allocated from now on is another batch."""
+        """Begin another batch. Return its number."""
         self._batch += 1
         return self._batch
 
     def lookup(self, tokens: Any, namespace: Any = None) -> Found:
-        """The cached prefix."""
+        """Return the cached prefix of a prompt."""
         blocks = np.array(self._matched(list(tokens), namespace), np.int64)
         return Found(len(blocks) * self.block_size, blocks)
 
     def add(self, tokens: Any, *, namespace: Any = None) -> int:
-        """A row for a new sequence, the lowest that is unused."""
+        """Open a sequence. Return its row, the lowest that is unused."""
         known: list[int] = token_array(tokens).tolist()
         if not known:
             raise InvalidTokens("a sequence needs at least one token.")
@@ -216,11 +217,11 @@ class ManagerAdapter(ABC):
         return self._numbered(held)
 
     def append(self, row: int, tokens: Any) -> None:
-        """The row knows more tokens. The allocator gets them when they are about to be computed."""
+        """Append known tokens. The allocator gets them when they are about to be computed."""
         self._idle(row).tokens += token_array(tokens).tolist()
 
     def allocate(self, rows: Any, counts: Any) -> Moves:
-        """Tokens in flight, for all rows or, with too few blocks, for none."""
+        """Put tokens in flight, for all rows or, with too few blocks, for none."""
         wanted = list(zip(self._listed(rows, self._on_device), np.atleast_1d(counts).tolist(), strict=True))
         missing = self._copies_wanted([held for held, _ in wanted])
         for held, count in wanted:
@@ -243,7 +244,7 @@ class ManagerAdapter(ABC):
         return Moves(device_to_device=_moves(copies))
 
     def confirm(self) -> int:
-        """The oldest batch has been computed. Returns its number. Raises NothingInFlight."""
+        """End the oldest batch, which has been computed. Return its number. Raises NothingInFlight."""
         if not self._batches:
             raise NothingInFlight
         number = next(iter(self._batches))
@@ -258,7 +259,7 @@ class ManagerAdapter(ABC):
         return number
 
     def extend_hit(self, row: int) -> int:
-        """The row looks its prefix up again by being opened again, if it has nothing of its own yet. Returns the tokens won."""
+        """Open the row's sequence again, if nothing of it was computed, so that it finds what is cached by now. Return the tokens won."""
         held = self._idle(row)
         if held.has_computed:
             return 0
@@ -269,19 +270,19 @@ class ManagerAdapter(ABC):
         return held.computed - before
 
     def free(self, rows: Any) -> None:
-        """Rows end."""
+        """End rows."""
         rows = np.atleast_1d(rows).tolist()
         for row, held in zip(rows, self._listed(rows, self._idle), strict=True):
             self.close(held.sequence)
             del self._rows[row]
 
     def fork(self, row: int) -> int:
-        """A row over the same blocks, made by `split`."""
+        """Open a row over the same blocks, by `split`. Return it."""
         held = self._on_device(row)
         return self._numbered(replace(held, sequence=self.split(held.sequence), tokens=held.tokens[:]))
 
     def swap_out(self, rows: Any, keep: int = 0) -> Moves:
-        """Blocks from column `keep` on go to the host, by `leave`, for all rows or, with too few host blocks, for none."""
+        """Move blocks from column `keep` on to the host, by `leave`, for all rows or, with too few host blocks, for none."""
         listed = self._listed(rows, self._idle)
         wanted = sum(len(self._blocks(held)[keep:]) for held in listed)
         if wanted > self.host_free:
@@ -293,7 +294,7 @@ class ManagerAdapter(ABC):
         return Moves(device_to_host=_moves(copies))
 
     def swap_in(self, rows: Any) -> Moves:
-        """All host blocks of the rows return, by `come_back`, for all rows or, with too few blocks, for none."""
+        """Move all host blocks of the rows back, by `come_back`, for all rows or, with too few blocks, for none."""
         listed = self._listed(rows, self._idle)
         self._require(sum(len(self._host_blocks(held)) for held in listed))
         copies: list[tuple[int, int]] = []
@@ -329,7 +330,7 @@ class ManagerAdapter(ABC):
         return found
 
     def reset_cache(self) -> bool:
-        """Forget all content, unless anything is held."""
+        """Forget all content, unless a block is used. Return whether it did."""
         if self.device.num_used or self.host.num_used:
             return False
         self.forget_cache()
@@ -358,13 +359,13 @@ class ManagerAdapter(ABC):
         return self._ids(f"match({tokens}, {namespace!r})", self.match(tokens, namespace), self.num_blocks)
 
     def _numbered(self, held: Held) -> int:
-        """The lowest row that is unused is its."""
+        """Give it the lowest row that is unused, and return that."""
         row = next(number for number in range(len(self._rows) + 1) if number not in self._rows)
         self._rows[row] = held
         return row
 
     def _copies_wanted(self, wanted: list[Held]) -> int:
-        """Blocks for copies of partial blocks that these rows are about to write, and that others hold, too."""
+        """How many blocks are wanted for copies of partial blocks that these rows write and others hold, too."""
         shared: dict[int, int] = {}
         missing = 0
         for held in wanted:

@@ -37,7 +37,6 @@ def manager_in(world: MemoryWorld, groups: tuple[LayerGroup, ...] = ()) -> Block
     from paged import BlockManager
 
     several: dict[str, Any] = {"groups": groups} if groups else {}
-
     return BlockManager(
         world.num_blocks,
         world.block_size,

@@ -1,7 +1,7 @@
 """The protocols of a KV-cache manager, a scheduler and a serving engine for the kit, and the features that each may have.
 
-A subject that has these methods can be tested as it is; one that names things differently needs an adapter with these
-names. What it cannot do at all it says in its `Capabilities`, and the kit leaves those rules out.
+A subject that has these methods can be tested as it is; one with other names needs an adapter. What it cannot do, its `Capabilities` say, and the
+kit leaves those rules out.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class StepScheduler(Protocol):
 
 @runtime_checkable
 class ServingEngine(Protocol):
-    """Takes requests and answers them step by step: what the kit calls of an engine that it knows from outside alone.
+    """Takes requests and answers them step by step: what the kit calls of an engine, which it sees from outside only.
 
     An output has `id`, `token_ids` (new ones, in order) and `finish_reason`: None while the request goes on, "stop" when its last
     token is one of its stop ids, "length" at `max_tokens` or when neither pool nor model holds more. It may have `usage`, with
@@ -154,17 +154,17 @@ class ServingEngine(Protocol):
     def has_unfinished(self) -> bool: ...
 
     def add_request(self, prompt: Any, params: Any = None, *, id: Any = None) -> Any:
-        """Take a prompt of token ids. `params` are `paged.SamplingParams`, or None. `priority=` (smaller is sooner) and `salt=` are given
-        only where the request has them. Raises, having changed nothing, for an id that lives, and for what the pool can never hold."""
+        """Take a prompt of token ids. `params` are `paged.SamplingParams`, or None. `priority=` (smaller is sooner) and `salt=` are given only
+        where the request has them. Raises, changing nothing, for the id of a live request, and for what the pool can never hold."""
         ...
 
     def step(self) -> Any:
-        """Compute something, if there is anything to compute; the outputs that it brought."""
+        """Compute something, if there is anything to compute. Return the new outputs."""
         ...
 
     def abort(self, request_id: str, /) -> Any:
-        """End a request in whatever state it is: nothing of it is delivered any more. Its last output or None; None if it has ended.
-        May raise for an id that never was."""
+        """End a request in any state: nothing of it is delivered after that. Return its last output or None; None if it has ended. May raise for
+        an id that was never added."""
         ...
 
 
