@@ -14,7 +14,7 @@ import numpy as np
 
 from paged.testing.flight import Flight, Path
 from paged.testing.life_oracles import beyond_lead
-from paged.testing.reserving import PREALLOCATES, RESERVES_ALL
+from paged.testing.reserving import RESERVES_ALL
 
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
@@ -339,7 +339,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
             )
             # A row whose blocks were drawn at admission has to find what it shares then, and one that came back with a
             # partial block of its own has nothing to gain from the same content elsewhere.
-            came_back = start % size > 0 or (world.policy in PREALLOCATES and id not in batch.admitted)
+            came_back = start % size > 0 or (world.preallocates and id not in batch.admitted)
             # What one computed or loaded that does not write the cache, and kept through a pause, are full blocks of its own, too.
             has_own = (id, sequence) in rig.figures.most or request.num_computed > 0
             came_back |= not request.writes_cache and has_own

@@ -57,13 +57,13 @@ class LateDevice:
         """A batch's share of one row: int64 [n] slots for the last n of `contents`, all of which it reads through its block table."""
         return self._ask(_Write(batch, slots, table, contents, who))
 
-    def poison(self, device: set[int], host: set[int]) -> None:
-        """These blocks, all that hold nothing now, may be written by what was asked before, and by nothing else be read."""
+    def poison(self, device: set[int], host: set[int]) -> list[str]:
+        """Poison these blocks, all that hold nothing now, once all that was asked before is done."""
         new = _Poison(device - self._poisoned.device, host - self._poisoned.host)
         self._poisoned = _Poison(device, host)
         if new.device or new.host:
-            self._queue.append(new)
-            self._do(len(self._queue) - self._lag)
+            return self._ask(new)
+        return []
 
     def run_through(self, batch: int) -> list[str]:
         """The batch has run: all that was asked up to its last write is done."""

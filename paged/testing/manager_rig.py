@@ -563,7 +563,7 @@ class ManagerRig:
             for number in self.rows:
                 found += self._misplaced(number, tables[number])
         self._fail_on(found or self.events_read.look())
-        self._poison_free()
+        self._fail_on(self._poison_free())
 
     def _tallies(self) -> list[str]:
         found = []
@@ -671,8 +671,8 @@ class ManagerRig:
         data, size = np.array(tokens, np.int32).tobytes(), 4 * self.world.block_size
         return (self.roots[namespace], *(data[i : i + size] for i in range(0, len(data), size)))
 
-    def _poison_free(self) -> None:
-        self.device.poison(
+    def _poison_free(self) -> list[str]:
+        return self.device.poison(
             set(range(self.world.num_blocks)) - set(self.ids.values()),
             set(range(self.world.host_blocks)) - set(self.host_ids.values()),
         )

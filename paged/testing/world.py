@@ -14,7 +14,7 @@ from paged.errors import InvalidConfig, UnknownPolicy
 from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.naive_layers import full_pages, longest_in, pages_for, spare_pages
 from paged.testing.protocol import StepScheduler
-from paged.testing.reserving import IN_REGIONS, RESERVES, most_blocks
+from paged.testing.reserving import IN_REGIONS, PREALLOCATES, RESERVES, most_blocks
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,6 +105,11 @@ class World(MemoryWorld):
     def spare_pages(self) -> int:
         """Pages that a sequence needs on top for a while."""
         return spare_pages(self.groups, self.prefix_caching)
+
+    @property
+    def preallocates(self) -> bool:
+        """Whether a row gets all the blocks that it reserves when it is admitted."""
+        return self.policy in PREALLOCATES
 
 
 Builder = Callable[[World], StepScheduler]

@@ -16,6 +16,7 @@ from paged.testing import (
     capabilities_of,
     replay,
 )
+from paged.testing.late_device import LateDevice
 
 
 def test_capabilities_are_read_off_sizes_and_flags():
@@ -81,6 +82,14 @@ def test_blocks_and_slots_that_cannot_be_are_a_violation_of_the_manager(changes,
     calls = [("add", ([0, 0], None)), ("allocate", ([0], [2]))]
     with pytest.raises(Violation, match=wrong):
         replay(ManagerWorld(4, 2, lag=9), calls, lambda world: type("Ours", (BlockManager,), changes)(4, 2))
+
+
+def test_what_a_late_device_finds_is_told_by_the_call_that_makes_it_go_on():
+    shadow = ShadowKV(2, 1)
+    device = LateDevice(shadow, lag=1)
+    # The row writes block 0 and reads block 1.
+    assert device.write(1, np.array([0]), np.array([1]), shadow.contents.path(None, [5]), "row 0") == []
+    assert "row 0: position 0 (block 1) should hold" in device.poison({1}, set())[0]
 
 
 class NeverExpires(BlockManager):
