@@ -1,8 +1,9 @@
-"""A property-based test kit for KV-cache managers, schedulers and serving engines: ours, or one that you put behind the same methods.
+"""A property-based test kit for KV-cache managers, schedulers and serving engines: ours, or yours.
 
-Rigs (`ManagerRig`, `SchedulerRig`, `EngineRig`) drive one subject, call by call, with every oracle watching, and raise `Violation`. `machines`
-and `strategies`, which need the extra `testing`, are Hypothesis state machines over the rigs, and what they draw. A subject that cannot do
-everything says so in its `Capabilities`, and the machines leave those rules out:
+Rigs (`ManagerRig`, `SchedulerRig`, `EngineRig`) drive one subject, call by call, with every oracle watching, and raise
+`Violation`. `machines` and `strategies`, which need the extra `testing`, are Hypothesis state machines over the rigs,
+and what they draw. A subject that cannot do everything says so in its `Capabilities`, and the machines leave those
+rules out:
 
     class MyMachine(paged.testing.machines.SchedulerMachine):
         build = staticmethod(lambda world: MyScheduler(world.num_blocks, world.block_size))
@@ -80,7 +81,8 @@ __all__ = [
     "views_of",
 ]
 
-# pytest imports this package, for its plugin, wherever paged is installed; so nothing is loaded before its name is used.
+# pytest imports this package, for its plugin, wherever paged is installed; so nothing is loaded before its name is
+# used.
 _PUBLIC_NAMES = {
     "adapter": ("ManagerAdapter",),
     "conformance": ("BrokenPromise", "held_to"),

@@ -1,9 +1,9 @@
 """A short way to put another engine's block allocator in front of the kit: seven methods of yours, the rest is derived.
 
-`ManagerAdapter` numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by `match` which content is
-there. So it is not tested that your allocator refuses misuse, or takes several rows as one. The adapter does not truncate, reserve, take a batch
-back or share what is still being computed, and leaves rows alone that are in flight. `machines.AdapterMachine` is its state machine;
-docs/testing.md shows one whole.
+`ManagerAdapter` numbers the rows, keeps what each knows and has in flight, refuses misuse by type, and finds out by
+`match` which content is there. So it is not tested that your allocator refuses misuse, or takes several rows as one.
+The adapter does not truncate, reserve, take a batch back or share what is still being computed, and leaves rows alone
+that are in flight. `machines.AdapterMachine` is its state machine; docs/testing.md shows one whole.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ class ManagerAdapter(ABC):
     capabilities: ClassVar[Capabilities] = Capabilities(**dict.fromkeys(_LACKS, False))
 
     def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
-        """Raises InvalidConfig for a host tier with a prefix cache or forks: the methods do not say which host blocks have content, or when a
-        call for several rows begins."""
+        """Raises InvalidConfig for a host tier beside a prefix cache or forks, for which methods are missing."""
         able = self.capabilities
         if able.host_tier and (able.prefix_cache or able.fork):
             raise InvalidConfig(
@@ -109,14 +108,15 @@ class ManagerAdapter(ABC):
 
     @abstractmethod
     def open(self, tokens: list[int], namespace: object) -> Any:
-        """Begin a sequence with this prompt, and return it. It has the blocks of its cached prefix, behind which at least one token is left."""
+        """Return a new sequence with the blocks of the prompt's cached prefix, at least one token less than all."""
 
     @abstractmethod
     def grow(self, sequence: Any, tokens: list[int]) -> Iterable[tuple[int, int]] | None:
-        """Give the sequence blocks for all of `tokens`: its tokens up to the last one that is about to be computed. There is room.
+        """Give the sequence blocks for all of `tokens`: its tokens up to the last one that is about to be computed.
+        There is room.
 
-        Return the copies to make first, (block that is read, block that takes its place), if the partial block that is about to be written is
-        shared with a fork.
+        Return the copies to make first, (block that is read, block that takes its place), if the partial block that is
+        about to be written is shared with a fork.
         """
 
     @abstractmethod
@@ -151,11 +151,12 @@ class ManagerAdapter(ABC):
         return ()
 
     def split(self, sequence: Any) -> Any:
-        """Return one more sequence with the tokens and blocks of this one, the partial block among them. For the capability `fork`."""
+        """Return one more sequence over all blocks of this one, the partial one, too: for the capability `fork`."""
         raise BrokenPromise(f"{type(self).__name__} can fork, and has no method split(sequence).")
 
     def leave(self, sequence: Any, keep: int) -> Iterable[tuple[int, int]]:
-        """Move the sequence's blocks from place `keep` of its table on to the host, where there is room. For the capability `host_tier`.
+        """Move the sequence's blocks from place `keep` of its table on to the host, where there is room. For the
+        capability `host_tier`.
 
         Return the copies, (device block, host block).
         """
@@ -259,7 +260,7 @@ class ManagerAdapter(ABC):
         return number
 
     def extend_hit(self, row: int) -> int:
-        """Open the row's sequence again, if nothing of it was computed, so that it finds what is cached by now. Return the tokens won."""
+        """Open a row again of which nothing was computed, to find what is cached by now. Return the tokens won."""
         held = self._idle(row)
         if held.has_computed:
             return 0
@@ -282,7 +283,7 @@ class ManagerAdapter(ABC):
         return self._numbered(replace(held, sequence=self.split(held.sequence), tokens=held.tokens[:]))
 
     def swap_out(self, rows: Any, keep: int = 0) -> Moves:
-        """Move blocks from column `keep` on to the host, by `leave`, for all rows or, with too few host blocks, for none."""
+        """Move blocks from column `keep` on to the host, by `leave`; with too few host blocks of no row."""
         listed = self._listed(rows, self._idle)
         wanted = sum(len(self._blocks(held)[keep:]) for held in listed)
         if wanted > self.host_free:
@@ -314,8 +315,7 @@ class ManagerAdapter(ABC):
         return np.asarray(blocks * self.block_size + positions % self.block_size, np.int64)
 
     def cached_contents(self) -> set[tuple[bytes, ...]]:
-        """Every content that was computed, that `match` still finds, and that no row is computing again: the namespace, then the tokens of
-        each block."""
+        """Content that was computed, `match` finds, and no row computes again: the namespace, each block's tokens."""
         in_flight: set[int] = set()
         for held in self._rows.values():
             if held.scheduled:

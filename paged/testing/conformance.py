@@ -2,8 +2,8 @@
 
     held_to("KVManager", subject)    the subject, with each answer checked on its way to the rig
 
-Shapes and types alone are checked, so that an adapter's slip is reported with the method's name, not by a traceback from inside the kit.
-Rigs check whether an answer is right.
+Shapes and types alone are checked, so that an adapter's slip is reported with the method's name, not by a traceback
+from inside the kit. Rigs check whether an answer is right.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from paged.testing.protocol import flag_of
 
 
 class BrokenPromise(TypeError):
-    """A subject lacks a member of its protocol, or one gives something else than it promises: the member, and what it promises."""
+    """A member of a protocol that a subject lacks, or that does not keep its promise, and the promise."""
 
 
 class Promise(NamedTuple):
-    """What a member promises, in words, and `holds(answer, subject)`: whether an answer keeps that. Members that a capability stands for are
-    not required. `parts` are the promises of the answer's own members."""
+    """What a member promises, in words, and `holds(answer, subject)`: whether an answer keeps that. Members that a
+    capability stands for are not required. `parts` are the promises of the answer's own members."""
 
     words: str
     holds: Callable[[Any, Any], bool]

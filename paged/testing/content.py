@@ -24,7 +24,7 @@ def typed(value: object) -> tuple[object, ...]:
 
 
 class _Prefix(NamedTuple):
-    """A prefix: the one before it, its last token, a checksum of all of it, and its namespace. A root has POISON for the first two."""
+    """A prefix: the one before it and its last token (POISON for a root), a checksum of all, its namespace."""
 
     parent: int
     token: int
@@ -80,7 +80,8 @@ class Contents:
     def next_token(self, held: Sequence[int], seed: int, vocabulary: int) -> int:
         """The stand-in model: the word that follows a context, a function of every slot that was read, `held`.
 
-        `seed` tells the sequences of a group apart. One wrong slot changes the checksum, and with it, sooner or later, a word.
+        `seed` tells the sequences of a group apart. One wrong slot changes the checksum, and with it, sooner or later,
+        a word.
         """
         checksum = seed
         for content in held:

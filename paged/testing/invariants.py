@@ -1,8 +1,9 @@
 """The numbered invariants of memory and scheduling, recomputed from public attributes alone.
 
-Each function looks at one subject at rest between two calls, trusts none of its counters, and returns what is wrong as sentences
-that begin with the invariant's number. What only an observer over time can see (4, 7, 8, 10, 11, 13) is checked where that
-observer stands: in `manager_rig`, `batch_oracles` and `life_oracles`; `INVARIANTS` says where each one is.
+Each function looks at one subject at rest between two calls, trusts none of its counters, and returns what is wrong as
+sentences that begin with the invariant's number. What only an observer over time can see (4, 7, 8, 10, 11, 13) is
+checked where that observer stands: in `manager_rig`, `batch_oracles` and `life_oracles`; `INVARIANTS` says where each
+one is.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def memory_violations(
     tables: Tables | None = None,
     contents: Set[tuple[bytes, ...]] | None = None,
 ) -> list[str]:
-    """Invariants 1, 2, 3, 5 and 6 of a manager, with layers of several kinds 17, too. `may_hold`: loads and copies may have references beyond
-    the tables. `held`: blocks that have one for each time they are listed. `tables`, of each live row, and `contents`, of the device: where they are
-    known already."""
+    """Invariants 1, 2, 3, 5 and 6 of a manager, with layers of several kinds 17, too. `may_hold`: loads and copies may
+    have references beyond the tables. `held`: blocks that have one for each time they are listed. `tables`, of each
+    live row, and `contents`, of the device: where they are known already."""
     if tables is None:
         tables = {row: manager.table(row) for row in manager.rows.live.tolist()}
     found = tiers_add_up(manager) + table_lengths(manager, tables)
@@ -84,7 +85,7 @@ def figures(manager: Any, tier: str) -> tuple[int, int, int]:
 
 
 def references(manager: Any, tables: Tables, *, may_hold: bool = False, held: Sequence[int] = ()) -> list[str]:
-    """2, on the device: each block is referenced as often as tables name it, and not more often unless loads or copies `may_hold` it."""
+    """2, on the device: blocks are referenced as often as tables name them; more if loads or copies `may_hold`."""
     named = np.zeros(manager.num_blocks, np.int64)
     found = []
     for row, table in tables.items():
@@ -121,8 +122,8 @@ def used_means_referenced(manager: Any) -> list[str]:
 
 
 def page_references(manager: Any, groups: Groups, *, may_hold: bool = False) -> list[str]:
-    """1, 2 and 3 where blocks have several pages: no page is in two blocks, pages in tables are the used ones, and are referenced as often
-    as tables name them."""
+    """1, 2 and 3 where blocks have several pages: no page is in two blocks, pages in tables are the used ones, and are
+    referenced as often as tables name them."""
     named, found = np.zeros(manager.num_blocks, np.int64), []
     # By first page, so that a block which several tables name counts once.
     blocks: dict[int, list[int]] = {}
@@ -140,9 +141,10 @@ def page_references(manager: Any, groups: Groups, *, may_hold: bool = False) -> 
 
 
 def fronts(manager: Any, groups: Groups) -> list[str]:
-    """17: in each row's tables of windows and chunks the blocks behind the first position that a token behind the computed ones attends to,
-    and none before it; of full groups all. Where content is kept, a row can begin again at the end of its last full block, and keeps what is
-    attended to from there. A state is there from a row's first block on."""
+    """17: in each row's tables of windows and chunks the blocks behind the first position that a token behind the
+    computed ones attends to, and none before it; of full groups all. Where content is kept, a row can begin again at
+    the end of its last full block, and keeps what is attended to from there. A state is there from a row's first block
+    on."""
     found, size = [], manager.block_size
     for row in manager.rows.live.tolist():
         computed, blocks = int(manager.rows.num_computed[row]), len(manager.table(row))
@@ -163,7 +165,7 @@ def fronts(manager: Any, groups: Groups) -> list[str]:
 
 
 def table_lengths(manager: Any, tables: Tables) -> list[str]:
-    """6: a table covers all that is computed or in flight, unless the rest of the row lies on the host; what is computed is known."""
+    """6: a row's blocks cover all that is computed or in flight; what is computed is known."""
     rows, found = manager.rows, []
     tokens, computed, scheduled = rows.num_tokens, rows.num_computed, rows.num_scheduled
     for row, table in tables.items():

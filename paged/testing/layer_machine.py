@@ -1,4 +1,4 @@
-"""The state machine of a scheduler whose model has layers of several kinds: windows, chunks and states beside full ones, or without them."""
+"""The state machine of a scheduler whose model has layers of several kinds."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class LayerMachine(SchedulerMachine):
     def begin(  # type: ignore[override]
         self, world: World, opening: list[Wish], is_alike: bool, num_turns: int, keeps: Keeps
     ) -> None:
-        """Requests that are there from the start; their prompts may begin alike, or come after a conversation. Where there is a host, answers are
-        long, so that the requests press each other."""
+        """Requests that are there from the start; their prompts may begin alike, or come after a conversation. Where
+        there is a host, answers are long, so that the requests press each other."""
         if world.host_blocks:
             opening = [replace(wish, output=1.0) for wish in opening]
         super().begin(world=world, opening=[] if num_turns else opening, is_alike=is_alike)
@@ -46,8 +46,7 @@ class LayerMachine(SchedulerMachine):
     @where(lambda self: self.rig.live and len(self.rig.live) < MAX_LIVE)
     @rule(pick=picks, length=st.integers(1, 20), more=tails(longest=2), steps=st.integers(0, 4), leaves=st.booleans())
     def part_from(self, pick: int, length: int, more: list[int], steps: int, leaves: bool) -> None:
-        """A prompt begins like what another request knows, and parts from it where windows and states were released. The other one may be
-        aborted."""
+        """A prompt parts from what another request knows where windows and states were released."""
         id = self.rig.live[pick % len(self.rig.live)]
         known = self.rig.known(id, 0)[1]
         if leaves:
@@ -64,7 +63,7 @@ class LayerMachine(SchedulerMachine):
         keeps=KEEPS,
     )
     def take_turns(self, prompt: list[int], more: list[int], num_turns: int, num_alike: int, keeps: Keeps) -> None:
-        """A conversation: a turn is ended where it stands, and may be retained; the next one begins with all that it knew."""
+        """A conversation: a turn is ended, and may be retained; the next one begins with all that it knew."""
         for turn in range(num_turns):
             id = f"r{self.rig.num_added}"
             for number in range(num_alike):

@@ -107,8 +107,8 @@ class ManagerMachine(RigMachine):
         tokens=prompts(), salt=st.integers(0, 2), shares=st.booleans(), forks=st.booleans(), num_ended=st.integers(0, 2)
     )
     def overtake(self, tokens: list[int], salt: int, shares: bool, forks: bool, num_ended: int) -> None:
-        """A batch computes content that was cached and then evicted; the next batch computes it, too, and a third row may share that. So the
-        first batch ends with content that a later one has pending."""
+        """A batch computes content that was cached and then evicted; the next batch computes it, too, and a third row
+        may share that. So the first batch ends with content that a later one has pending."""
         while self.rig.naive.batches:
             self.rig.confirm()
         if self.rig.idle_rows:
@@ -182,7 +182,7 @@ class ManagerMachine(RigMachine):
     @where(lambda self: self.capabilities.rows_in_flight and self.rig.num_out < MAX_OUT and self.rig.device_rows)
     @rule(pick=picks, values=st.lists(st.integers(0, 1), min_size=MAX_ROWS, max_size=MAX_ROWS))
     def step_ahead(self, pick: int, values: list[int]) -> None:
-        """The next batch is scheduled before the last one has ended: rows whose known tokens are all placed go on by a token that they sample."""
+        """The next batch comes before the last one has ended: rows without known tokens left go on by a sampled one."""
         if self.rig.naive.has_composed:
             self.rig.seal()
         rows = rotated(self.rig.placeable_rows, pick)
@@ -240,8 +240,8 @@ class ManagerMachine(RigMachine):
     )
     @rule(token=st.integers(0, 1), more=tails(), salt=st.integers(0, 2), ends=st.booleans(), stays=st.booleans())
     def outlive(self, token: int, more: list[int], salt: int, ends: bool, stays: bool) -> None:
-        """A row that knows one token fills its block with tokens that it learns later. It is forked before it learns them, so that the fork
-        holds a partial block that becomes content. The row may be freed; its fork goes on."""
+        """A row that knows one token fills its block with tokens that it learns later. It is forked before it learns
+        them, so that the fork holds a partial block that becomes content. The row may be freed; its fork goes on."""
         row = self.rig.add([token], ("outlive", salt))
         later = [token] * (self.rig.world.block_size - 1)
         self.rig.allocate([row], [1], [later])
@@ -285,7 +285,7 @@ class ManagerMachine(RigMachine):
         more=st.just([]) | tails(),
     )
     def swap_in_flight(self, pick: int, keep: int, then: str, more: list[int]) -> None:
-        """A row goes to the host while batches compute it, perhaps one more than there were. They end, or it comes back before that."""
+        """A row goes to the host while batches compute it; they end, or it comes back before that."""
         row = chosen(self.rig.flying_rows, pick)
         if more and self.rig.num_out < MAX_OUT:
             self.rig.seal()
@@ -366,7 +366,7 @@ class ManagerMachine(RigMachine):
     @where(lambda self: self.capabilities.rows_in_flight and len(self.rig.rows) < MAX_ROWS)
     @rule(tokens=prompts(), others=prompts(), how=st.sampled_from(["confirm", "cancel"]))
     def reset_in_flight(self, tokens: list[int], others: list[int], how: str) -> None:
-        """All rows are freed while a batch computes them, and the cache is reset: their blocks hold something else when the batch ends."""
+        """Rows are freed in flight and the cache is reset: when the batch ends, their blocks hold something else."""
         self.serve(tokens, None, "start")
         self.rig.seal()
         self.rig.free(self.rig.rows)

@@ -1,8 +1,8 @@
-"""A real KV manager, the naive model and the shadow KV side by side: every operation runs on all three and is compared at once.
+"""A KV manager, the naive model and the shadow KV side by side: every operation runs on all, and is compared at once.
 
-Each public method is one operation of the manager, or one misuse of it. Rows that are put in flight belong to the batch that is being composed
-until `seal`; the oldest batch is confirmed, the latest cancelled. Moves and writes are queued for a device that lags as far behind as the world
-says: a batch has written at the latest when it is confirmed.
+Each public method is one operation of the manager, or one misuse of it. Rows that are put in flight belong to the batch
+that is being composed until `seal`; the oldest batch is confirmed, the latest cancelled. Moves and writes are queued
+for a device that lags as far behind as the world says: a batch has written at the latest when it is confirmed.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ManagerRig:
 
     @property
     def placeable_rows(self) -> list[int]:
-        """Rows that may be placed in the batch that is being composed, if only with tokens that they do not know yet."""
+        """Rows that may be placed in the current batch, if only with tokens that they do not know yet."""
         return [r for r in self.device_rows if self.naive.batch not in self.naive.rows[r].shares]
 
     @property
@@ -142,7 +142,7 @@ class ManagerRig:
 
     @property
     def partial_rows(self) -> list[int]:
-        """Rows on the device whose last block is begun and not full: a fork of one shares a block that both will write."""
+        """Rows on the device whose last block is not full: a fork shares it, and both will write it."""
         return [
             r
             for r in self.placeable_rows
@@ -168,7 +168,7 @@ class ManagerRig:
         return min(self.naive.blocks_for(state.launched), len(state.table))
 
     def add(self, tokens: list[int], namespace: object = None, reads: bool = True, writes: bool = True) -> int:
-        """A new sequence. Its hit has to be the longest prefix that is there, and none if it does not read the cache."""
+        """Add a sequence. Its hit has to be the longest prefix that is there, or none if it is not to read."""
         private = {name: value for name, value in (("reads", reads), ("writes", writes)) if not value}
         self._note("add", tokens, namespace, *((reads, writes) if private else ()))
         looked_up = self.manager.lookup(tokens, namespace)
@@ -200,7 +200,7 @@ class ManagerRig:
         return number
 
     def visit(self, tokens: list[int], others: list[int]) -> None:
-        """Add a row and free it at once, then add another one and compute it: the copies of all these calls run together."""
+        """Add a row and free it, add another one and compute it: the copies of all these calls run together."""
         self._note("visit", tokens, others)
         self._is_nested = self._runs_later = True
         self.free([self.add(tokens)])
@@ -228,8 +228,8 @@ class ManagerRig:
         self.naive.accept(self._leader)
 
     def allocate(self, rows: Sequence[int], counts: Sequence[int], coming: Sequence[list[int]] = ()) -> None:
-        """Place known tokens, `counts[i]` of them, in the batch that is being composed, and behind them `coming[i]`, whose values the
-        row learns later; the device writes them."""
+        """Place known tokens, `counts[i]` of them, in the batch that is being composed, and behind them `coming[i]`,
+        whose values the row learns later; the device writes them."""
         coming = coming if any(coming) else ()
         self._note("allocate", list(rows), list(counts), *([[list(each) for each in coming]] if coming else []))
         columns = {row: self.manager.table(row).tolist() for row in rows}
@@ -322,7 +322,7 @@ class ManagerRig:
         self._compare()
 
     def extend_hit(self, row: int) -> None:
-        """Look again for content behind a row that holds nothing but shared content. The manager may leave one alone that computes."""
+        """Look again for content behind a row that holds only shared content; a row that computes may be left."""
         self._note("extend_hit", row)
         state = self.naive.rows[row]
         holds_nodes_only = len(state.table) * self.world.block_size == state.launched
@@ -404,7 +404,7 @@ class ManagerRig:
         self._compare()
 
     def retain(self, tokens: list[int], namespace: object = None, priority: int = 1, lasts: int | None = None) -> None:
-        """Keep the cached prefix of a prompt longer than content of lower priority, for so many ticks (None: as long as it is known)."""
+        """Keep a prompt's cached prefix longer than content of lower priority, for so many ticks (None: always)."""
         from paged.errors import UnknownContent
 
         self._note("retain", tokens, namespace, priority, lasts)
@@ -462,8 +462,8 @@ class ManagerRig:
         self._fail_on(invariants.memory_at_rest(self.manager))
 
     def _both(self, real: Callable[[], Any], naive: Callable[[], Any]) -> tuple[Any, Any]:
-        """One operation on both, and what each returns. Where the model has no room the real one has to say so and change nothing:
-        (None, None)."""
+        """One operation on both, and what each returns. Where the model has no room the real one has to say so and
+        change nothing: (None, None)."""
         from paged.errors import OutOfBlocks
 
         try:
@@ -499,7 +499,7 @@ class ManagerRig:
         self._run(self.manager.take_moves() if self.world.keeps_content_on_host else None)
 
     def _run(self, moves: Any, *, to_host: Sequence[Copy] = (), to_device: Sequence[Copy] = ()) -> None:
-        """Compare the copies between the tiers with the model's, those of content among them, and give them to the device."""
+        """Compare the copies between the tiers with the model's, and give them to the device."""
         offloaded, loaded = self.naive.take_copies()
         self.events["offload"] += len(offloaded) > 0
         self.events["load"] += len(loaded) > 0
@@ -532,7 +532,8 @@ class ManagerRig:
     ) -> list[str]:
         """Compare the real copies with the model's, source by source, and note where the destinations lie.
 
-        A block is copied twice where one row has it as content and a fork knows only its beginning: in the order of the rows.
+        A block is copied twice where one row has it as content and a fork knows only its beginning: in the order of the
+        rows.
         """
         real: dict[int, list[int]] = {}
         for read, written in np.asarray(pairs).tolist():
@@ -544,7 +545,7 @@ class ManagerRig:
         return []
 
     def _compare(self) -> None:
-        """Compare the whole public state with the model, and every computed token with the shadow; ask for the manager's own check."""
+        """Compare the public state with the model and computed tokens with the shadow; ask for `check()`."""
         if self._runs_later:
             return
         self.naive.accept(self._leader)
@@ -654,7 +655,7 @@ class ManagerRig:
         return self.shadow.mismatches(table, expected, f"row {number}")
 
     def _path(self, node: Node) -> tuple[bytes, ...]:
-        """A node as `cached_contents` spells it; how a namespace is encoded is learned from another manager of the same world."""
+        """A node as `cached_contents` spells it: another manager of this world shows how it spells a namespace."""
         namespace, tokens = node
         if namespace not in self.roots:
             probe, size = self.build(self.world), self.world.block_size

@@ -13,8 +13,9 @@ from paged.testing.naive_pool import Block, NaivePool, Node
 class NaiveContent:
     """Both tiers of the naive model, and questions about content alone.
 
-    `host_caching`: content that leaves the device goes to the host; a hit on `least_load` tokens there or more is loaded.
-    `shares_in_flight`: content is found as soon as a batch that is out computes it, not only once it has been computed.
+    `host_caching`: content that leaves the device goes to the host; a hit on `least_load` tokens there or more is
+    loaded. `shares_in_flight`: content is found as soon as a batch that is out computes it, not only once it has been
+    computed.
     """
 
     num_blocks: int
@@ -51,7 +52,7 @@ class NaiveContent:
         return namespace, tuple(tokens[: num_blocks * self.block_size])
 
     def lookup(self, tokens: Sequence[int], namespace: object, have: int = 0) -> tuple[list[Block], int | None]:
-        """Blocks after the first `have` that hold this prompt, all but its last token at most; the first pending one's index."""
+        """Blocks that hold this prompt without its last token, after the first `have`; the first pending index."""
         nodes = self._leading(tokens[:-1], namespace, have, self.device.resident)
         pending = (have + place for place, node in enumerate(nodes) if node in self.device.pending)
         return [self.device.resident[node] for node in nodes], next(pending, None)
@@ -62,8 +63,8 @@ class NaiveContent:
         return [self.host.resident[node] for node in nodes]
 
     def take_copies(self) -> tuple[list[tuple[Block, Block]], list[tuple[Block, Block]]]:
-        """Return the copies of content that the last call made, (to the host, to the device), and release the host blocks that they read and
-        write: until now these were not to be had for other content."""
+        """Return the copies of content that the last call made, (to the host, to the device), and release the host
+        blocks that they read and write: until now these were not to be had for other content."""
         copies = self.offloaded, self.loaded
         touched, self._touched, self.offloaded, self.loaded = self._touched, [], [], []
         for block in touched:
@@ -80,8 +81,8 @@ class NaiveContent:
         return [*takewhile(lambda node: node in there, (self.node(namespace, tokens, end) for end in ends))]
 
     def retain(self, number: int, nodes: list[Node], level: int, until: float | None) -> None:
-        """Evict these nodes, a prefix, after all of a lower level. Those that are at this level now count as used just now: a parent must not
-        go before its child."""
+        """Evict these nodes, a prefix, after all of a lower level. Those that are at this level now count as used just
+        now: a parent must not go before its child."""
         self.retentions[number] = nodes, level
         if until is not None:
             self.ends[number] = until
@@ -100,7 +101,7 @@ class NaiveContent:
         return max((level for nodes, level in self.retentions.values() if node in nodes), default=0)
 
     def forget_dead(self) -> None:
-        """Take nodes that are nowhere, with nothing below them, out of retentions: content that has the same tokens later is another one."""
+        """End retention of nodes that are nowhere, with nothing below: later content of the same tokens is new."""
         lives = self.living_nodes()
         for number, (nodes, level) in list(self.retentions.items()):
             self.retentions[number] = [node for node in nodes if node in lives], level
@@ -117,7 +118,7 @@ class NaiveContent:
         return {(n, tokens[:end]) for n, tokens in known for end in range(0, len(tokens) + 1, self.block_size)}
 
     def _offload(self, block: Block) -> None:
-        """Keep content that leaves the device on the host, if that has a block for it: free, or with content of no higher level."""
+        """Keep content that leaves the device on the host, in a block that is free or of no higher level."""
         assert block.node is not None
         # A copy to this block that is still to run is not needed any more.
         self.loaded = [(source, target) for source, target in self.loaded if target is not block]

@@ -43,7 +43,7 @@ class ExpectedSession:
 
 @dataclass
 class ExpectedPin:
-    """Content that may not leave the device before a time, as far as it is known, and how many blocks count as pinned."""
+    """Content that may not leave the device before a time, as far as known; how many blocks are pinned."""
 
     hint: Any
     paths: set[Path]
@@ -74,7 +74,7 @@ class NaiveHints:
             self.sessions.setdefault(request.session_id, ExpectedSession()).live.add(request.id)
 
     def look(self) -> list[str]:
-        """Note which requests have ended, by the states that the rig has just read. Return what is wrong with pinned content and sessions."""
+        """Note which requests have ended, by the rig's states. Return what is wrong with pins and sessions."""
         rig, found = self._rig, list[str]()
         alive = {id for id in rig.books if rig.statuses[id] in ALIVE}
         for session in self.sessions.values():
@@ -135,7 +135,7 @@ class NaiveHints:
         self.pins = {key: pin for key, pin in self.pins.items() if now < pin.until}
 
     def before(self, hint: Any) -> tuple[int, int, int]:
-        """Count the full blocks of what a hint names, those of them that are on the device, and those behind them that are on the host."""
+        """Count the full blocks that a hint names, those on the device, and those behind them on the host."""
         self.expire(self._rig.now)
         rig, size = self._rig, self._rig.world.block_size
         if hint.session is not None:
@@ -165,7 +165,7 @@ class NaiveHints:
         return "request", hint.salt, hint.adapter, hint.extra_key
 
     def carried_out(self, hint: Any, outcome: Any, before: tuple[int, int, int]) -> list[str]:
-        """Return what is wrong with the outcome of a hint, and note it if nothing is; `before`: what that method returned before the hint."""
+        """Return what is wrong with a hint's outcome, or note it; `before`: what that method returned before."""
         allowed, num = self._allowed(hint, *before)
         size = self._rig.world.block_size
         if outcome.status not in allowed or not outcome.reason:

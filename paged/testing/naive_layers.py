@@ -1,4 +1,4 @@
-"""The tokens and states that layers of several kinds keep of a sequence, in plain Python: the rules for worlds, shadow and invariants.
+"""What layers of several kinds keep of a sequence, in plain Python: the rules for worlds, shadow and invariants.
 
 A group is anything with `kind`, `reach` and `pages`, such as a `paged.LayerGroup`.
 """
@@ -50,7 +50,7 @@ def full_pages(groups: Groups) -> int:
 
 
 def spare_pages(groups: Groups, keeps: bool) -> int:
-    """Pages that a sequence needs on top for a while, if content is kept: it reads a kept state and writes another one."""
+    """Pages that a sequence needs on top for a while, if content is kept: one state is read, another written."""
     return sum(group.pages for group in groups if group.kind == "state") if keeps else 0
 
 
@@ -64,8 +64,8 @@ def longest_in(groups: Groups, num_pages: int, block_size: int, most: int) -> in
 
 @dataclass
 class NaiveRow:
-    """One sequence: its watermarks, the blocks of its table, how many more are on the host, and how many of each window or chunk were released in
-    front."""
+    """One sequence: its watermarks, the blocks of its table, how many more are on the host, and how many of each window
+    or chunk were released in front."""
 
     num_known: int
     launched: int = 0
@@ -78,8 +78,9 @@ class NaiveRow:
 
 
 class NaiveLayers:
-    """What a manager without a prefix cache holds for layers of several kinds: how many pages are free, and which columns of each group are
-    there. Methods are those of `paged.BlockManager`; where it has to refuse, they return how many pages are too few."""
+    """What a manager without a prefix cache holds for layers of several kinds: how many pages are free, and which
+    columns of each group are there. Methods are those of `paged.BlockManager`; where it has to refuse, they return how
+    many pages are too few."""
 
     def __init__(self, groups: Groups, num_pages: int, block_size: int, host_pages: int = 0) -> None:
         self.groups, self.num_pages, self.size = tuple(groups), num_pages, block_size
@@ -185,7 +186,7 @@ class NaiveLayers:
         return True
 
     def swap_out(self, row: int, keep: int) -> int:
-        """Move the row's blocks with tokens from column `keep` on to the host. Return the pages that this takes if they are too few, else 0."""
+        """Move the row's blocks from column `keep` on to the host. Return the pages wanted if too few, else 0."""
         state = self.rows[row]
         before = replace(state)
         stop = min(-(-state.launched // self.size), state.blocks)
@@ -242,10 +243,11 @@ LEAST_DISTANCE = 4096
 
 
 def even_restarts(groups: Groups, num_blocks: int, size: int) -> list[int]:
-    """The blocks after which windows and states are kept although no prompt is known to begin there, in models with full layers and states.
+    """The blocks after which windows and states are kept although no prompt is known to begin there, in models with
+    full layers and states.
 
-    Their distance is the least one of LEAST_DISTANCE tokens or more at which they take a sixteenth of the full blocks, doubled until there are six
-    at most.
+    Their distance is the least one of LEAST_DISTANCE tokens or more at which they take a sixteenth of the full blocks,
+    doubled until there are six at most.
     """
     full, others = full_pages(groups), [group for group in groups if group.kind != "full"]
     if not full or not has_states(groups):

@@ -1,11 +1,12 @@
-"""The memory manager as one would explain it on a whiteboard: blocks are Python objects, tables are lists, content is a tuple.
+"""The memory manager as explained on a whiteboard: blocks are objects, tables are lists, content is a tuple.
 
-Written from the rules, not from an implementation, and slow on purpose: content is looked up by comparing the whole prefix. Runs beside a real
-manager and predicts what that one must show: hits, tables, watermarks, ref counts, copies, how much of each tier is free, cached and used, and
-which content survives. Blocks have no ids here: which free block is drawn is the real manager's choice.
+Written from the rules, not from an implementation, and slow on purpose: content is looked up by comparing the whole
+prefix. Runs beside a real manager and predicts what that one must show: hits, tables, watermarks, ref counts, copies,
+how much of each tier is free, cached and used, and which content survives. Blocks have no ids here: which free block is
+drawn is the real manager's choice.
 
-Two more choices are the manager's, and `Shown` tells what it chose: which of several blocks with the same content lookups find, and when a row
-publishes content that another row had published before.
+Two more choices are the manager's, and `Shown` tells what it chose: which of several blocks with the same content
+lookups find, and when a row publishes content that another row had published before.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ def _none(node: Node, blocks: list[Block]) -> Block | None:
 class Row:
     """One sequence. Its blocks are those of `table`, on the device, then those of `tail`, on the host.
 
-    `shares`: the tokens [start, end) that each batch which has not ended computes of the row, or of the row that it was forked from; empty
-    once the row gave up its blocks from `start` on. `coming`: values of launched tokens that the row learns later.
+    `shares`: the tokens [start, end) that each batch which has not ended computes of the row, or of the row that it was
+    forked from; empty once the row gave up its blocks from `start` on. `coming`: values of launched tokens that the row
+    learns later.
     """
 
     tokens: list[int]
@@ -62,7 +64,7 @@ class Row:
         return min(len(self.tokens), self.launched)
 
     def set_back(self, num_tokens: int, num_blocks: int) -> None:
-        """Set the row back to its first so many tokens, which fill so many blocks: no batch computes any beyond them."""
+        """Set the row back to its first so many tokens, in so many blocks: no batch computes any beyond."""
         self.launched, self.computed = min(self.launched, num_tokens), min(self.computed, num_tokens)
         self.published = min(self.published, num_blocks)
         del self.coming[max(0, self.launched - len(self.tokens)) :]
@@ -70,12 +72,13 @@ class Row:
 
 
 class NaiveManager(NaiveContent):
-    """The rules of the memory layer. Rows have the numbers that the real manager gave them. Sizes and options are those of `NaiveContent`."""
+    """The rules of the memory layer; rows are numbered by the real manager, options are `NaiveContent`'s."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rows: dict[int, Row] = {}
-        # The batch that is being composed; those that are out, oldest first; and the rows that were placed in each, in order.
+        # The batch that is being composed; those that are out, oldest first; and the rows that were placed in each, in
+        # order.
         self.batch = 1
         self.out: list[int] = []
         self.placed: dict[int, list[Row]] = {}
@@ -138,7 +141,8 @@ class NaiveManager(NaiveContent):
     def allocate(
         self, numbers: Sequence[int], counts: Sequence[int], coming: Sequence[Sequence[int]] = ()
     ) -> list[tuple[int, int]]:
-        """Place `counts[i]` tokens of each row in the batch that is being composed; the last ones are `coming[i]`, which the row learns later.
+        """Place `counts[i]` tokens of each row in the batch that is being composed; the last ones are `coming[i]`,
+        which the row learns later.
 
         Return the copies made, as (row number, column). Raises NoRoom, changing nothing.
         """
@@ -180,7 +184,8 @@ class NaiveManager(NaiveContent):
         del row.coming[: len(tokens)]
 
     def announce(self, numbers: Sequence[int], shown: Shown = _none) -> None:
-        """Publish the full blocks that rows compute which were just placed, as pending nodes, up to the first that is known already.
+        """Publish the full blocks that rows compute which were just placed, as pending nodes, up to the first that is
+        known already.
 
         Where two of them compute the same content, the manager chooses whose block it is.
         """
@@ -218,7 +223,7 @@ class NaiveManager(NaiveContent):
                 self._carry(node, row, column)
 
     def confirm(self, shown: Shown = _none) -> None:
-        """Confirm the oldest batch and its nodes; computed blocks of its rows become nodes, or give way to the one that is there."""
+        """Confirm the oldest batch and its nodes; computed blocks become nodes, or give way to one that is there."""
         batch = self._end(0)
         self.device.confirm(batch)
         self.host.confirm(batch)
@@ -234,9 +239,11 @@ class NaiveManager(NaiveContent):
     def _publish(
         self, row: Row, shown: Shown, switches: Callable[[int, Block], bool] = lambda column, block: True
     ) -> None:
-        """Publish the row's computed blocks; tables that name a duplicate of a confirmed node's block name that block instead.
+        """Publish the row's computed blocks; tables that name a duplicate of a confirmed node's block name that block
+        instead.
 
-        Where a later batch has the same content pending in another block, the manager chooses which of the two lookups find.
+        Where a later batch has the same content pending in another block, the manager chooses which of the two lookups
+        find.
         """
         self._look_again(row)
         for column in self._unpublished(row):
@@ -261,12 +268,12 @@ class NaiveManager(NaiveContent):
         return any(each[0] == namespace and each[1][: len(tokens)] == tokens for each in self.host.pending)
 
     def catch_up(self, row: Row, shown: Shown, switches: Callable[[int, Block], bool]) -> None:
-        """Publish what the row computed and could not publish before, as far as the manager did, by `switches` and `shown`."""
+        """Publish what the row could not before, as far as the manager did, by `switches` and `shown`."""
         if self.prefix_caching:
             self._publish(row, shown, switches)
 
     def cancel(self) -> set[int]:
-        """Cancel the latest batch: set its rows back, withdraw its nodes, and cut rows that share those. Return the rows that were cut."""
+        """Cancel the latest batch: set rows back, withdraw nodes, cut rows that share those. Return the rows cut."""
         batch = self._end(-1)
         self.placed.pop(batch)
         tiers = self.device, self.host
@@ -405,7 +412,7 @@ class NaiveManager(NaiveContent):
         return True
 
     def _wanted(self, pool: NaivePool, blocks: Iterable[tuple[Block, Node | None]]) -> int:
-        """How many available blocks of a pool these take: one for each node without a used block there, and for each private block."""
+        """How many available blocks these take: one for each private block, and each node without a used block."""
         wanted: set[object] = set()
         for block, node in blocks:
             there = None if node is None else pool.resident.get(node)
@@ -427,18 +434,18 @@ class NaiveManager(NaiveContent):
         return wanted
 
     def _end(self, place: int) -> int:
-        """Take the oldest batch (place 0) or the latest one that has rows (-1) from those that are out. Return its number."""
+        """Take the oldest batch (place 0) or the latest one with rows (-1) from those out. Return its number."""
         if self.has_composed and (place or not self.out):
             self.next_batch()
         return self.out.pop(place)
 
     def _node_at(self, row: Row, column: int, block: Block) -> Node | None:
-        """The node of the row's block at this column; None where the row knows only the block's beginning, as a fork may."""
+        """The node of the row's block at this column; None where a fork knows only the block's beginning."""
         return block.node if column < row.content_end // self.block_size else None
 
     def _leaving(self, row: Row, keep: int) -> Iterator[tuple[Block, Node | None]]:
-        """The row's blocks from column `keep` on that hold tokens, with the node that each carries for it: one that a fork of the row has
-        pending in a block that they share is the row's only once it is confirmed."""
+        """The row's blocks from column `keep` on that hold tokens, with the node that each carries for it: one that a
+        fork of the row has pending in a block that they share is the row's only once it is confirmed."""
         for column, block in list(enumerate(row.table))[keep : self.blocks_for(row.launched)]:
             node = self._node_at(row, column, block)
             is_its_own = node not in self.device.pending or column < row.published or node in row.carried

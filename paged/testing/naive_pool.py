@@ -1,4 +1,4 @@
-"""One tier of the naive model: blocks are objects, content is a tuple, and a list has the cached blocks, least recently used first.
+"""One tier of the naive model: blocks are objects, content is a tuple, and a list has the cached blocks, oldest first.
 
 free  ── draw ──>  a block with one reference  ── carry ──>  the residence of a node, pending or confirmed
   ^                      │ release                              │ release
@@ -23,7 +23,7 @@ class Block:
 
 
 class NaivePool:
-    """How many blocks hold nothing, which ones are cached (oldest first), where each node resides, and which residences are pending."""
+    """The number of free blocks, the cached ones (oldest first), where nodes reside, and which are pending."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -33,7 +33,8 @@ class NaivePool:
         # Residences that are not confirmed, with the batch that computes them.
         self.pending: dict[Node, int] = {}
         self.evicted = self.evicted_pending = 0
-        # Called with each block whose content is evicted, before that; and with each node that begins or ceases to reside here.
+        # Called with each block whose content is evicted, before that; and with each node that begins or ceases to
+        # reside here.
         self.leave: Callable[[Block], None] | None = None
         self.moved: Callable[[Node], None] = lambda node: None
         # The level at which content is retained: the lowest is evicted first.

@@ -1,12 +1,13 @@
 """What is retained in layers of several kinds, from outside: the level that each cached page must have.
 
-A retention is of a *way*, whole blocks that a row left or that a prompt has, until a time. It raises these blocks in the full group. Of windows,
-chunks and states it raises what a prompt reads that begins behind the way, at the last place where all groups can stand. Of a row's way that is
-where the row ended, perhaps within a block, and the place before it, where its prompt may have ended. Even restarts are raised, too. What a live
-row keeps of windows, chunks and states has the level that its retention will have. All else is at level 0.
+A retention is of a *way*, whole blocks that a row left or that a prompt has, until a time. It raises these blocks in
+the full group. Of windows, chunks and states it raises what a prompt reads that begins behind the way, at the last
+place where all groups can stand. Of a row's way that is where the row ended, perhaps within a block, and the place
+before it, where its prompt may have ended. Even restarts are raised, too. What a live row keeps of windows, chunks and
+states has the level that its retention will have. All else is at level 0.
 
-The rig's shadow says what lies on a page. What exactly was retained cannot always be seen from outside. So each retention has what it raises
-surely, and what it may raise: of that, either level is right.
+The rig's shadow says what lies on a page. What exactly was retained cannot always be seen from outside. So each
+retention has what it raises surely, and what it may raise: of that, either level is right.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 END = -1
 Item = tuple[int, int]
-"""What a block holds: its group, or END for all groups where a row ended within a block, and the content of its last slot."""
+"""What a block holds: its group, END for all where a row ended within a block; its last slot's content."""
 
 
 @dataclass
 class Way:
-    """What a row left, or a prompt has: the content of its slots; its blocks, of which at least and at most so many are cached; whether it is a
-    row's."""
+    """What a row left, or a prompt has: the content of its slots; its blocks, of which at least and at most so many are
+    cached; whether it is a row's."""
 
     path: list[int]
     blocks: list[Path]
@@ -69,7 +70,8 @@ class NaiveRetentions:
     def __init__(self, rig: SchedulerRig) -> None:
         self._rig, self._groups, self._size = rig, rig.world.groups, rig.world.block_size
         kinds = [group.kind for group in self._groups]
-        # Without full layers the manager does not show its content; which content a tenant's quota evicts is not foreseen here.
+        # Without full layers the manager does not show its content; which content a tenant's quota evicts is not
+        # foreseen here.
         self.is_known = "full" in kinds and rig.world.prefix_caching and rig.world.max_cached_per_tenant is None
         self._full, self._has_ends = kinds.index("full") if self.is_known else END, "state" in kinds
         self._tiers = ("device", "host")[: 1 + rig.world.keeps_content_on_host]
@@ -77,11 +79,13 @@ class NaiveRetentions:
         self._turns: dict[str, Turns] = {}
         self._of_prompts: dict[object, list[Kept]] = {}
         self._deferred: dict[str, dict[str, Any]] = {}
-        # The path to each content; the requests that have it, "" for a row that has ended; and contents at which a row ended within a block.
+        # The path to each content; the requests that have it, "" for a row that has ended; and contents at which a row
+        # ended within a block.
         self._path_to: dict[int, list[int]] = {}
         self._owners: dict[int, set[str]] = {}
         self._ended: set[int] = set()
-        # The nodes and the computed tokens of each live sequence with a row; and the latter where a batch has just ended.
+        # The nodes and the computed tokens of each live sequence with a row; and the latter where a batch has just
+        # ended.
         self._rows: dict[Key, tuple[int, int]] = {}
         self._stood: dict[Key, int] = {}
         # The level at which each request was admitted; and requests that did not simply run on since.
@@ -228,7 +232,7 @@ class NaiveRetentions:
         return path[: len(path) // self._size * self._size]
 
     def _bury(self) -> None:
-        """Take nodes that are nowhere, with nothing behind them, out of retentions: content that has the same tokens later is another one."""
+        """End retention of nodes that are nowhere, with nothing behind: later content of the same tokens is new."""
         there = self._rig.contents() | self._rig.contents("host") if self._kept else set()
         there = {path[:stop] for path in there for stop in range(2, len(path) + 1)}
         for kept in self._kept:
@@ -279,7 +283,7 @@ class NaiveRetentions:
                     self._demote(way, None)
 
     def _keep(self, way: Way, level: int, lasts: float | None, before: list[Kept], *, is_alone: bool = True) -> None:
-        """Begin a retention in the place of those `before`. `is_alone`: no other row ended at once with it, and left something later."""
+        """Begin a retention in the place of those `before`. `is_alone`: no other row ended at the same time."""
         self._drop(before)
         path, size, is_still = way.path, self._size, not self._rig.carries_moves
         surely, maybe = ({(self._full, path[n * size - 1]) for n in range(1, num + 1)} for num in (way.least, way.most))
@@ -312,7 +316,7 @@ class NaiveRetentions:
             self._rig.events["retained"] += 1
 
     def _demote(self, way: Way, first: int | None) -> None:
-        """Let nothing retain the blocks of a way from the `first` on, nor what is behind them. None: it is not known which is first."""
+        """Let nothing retain a way's blocks from the `first` on (None: not known), nor what is behind them."""
         is_sure = first is not None and len(self._tiers) == 1
         stem = way.path[: (first + 1 if first is not None and is_sure else 1) * self._size]
         for kept in self._kept:
@@ -337,8 +341,7 @@ class NaiveRetentions:
         return {page for page, _ in self._rig.shadow.written(flight.batch, flight.views)} | set(copied)
 
     def _pages(self, tier: str) -> Iterator[tuple[int, int, list[Item], bool]]:
-        """Each page that is not free: the page, its group, what its block may hold, and whether it is cached and nothing is still to be written
-        there."""
+        """Each page that is not free, its group, what its block may hold, and whether it is cached and stays so."""
         rig, is_host = self._rig, tier == "host"
         late = [flight for flight in rig.flights if not flight.has_run]
         each = [set(f.batch.moves.device_to_host[:, 1].tolist()) if is_host else self._written(f) for f in late]
@@ -353,7 +356,7 @@ class NaiveRetentions:
                 yield page, part[0], list(self._items(part[0], held)), is_cached
 
     def _items(self, number: int, held: list[int]) -> Iterator[Item]:
-        """What a block of a group may hold, by its slots. Behind the end of a row that ended within it there may be more."""
+        """What a group's block may hold, by its slots: behind the end of a row within it there may be more."""
         size = self._size
         if self._groups[number].kind == "state":
             if path := self._path_to.get(held[-1]):
@@ -366,7 +369,7 @@ class NaiveRetentions:
                 yield number if filled == size else END, path[-1]
 
     def _seen(self) -> tuple[set[Item], set[Item]]:
-        """What may lie on the pages of the tiers, and what surely does: of the end of a row, only if all groups have it."""
+        """What may lie on the tiers' pages, and what surely does: a row's end only if all groups have it."""
         seen, groups = set[Item](), dict[Item, set[int]]()
         for group, items, is_cached in [its[1:] for tier in self._tiers for its in self._pages(tier)]:
             seen |= set(items)
@@ -404,7 +407,7 @@ class NaiveRetentions:
         return found
 
     def _levels(self, item: Item, lives: list[str]) -> set[int]:
-        """The levels that a block with this may have: the highest one that surely raises it, and those above that may."""
+        """The levels that a block may have: the highest that surely raises it, and those above that may."""
         surely = max([kept.level for kept in self._kept if item in kept.surely], default=0)
         maybe = {kept.level for kept in self._kept if item in kept.maybe}
         for id in lives if item[0] not in (END, self._full) else ():

@@ -1,7 +1,8 @@
-"""The number of prompt tokens that have to be prefix hits: a manager that forgets hits gives right answers and is still wrong.
+"""The number of prompt tokens that have to be prefix hits: a manager that forgets hits is wrong, and looks right.
 
-Prompts are served one after the other, in a pool that holds everything or evicts what was used least recently. `expected_hits` predicts, by the
-naive model; `hit_violations` serves the prompts on a manager or a scheduler and compares. While several prompts run at once, the rigs check hits.
+Prompts are served one after the other, in a pool that holds everything or evicts what was used least recently.
+`expected_hits` predicts, by the naive model; `hit_violations` serves the prompts on a manager or a scheduler and
+compares. While several prompts run at once, the rigs check hits.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ def expected_hits(
 ) -> list[int]:
     """Prompt tokens of each prompt that are hits, when each is served to its end before the next.
 
-    num_blocks   of the pool; None: as many as hold everything. Evicted is what was used least recently, children before parents
-    outputs      what each one generates; their content is cached, too, all but the last token's. None: one token each
-    namespaces   of each prompt; only equal ones share. None: all are one
+    num_blocks   of the pool; None: as many as hold everything. Evicted is what was used least recently, children before
+    parents outputs      what each one generates; their content is cached, too, all but the last token's. None: one
+    token each namespaces   of each prompt; only equal ones share. None: all are one
 
-    Only full blocks are hits, and at least one token of a prompt is computed. Raises ValueError for a prompt that the pool does not hold;
-    InvalidConfig, which is one, for a block size below 1, and for more or fewer `outputs` or `namespaces` than prompts.
+    Only full blocks are hits, and at least one token of a prompt is computed. Raises ValueError for a prompt that the
+    pool does not hold; InvalidConfig, which is one, for a block size below 1, and for more or fewer `outputs` or
+    `namespaces` than prompts.
     """
     checked_integer("block_size", block_size, 1)
     for name, given in (("outputs", outputs), ("namespaces", namespaces)):
@@ -61,11 +63,11 @@ def expected_hits(
 
 
 def hit_violations(subject: Any, prompts: Prompts) -> list[str]:
-    """Serve the prompts on a new `KVManager` or `StepScheduler`, one after the other. Return a sentence for each that has other hits than
-    expected, and for one that a scheduler does not end.
+    """Serve the prompts on a new `KVManager` or `StepScheduler`, one after the other. Return a sentence for each that
+    has other hits than expected, and for one that a scheduler does not end.
 
-    A scheduler must not preallocate: blocks drawn for outputs evict content. Raises TypeError for what is neither, ValueError for a prompt that
-    the pool does not hold.
+    A scheduler must not preallocate: blocks drawn for outputs evict content. Raises TypeError for what is neither,
+    ValueError for a prompt that the pool does not hold.
     """
     is_scheduler = isinstance(subject, StepScheduler)
     if not is_scheduler and not isinstance(subject, KVManager):

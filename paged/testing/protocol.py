@@ -1,7 +1,7 @@
-"""The protocols of a KV-cache manager, a scheduler and a serving engine for the kit, and the features that each may have.
+"""The protocols of a KV-cache manager, a scheduler and a serving engine, and the features that each may have.
 
-A subject that has these methods can be tested as it is; one with other names needs an adapter. What it cannot do, its `Capabilities` say, and the
-kit leaves those rules out.
+A subject that has these methods can be tested as it is; one with other names needs an adapter. What it cannot do, its
+`Capabilities` say, and the kit leaves those rules out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Capabilities:
     sharing_in_flight: bool = True
     """A row may share blocks that another one's batch, the same or one that is out, is still computing."""
     rows_in_flight: bool = True
-    """A row in flight may be placed in the next batch, with tokens that it does not know yet, freed, truncated, swapped, forked and
-    appended to."""
+    """A row in flight may be placed in the next batch, with tokens that it does not know yet, freed, truncated,
+    swapped, forked and appended to."""
     fork: bool = True
     """A row can be forked, and a shared partial block is copied when written."""
     host_tier: bool = True
@@ -81,11 +81,11 @@ def flag_of(method: str) -> str | None:
 
 @runtime_checkable
 class KVManager(Protocol):
-    """Block accounting over integer rows: what every manager has. What a capability stands for comes on top. Semantics: the docstrings of
-    `paged.BlockManager`; `conformance` says which type and shape each answer has.
+    """Block accounting over integer rows: what every manager has. What a capability stands for comes on top. Semantics:
+    the docstrings of `paged.BlockManager`; `conformance` says which type and shape each answer has.
 
-    device, host    num_blocks, num_free, num_cached, num_used, in blocks; ref_counts, by block
-    rows            live, the rows that sequences hold; num_tokens, num_computed, num_scheduled, by row; num_on_host(row)
+    device, host    num_blocks, num_free, num_cached, num_used, in blocks; ref_counts, by block rows            live,
+    the rows that sequences hold; num_tokens, num_computed, num_scheduled, by row; num_on_host(row)
     """
 
     num_blocks: int
@@ -115,8 +115,8 @@ class KVManager(Protocol):
 
 @runtime_checkable
 class StepScheduler(Protocol):
-    """Decides what one step runs. Semantics: the docstrings of `paged.Scheduler`. Its manager's device has `states`, too: int [num_blocks], 0
-    free, 1 cached, 2 used."""
+    """Decides what one step runs. Semantics: the docstrings of `paged.Scheduler`. Its manager's device has `states`,
+    too: int [num_blocks], 0 free, 1 cached, 2 used."""
 
     @property
     def manager(self) -> Any: ...
@@ -138,15 +138,15 @@ class StepScheduler(Protocol):
 class ServingEngine(Protocol):
     """Takes requests and answers them step by step: what the kit calls of an engine, which it sees from outside only.
 
-    An output has `id`, `token_ids` (new ones, in order) and `finish_reason`: None while the request goes on, "stop" when its last
-    token is one of its stop ids, "length" at `max_tokens` or when neither pool nor model holds more. It may have `usage`, with
-    `hit_tokens` and `preemptions`; these are counted, not judged.
+    An output has `id`, `token_ids` (new ones, in order) and `finish_reason`: None while the request goes on, "stop"
+    when its last token is one of its stop ids, "length" at `max_tokens` or when neither pool nor model holds more. It
+    may have `usage`, with `hit_tokens` and `preemptions`; these are counted, not judged.
 
     What an engine may offer besides, and says in its `Capabilities`:
 
-        on_logits   None, or called as on_logits(id, place, row) for each token that is chosen: `place` is how many tokens of the request
-                    were chosen before, `row` the logits [vocabulary], as numpy can read them
-        manager     has `device`, with num_free, num_cached and num_used, in blocks, and `host` where there is a second pool
+        on_logits   None, or called as on_logits(id, place, row) for each token that is chosen: `place` is how many
+                    tokens of the request were chosen before, `row` the logits [vocabulary], as numpy can read them
+        manager     has `device`, with num_free, num_cached and num_used, in blocks, and `host` if there is a second pool
         check()     what is wrong inside, as sentences
     """
 
@@ -154,8 +154,9 @@ class ServingEngine(Protocol):
     def has_unfinished(self) -> bool: ...
 
     def add_request(self, prompt: Any, params: Any = None, *, id: Any = None) -> Any:
-        """Take a prompt of token ids. `params` are `paged.SamplingParams`, or None. `priority=` (smaller is sooner) and `salt=` are given only
-        where the request has them. Raises, changing nothing, for the id of a live request, and for what the pool can never hold."""
+        """Take a prompt of token ids. `params` are `paged.SamplingParams`, or None. `priority=` (smaller is sooner) and
+        `salt=` are given only where the request has them. Raises, changing nothing, for the id of a live request, and
+        for what the pool can never hold."""
         ...
 
     def step(self) -> Any:
@@ -163,14 +164,15 @@ class ServingEngine(Protocol):
         ...
 
     def abort(self, request_id: str, /) -> Any:
-        """End a request in any state: nothing of it is delivered after that. Return its last output or None; None if it has ended. May raise for
-        an id that was never added."""
+        """End a request in any state: nothing of it is delivered after that. Return its last output or None; None if it
+        has ended. May raise for an id that was never added."""
         ...
 
 
 def capabilities_of(subject: object) -> Capabilities:
-    """The subject's own `capabilities`; without them everything but a host tier or prefix cache that its sizes and flags deny, and of what an
-    engine may offer only what is there. Raises InvalidConfig for `capabilities` of another type."""
+    """The subject's own `capabilities`; without them everything but a host tier or prefix cache that its sizes and
+    flags deny, and of what an engine may offer only what is there. Raises InvalidConfig for `capabilities` of another
+    type."""
     declared = getattr(subject, "capabilities", None)
     if isinstance(declared, Capabilities):
         return declared

@@ -1,11 +1,11 @@
-"""KV memory of layers of several kinds without tensors: pages that any group may use, and what lies in each of their slots.
+"""KV memory of layers of several kinds without tensors: pages for any group, and what lies in each slot.
 
-A slot of an attention group's page holds the prefix that a real K or V would have been computed from, with its group and its part of the block.
-A page of a state holds the prefix that the state has seen. So a read shows a wrong token, a page of another row, a block of another group, two
-parts exchanged, and a state that is too old or too new.
+A slot of an attention group's page holds the prefix that a real K or V would have been computed from, with its group
+and its part of the block. A page of a state holds the prefix that the state has seen. So a read shows a wrong token, a
+page of another row, a block of another group, two parts exchanged, and a state that is too old or too new.
 
     shadow = ShadowGroups(groups, num_pages, block_size)
-    views = views_of(batch, groups)                # when it is scheduled: the next `schedule` may change what the batch points to
+    views = views_of(batch, groups)                # when it is scheduled: the next `schedule` may change its tables
     found, _ = shadow.run(batch, views, known)     # when it runs, before or after others have been scheduled
 """
 
@@ -28,8 +28,9 @@ Place = tuple[int, int]
 
 
 class View(NamedTuple):
-    """The pages of a batch's rows in one group, as `paged.Batch.groups` gives them: of a state those that are read and written, int
-    [rows, pages] each; of other groups the tables, int [rows, columns, pages], and the first token that each row writes, int [rows]."""
+    """The pages of a batch's rows in one group, as `paged.Batch.groups` gives them: of a state those that are read and
+    written, int [rows, pages] each; of other groups the tables, int [rows, columns, pages], and the first token that
+    each row writes, int [rows]."""
 
     tables: Pages | None
     read: Pages | None = None
@@ -38,8 +39,8 @@ class View(NamedTuple):
 
 
 def views_of(batch: Any, groups: Groups) -> list[View]:
-    """The pages of a batch's rows, copied, so that later changes of the tables do not show. Without `groups` a batch has block tables, whose
-    blocks are pages."""
+    """The pages of a batch's rows, copied, so that later changes of the tables do not show. Without `groups` a batch
+    has block tables, whose blocks are pages."""
     if batch.groups is None:
         return [View(batch.block_tables[batch.rows][..., None].copy())]
     return [
@@ -51,7 +52,8 @@ def views_of(batch: Any, groups: Groups) -> list[View]:
 
 
 class ShadowGroups:
-    """`num_pages` pages, int64 [pages, block_size]: what lies in each slot, POISON where nothing does. `host_pages` more to swap to."""
+    """`num_pages` pages, int64 [pages, block_size]: what lies in each slot, POISON where nothing does. `host_pages`
+    more to swap to."""
 
     def __init__(self, groups: Groups, num_pages: int, block_size: int, host_pages: int = 0) -> None:
         self.groups, self.block_size = tuple(groups), block_size
@@ -65,7 +67,7 @@ class ShadowGroups:
     def run(
         self, batch: Any, views: Sequence[View], known: Callable[[str, int], tuple[object, Sequence[int]]]
     ) -> tuple[list[str], dict[int, Slots]]:
-        """Run the forward pass of a batch, as `ShadowKV.run`: read states, write everything, then let every row attend."""
+        """Run a batch's forward pass, as `ShadowKV.run`: read states, write everything, let every row attend."""
         found, shares = shares_of(batch, self.contents, known)
         if found:
             return found, {}
@@ -93,7 +95,7 @@ class ShadowGroups:
         return self._memory.move(moves)
 
     def spoil(self, batch: Any, views: Sequence[View], but: Collection[int] = ()) -> None:
-        """Stop the forward pass half way: anything may be where it writes, `but` not in pages that were written after it."""
+        """Stop the forward pass half way: where it writes may be anything, `but` not in pages written later."""
         for place in self.written(batch, views):
             if place[0] not in but:
                 self.pages[place] = POISON
@@ -157,8 +159,8 @@ class ShadowGroups:
         writes: dict[Place, tuple[int, str]],
         num_drafts: Slots | None,
     ) -> Iterator[str]:
-        """States that one row reads while another one, or another part, writes them: a batch's rows run side by side. And states that a row
-        writes over, and goes back to if one of its drafts is wrong."""
+        """States that one row reads while another one, or another part, writes them: a batch's rows run side by side.
+        And states that a row writes over, and goes back to if one of its drafts is wrong."""
         for share in shares:
             for view in views:
                 if view.read is None or view.write is None or not share.start:

@@ -1,7 +1,7 @@
 """KV memory without tensors: each slot of each block holds the content that a real slot would have been computed from.
 
-Runs a batch as an engine does: its moves in order, then every write of the batch, then every read. A slot that does not hold the prefix of the
-sequence that reads it is reported.
+Runs a batch as an engine does: its moves in order, then every write of the batch, then every read. A slot that does not
+hold the prefix of the sequence that reads it is reported.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ Slots = NDArray[np.int64]
 
 
 class Share(NamedTuple):
-    """What a batch computes of the row at `place`: all of `expected`, the contents of its tokens, from position `start` on."""
+    """What a batch computes of the row at `place`: of `expected`, its tokens' contents, all from `start` on."""
 
     place: int
     who: str
@@ -27,7 +27,7 @@ class Share(NamedTuple):
 def shares_of(
     batch: Any, contents: Contents, known: Callable[[str, int], tuple[object, Sequence[int]]]
 ) -> tuple[list[str], list[Share]]:
-    """Return what is wrong with a batch's lengths, positions and token ids, and its shares. `known`: as for `ShadowKV.run`."""
+    """Return what is wrong with a batch's lengths, positions and tokens, and its shares; see `ShadowKV.run`."""
     found: list[str] = []
     shares = []
     for index, row in enumerate(batch.rows.tolist()):
@@ -54,7 +54,7 @@ def shares_of(
 
 
 class ShadowKV:
-    """Two tiers of blocks, device and host, int64 [blocks, block_size] each: the content of every slot, POISON where none is."""
+    """Two tiers, device and host, int64 [blocks, block_size]: the content of every slot, POISON without."""
 
     def __init__(self, num_blocks: int, block_size: int, host_blocks: int = 0) -> None:
         self.block_size = block_size
@@ -122,11 +122,12 @@ class ShadowKV:
         tables: Mapping[int, NDArray[np.integer]],
         known: Callable[[str, int], tuple[object, Sequence[int]]],
     ) -> tuple[list[str], dict[int, Slots]]:
-        """Run the forward pass of a scheduler's batch, whose moves are made: write everything, then let every row attend.
+        """Run the forward pass of a scheduler's batch, whose moves are made: write everything, then let every row
+        attend.
 
-        `tables` are the rows' block tables when the batch runs. `known(id, sequence)` gives the namespace and all tokens of a sequence, also those
-        that earlier batches sampled, from the caller's own books. Return the violations, and for each row index of the batch the contents that it
-        attended to, by position.
+        `tables` are the rows' block tables when the batch runs. `known(id, sequence)` gives the namespace and all
+        tokens of a sequence, also those that earlier batches sampled, from the caller's own books. Return the
+        violations, and for each row index of the batch the contents that it attended to, by position.
         """
         found, shares = shares_of(batch, self.contents, known)
         for share in shares:

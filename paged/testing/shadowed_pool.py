@@ -1,4 +1,4 @@
-"""A pool with a shadow, which knows whose token each slot holds, and at which position: both get every write and copy."""
+"""A pool with a shadow, which knows which token of which sequence each slot holds: both get every write and copy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ShadowedPool(KVPool):
         self._planned = np.full(self.num_blocks * self.block_size, POISON, np.int64)
 
     def plan(self, slots: Slots, contents: Slots) -> None:
-        """Say what the next batch writes: these contents, int64 [T] of the shadow's numbers, to these slots, int64 [T], and no others."""
+        """Plan the next batch's writes: these contents, int64 [T], to these slots, int64 [T], and no others."""
         self._planned.fill(POISON)
         self._planned[slots] = contents
 

@@ -6,7 +6,8 @@ from typing import Any
 
 
 def snapshot(manager: Any) -> Any:
-    """Rows, contents, both tiers in the order in which blocks will be taken, and figures: of ours, whose private state is read.
+    """Rows, contents, both tiers in the order in which blocks will be taken, and figures: of ours, whose private state
+    is read.
 
     Another manager has a `snapshot()` of its own.
     """

@@ -1,4 +1,4 @@
-"""What the state machines draw: tiny worlds, and prompts of two or three different tokens, so that sharing and eviction happen all the time.
+"""What the state machines draw: tiny worlds and few different tokens, so that sharing and eviction are common.
 
 docs/testing.md lists the strategies for tests of your own.
 """
@@ -193,8 +193,9 @@ def engine_wishes() -> st.SearchStrategy[Wish]:
 
 
 def _world(*, known_outputs: int | None, host_blocks: int, max_pinned: int, **sizes: Any) -> World:
-    """Make a world. `resumes_known`, `max_lead` and `elsewhere` follow from unrelated draws, which saves three. A host of one block comes with
-    everything that lets content come and go there, so that what a batch reads of it is soon written over."""
+    """Make a world. `resumes_known`, `max_lead` and `elsewhere` follow from unrelated draws, which saves three. A host
+    of one block comes with everything that lets content come and go there, so that what a batch reads of it is soon
+    written over."""
     if host_blocks == 1:
         sizes |= {"host_caching": True, "prefix_caching": True, "max_sequences": 8}
         sizes["block_size"] = max(2, sizes["block_size"])
@@ -285,7 +286,7 @@ def retaining_worlds(draw: st.DrawFn) -> World:
 
 @st.composite
 def layer_worlds(draw: st.DrawFn) -> World:
-    """Layers of several kinds, and a pool that holds one sequence of full length and hardly two; or four, so that what others left is found."""
+    """Layers of several kinds, and a pool for one sequence of full length, hardly two; or four, for hits."""
     groups, block_size, longest = draw(layer_groups()), draw(st.integers(1, 4)), draw(st.integers(4, 20))
     need = pages_for(groups, longest, block_size)
     num_blocks = need * draw(st.sampled_from([2, 3, 4, 4, 5, 6, 8, 16])) // 4

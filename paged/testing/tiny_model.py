@@ -24,8 +24,8 @@ _HIDDEN = _HEADS * _HEAD_DIM
 
 
 class TinyDecoder(nn.Module):
-    """Embeddings of tokens and positions, attention with two heads over one of K and V, one matrix for the words. It is called as models of
-    transformers are."""
+    """Embeddings of tokens and positions, attention with two heads over one of K and V, one matrix for the words. It is
+    called as models of transformers are."""
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
@@ -43,7 +43,8 @@ class TinyDecoder(nn.Module):
         logits_to_keep: int | Tensor,
         output_hidden_states: bool = False,
     ) -> Any:
-        """Token ids and positions, [1, T] each; `logits` [1, T or as many as are kept, vocabulary], and the last of `hidden_states` [1, T, 16]."""
+        """Token ids and positions, [1, T] each; `logits` [1, T or as many as are kept, vocabulary], and the last of
+        `hidden_states` [1, T, 16]."""
         del use_cache, output_hidden_states
         attend = now_under_way().attend
         options = LayerOptions(_HEAD_DIM**-0.5)
@@ -59,8 +60,8 @@ class TinyDecoder(nn.Module):
 
 @cache
 def tiny_model(vocabulary: int = 8, noise: float = 0.0) -> LoadedModel:
-    """The model in float32 on the CPU, with the same weights every time, large enough that greedy text does not repeat one word at once. `noise`
-    is added to the weights: a model that often says the same."""
+    """The model in float32 on the CPU, with the same weights every time, large enough that greedy text does not repeat
+    one word at once. `noise` is added to the weights: a model that often says the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = TinyDecoder(vocabulary).eval()

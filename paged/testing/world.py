@@ -40,20 +40,20 @@ class World(MemoryWorld):
     preemption: str | None = None
     """How requests are preempted; None: as the policy says, by which blocks this small are hardly worth a copy."""
     max_preemptions: int | None = None
-    """After how many preemptions a request's worst case is reserved; None: the policy's, which is more than most requests here have."""
+    """Preemptions after which a request's worst case is reserved; None: the policy's, more than most here have."""
     known_outputs: int | None = None
-    """How many assumed output lengths a policy with foresight begins with; None: the policy's, which are more than outputs that end here."""
+    """Assumed output lengths that foresight begins with; None: the policy's, more than outputs that end here."""
     max_lead: float | None = None
-    """Seconds by which a later request may pass under order `cached`, a second a batch; None: the policy's, which is longer than a program runs."""
+    """Seconds, one a batch, by which order `cached` lets a request pass; None: the policy's, longer than programs."""
     max_pinned: int = 0
     """Blocks that hints may pin; requests cannot have them."""
     max_pinned_per_tenant: int | None = None
     max_cached_per_tenant: int | None = None
     elsewhere: int = 0
-    """Seed of what exists elsewhere of requests with `num_computed`, which the scheduler asks for as it admits them; 0: it does not ask, and all of
-    `num_computed` exists."""
+    """Seed of what exists elsewhere of requests with `num_computed`, which the scheduler asks for as it admits them; 0:
+    it does not ask, and all of `num_computed` exists."""
     groups: tuple[LayerGroup, ...] = ()
-    """Layers of several kinds, whose blocks take pages of the pool. Without any, all layers are full, and a block is a page."""
+    """Layers of several kinds, whose blocks take pages of the pool; without any, a block is a page."""
 
     @property
     def capacity(self) -> int:
@@ -84,7 +84,7 @@ class World(MemoryWorld):
         return most if self.max_model_len is None else min(most, self.max_model_len)
 
     def can_hold(self, request: Any) -> bool:
-        """Whether an empty pool holds the prompt and one output of each sequence; these share the prompt's full blocks."""
+        """Whether an empty pool holds the prompt, of which sequences share full blocks, and one output of each."""
         num_tokens = len(request.prompt)
         shares = self.prefix_caching and self.policy not in RESERVES
         shared = (num_tokens - 1) // self.block_size if shares else 0
