@@ -23,8 +23,8 @@ import numpy as np
 from conformance.vllm.manager import CAPABILITIES, Row, VllmManager, pool_of, request_of, salt_of, vllm_names
 from paged import Moves, Output
 from paged.errors import DuplicateRequest, NeverFits, UnknownRequest
-from paged.testing.batch_oracles import content_namespace
 from paged.testing.books import namespace_of
+from paged.testing.cache_view import content_namespace
 from paged.testing.world import World
 
 MODEL = {

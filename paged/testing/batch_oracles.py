@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paged.testing.flight import Flight, Path
+from paged.testing.flight import Flight, Key, Path
 from paged.testing.life_oracles import beyond_lead
 from paged.testing.reserving import RESERVES_ALL
 
@@ -38,7 +38,7 @@ class Before:
     """No batch outstanding, nothing awaited from elsewhere."""
 
 
-def keys_of(batch: Any) -> list[tuple[str, int]]:
+def keys_of(batch: Any) -> list[Key]:
     """(request id, sequence) of each row."""
     return list(zip(batch.ids.tolist(), batch.sequences.tolist(), strict=True))
 
@@ -132,11 +132,12 @@ def _overtaken(rig: SchedulerRig, entered: list[str], ahead: list[str]) -> list[
     for id in entered:
         place = queue.index(id)
         if place:
-            rig.passed[queue[0]] += 1
+            passed = rig.books[queue[0]]
+            passed.num_passed += 1
             rig.events["passed another"] += 1
-            if place > NUM_PASSING or rig.passed[queue[0]] > most:
+            if place > NUM_PASSING or passed.num_passed > most:
                 found.append(
-                    f"11: {id} passed {queue[0]}, the {place}. behind it, for the {rig.passed[queue[0]]}. time; {most} are allowed"
+                    f"11: {id}, {place} behind {queue[0]}, was admitted before it; that is {passed.num_passed} times, {most} are allowed"
                 )
         queue.remove(id)
     return found
@@ -158,7 +159,9 @@ def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     ran_on = [
         id
         for id in rig.live
-        if rig.statuses.get(id) == rig.scheduler.status(id) == "running" and id not in {*batch.admitted, *rig.preempted}
+        if rig.statuses.get(id) == rig.scheduler.status(id) == "running"
+        and id not in batch.admitted
+        and not rig.books[id].num_preempted
     ]
     found = []
     for id, _ in batch.preempted:
@@ -206,10 +209,10 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     if world.drafts or world.groups:
         # Drafts take what is available after all else; what layers of several kinds need, they need only for a while.
         return []
-    if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.saving or rig.preempted.keys() & rig.live:
+    if not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.saving:
         return []
     statuses = {id: rig.scheduler.status(id) for id in rig.live}
-    if not set(statuses.values()) <= {"waiting", "running"}:
+    if not set(statuses.values()) <= {"waiting", "running"} or any(rig.books[id].num_preempted for id in rig.live):
         return []
     rows, size = manager.rows.live.tolist(), world.block_size
     owed = sum(max(0, -(-int(manager.rows.num_tokens[row]) // size) - len(manager.table(row))) for row in rows)
@@ -251,9 +254,8 @@ def foreseen_tokens(rig: SchedulerRig, flight: Flight) -> list[str]:
     for index, key in enumerate(keys_of(batch)):
         tokens = rig.foreseen(key)
         stop, num_drafts = flight.end(index), flight.drafts(index)
-        start = int(batch.seq_lens[index]) - int(batch.num_tokens[index])
+        start, guessed = flight.start(index), flight.drafted(index)
         first, last = batch.query_start_loc[index : index + 2].tolist()
-        guessed = batch.token_ids[last - num_drafts : last].tolist()
         if guessed != rig.proposed.get(key, [])[:num_drafts]:
             found.append(f"{key}: drafts {guessed}; proposed are {rig.proposed.get(key)}")
         if rig.is_undecided(key):
@@ -311,7 +313,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     if world.groups:
         # How long a hit is depends on what each group keeps, which is not visible from outside; that it is right, every read shows.
         for index, key in enumerate(keys_of(batch)):
-            start = int(batch.seq_lens[index]) - int(batch.num_tokens[index])
+            start = flight.start(index)
             is_hit = rig.progress(key) is None and start > 0
             rig.events["hit"] += is_hit
             rig.events["hit within a block"] += is_hit and start % world.block_size > 0
@@ -325,7 +327,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     for index, (id, sequence) in enumerate(keys_of(batch)):
         namespace, tokens = rig.known(id, sequence)
         size, stop = world.block_size, flight.end(index)
-        start = int(batch.seq_lens[index]) - int(batch.num_tokens[index])
+        start = flight.start(index)
         own = paths(rig, namespace, tokens, min(max(stop, len(tokens) - 1), len(tokens)) // size)
         request = rig.books[id].request
         shared = 0
@@ -341,7 +343,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
             # partial block of its own has nothing to gain from the same content elsewhere.
             came_back = start % size > 0 or (world.preallocates and id not in batch.admitted)
             # What one computed or loaded that does not write the cache, and kept through a pause, are full blocks of its own, too.
-            has_own = (id, sequence) in rig.figures.most or request.num_computed > 0
+            has_own = rig.books[id].sequences[sequence].most > 0 or request.num_computed > 0
             came_back |= not request.writes_cache and has_own
             if start < shared * size and not came_back:
                 found.append(f"{id}/{sequence} begins at {start}, though its first {shared * size} tokens are there")
@@ -375,13 +377,7 @@ def contents(rig: SchedulerRig) -> set[Path]:
 
 def paths(rig: SchedulerRig, namespace: object, tokens: Sequence[int], num_blocks: int) -> list[Path]:
     """The content of each of the first blocks of a sequence, as `cached_contents` spells it."""
-    size, root = 4 * rig.world.block_size, rig.root(namespace)
+    size, root = 4 * rig.world.block_size, rig.cache.root(namespace)
     data = np.array(tokens, np.int32).tobytes()
     blocks = [data[i * size : (i + 1) * size] for i in range(num_blocks)]
     return [(root, *blocks[: i + 1]) for i in range(num_blocks)]
-
-
-def content_namespace(namespace: Any) -> Any:
-    """The namespace that our scheduler gives to the manager for a request's (salt, adapter, extra key)."""
-    _, *parts = namespace
-    return None if parts == [None, None, None] else tuple(parts)

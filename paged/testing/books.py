@@ -20,14 +20,19 @@ class ExpectedSequence:
     reason: str | None = None
     starves: bool = False
     """It sampled nothing in its last step, so only `append` can make it go on."""
+    computed: int | None = None
+    """Tokens that updates computed of it and nothing took since; None: nothing of it is computed, or it is not known."""
+    most: int = 0
+    """The most tokens that it ever had computed in batches that ended well."""
 
 
 class ExpectedRequest:
     """A request and the sequences it owns, from `add` to its last output."""
 
-    def __init__(self, request: Any, limit: int) -> None:
+    def __init__(self, request: Any, limit: int, arrival: float = 0.0) -> None:
         """`limit`: the most tokens, prompt and outputs, that each sequence may have (see `World.limit_of`)."""
         self.request = request
+        self.arrival = arrival
         self.namespace = namespace_of(request)
         self.sequences = [
             ExpectedSequence([int(t) for t in request.prompt], limit) for _ in range(request.num_sequences)
@@ -38,6 +43,13 @@ class ExpectedRequest:
         self.was_steered = False
         # Ended from outside a batch, because memory or model could not hold more of it.
         self.was_cut_short = False
+        self.was_saved = False
+        # Some policies reserve more for a request that was preempted.
+        self.num_preempted = 0
+        # How often a request that stood behind it was admitted before it.
+        self.num_passed = 0
+        # Tokens that it asked for in a batch that was cancelled: it asks for as many again, whatever was appended.
+        self.asked: int | None = None
 
     @property
     def id(self) -> str:

@@ -5,9 +5,11 @@ A scheduler without `stats` is left alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from paged.testing.flight import Flight, Key
+from paged.testing.books import ExpectedRequest
+from paged.testing.flight import Flight
 
 
 class Figures:
@@ -15,62 +17,42 @@ class Figures:
 
     def __init__(self) -> None:
         self.steps = self.computed_tokens = self.cancelled_tokens = self.output_tokens = self.preemptions = 0
-        self.recomputed_tokens = self.voided_tokens = self.drafted_tokens = 0
-        # The most tokens that each sequence ever had computed in batches that ended well.
-        self.most: dict[Key, int] = {}
+        self.voided_tokens = self.drafted_tokens = 0
+        self._recomputed_tokens = 0
 
     def scheduled(self, batch: Any) -> None:
         """A batch was decided."""
         self.preemptions += len(batch.preempted)
 
-    def computed(self, flight: Flight) -> None:
+    def computed(self, flight: Flight, books: Mapping[str, ExpectedRequest]) -> None:
         """A batch ended as computed."""
         batch = flight.batch
         self.steps += len(flight.keys) > 0
         self.computed_tokens += len(batch.token_ids)
-        for index, key in enumerate(flight.keys):
-            self.drafted_tokens += flight.drafts(index)
-            if index in flight.void:
-                self.voided_tokens += int(batch.num_tokens[index])
-            if not flight.stands(index):
-                continue
-            stop, most = flight.end(index), self.most.get(key, 0)
-            start = int(batch.seq_lens[index]) - int(batch.num_tokens[index])
-            self.recomputed_tokens += max(0, min(most, stop) - start)
-            self.most[key] = max(most, stop)
+        for place, (id, number) in enumerate(flight.keys):
+            self.drafted_tokens += flight.drafts(place)
+            if place in flight.void:
+                self.voided_tokens += int(batch.num_tokens[place])
+            if flight.stands(place):
+                stop, sequence = flight.end(place), books[id].sequences[number]
+                self._recomputed_tokens += max(0, min(sequence.most, stop) - flight.start(place))
+                sequence.most = max(sequence.most, stop)
 
     def cancelled(self, batch: Any) -> None:
         """A batch was taken back."""
         self.cancelled_tokens += len(batch.token_ids)
 
-    def goes_on_as(self, key: Key, other: Key) -> None:
-        """The first sequence is what the second one is."""
-        self.most[key] = self.most.get(other, 0)
-
-    def forget(self, id: str) -> None:
-        """The id stands for no request, or for another one, from now on."""
-        for key in [key for key in self.most if key[0] == id]:
-            del self.most[key]
-
     def violations(self, scheduler: Any) -> list[str]:
-        """Totals that differ. Tokens that were found in the cache and lost before their sequence ran may count as recomputed, too."""
+        """Totals that differ. Tokens that were found in the cache and lost before their sequence ran may count as
+        recomputed, too."""
         stats = getattr(scheduler, "stats", None)
         if stats is None:
             return []
         shown, found = stats(), []
-        for name in (
-            "steps",
-            "computed_tokens",
-            "cancelled_tokens",
-            "output_tokens",
-            "preemptions",
-            "voided_tokens",
-            "drafted_tokens",
-        ):
-            if getattr(shown, name, None) not in (None, getattr(self, name)):
-                found.append(f"stats(): {name} {getattr(shown, name)}, counted from its batches {getattr(self, name)}")
-        if getattr(shown, "recomputed_tokens", self.recomputed_tokens) < self.recomputed_tokens:
-            found.append(
-                f"stats(): recomputed_tokens {shown.recomputed_tokens}; {self.recomputed_tokens} were computed in batches before"
-            )
+        for name, counted in vars(self).items():
+            if not name.startswith("_") and (said := getattr(shown, name, None)) not in (None, counted):
+                found.append(f"stats(): {name} {said}, counted from its batches {counted}")
+        least = self._recomputed_tokens
+        if (said := getattr(shown, "recomputed_tokens", least)) < least:
+            found.append(f"stats(): recomputed_tokens {said}; {least} were computed in batches before")
         return found

@@ -33,11 +33,12 @@ class Flight:
     keys: list[Key]
     # The block tables of its rows as they were when it was scheduled.
     tables: dict[int, NDArray[np.int64]]
-    loading: list[str]
-    # Of each sequence, its namespace and its tokens, those that are to be sampled among them.
-    plans: dict[Key, tuple[object, list[int | Source]]]
     # Where layers are of several kinds, the pages of its rows in each group, as they were then.
-    views: list[View] = field(default_factory=list)
+    views: list[View]
+    # Of each sequence, its namespace and its tokens, those that are to be sampled among them, and drafts.
+    plans: dict[Key, tuple[object, list[int | Source]]] = field(default_factory=dict)
+    # Requests that it lists blocks for, for KV that comes from elsewhere.
+    loading: list[str] = field(default_factory=list)
     has_moved: bool = False
     has_run: bool = False
     attended: dict[int, Slots] = field(default_factory=dict)
@@ -66,10 +67,19 @@ class Flight:
         drafts = getattr(self.batch, "num_drafts", None)
         return 0 if drafts is None else int(drafts[place])
 
+    def drafted(self, place: int) -> list[int]:
+        """These guesses, the last of the tokens of the place."""
+        stop = int(self.batch.query_start_loc[place + 1])
+        return list(self.batch.token_ids[stop - self.drafts(place) : stop].tolist())
+
     @property
     def has_drafts(self) -> bool:
         """Whether any of its tokens is a guess."""
         return any(self.drafts(place) for place in range(len(self.keys)))
+
+    def start(self, place: int) -> int:
+        """Tokens that the sequence there had computed before it."""
+        return int(self.batch.seq_lens[place]) - int(self.batch.num_tokens[place])
 
     def end(self, place: int) -> int:
         """Tokens that the sequence there has computed with it; of its drafts only those that an update accepted."""

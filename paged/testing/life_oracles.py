@@ -63,7 +63,7 @@ def waiting_order(rig: SchedulerRig) -> list[str]:
 
 def beyond_lead(rig: SchedulerRig, standing: list[str]) -> list[str]:
     """11, where the cached come first: they stand by priority, and in each none came more than the lead after one behind it."""
-    place = {id: (rig.books[id].request.priority, rig.arrivals[id]) for id in standing}
+    place = {id: (rig.books[id].request.priority, rig.books[id].arrival) for id in standing}
     lead = rig.scheduler.policy.max_lead
     wrong = [
         (id, other)

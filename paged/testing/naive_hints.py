@@ -13,6 +13,7 @@ import msgspec
 
 from paged.scheduler import Hint
 from paged.testing import batch_oracles
+from paged.testing.cache_view import content_namespace
 from paged.testing.flight import Path
 from paged.testing.life_oracles import ALIVE
 from paged.testing.naive_layers import full_pages
@@ -102,7 +103,7 @@ class NaiveHints:
             return []
         least, namespace = (
             pin.num_blocks * self._rig.world.block_size,
-            batch_oracles.content_namespace(self.namespace(pin.hint)),
+            content_namespace(self.namespace(pin.hint)),
         )
         hit = self._rig.manager.lookup([*list(pin.hint.tokens)[:least], 0], namespace)
         return [] if hit.num_tokens >= least else [f"18: {least} tokens are pinned; a prompt finds {hit.num_tokens}"]

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from paged import POLICIES, BlockManager, Request, Scheduler
-from paged.errors import OutOfBlocks
-from paged.testing import SchedulerRig, Violation, World, random_program
+from paged import POLICIES, BlockManager, Hint, HintOutcome, Request, Scheduler
+from paged.errors import DuplicateRequest, InvalidProgram, NeverFits, OutOfBlocks, UnknownRequest
+from paged.testing import SchedulerRig, Violation, World, random_program, replay
 from paged.testing.machines import ManagerMachine, first_violation, settings_for
 from paged.testing.world import build_scheduler
 
@@ -174,3 +174,73 @@ def serve(fault, world, lengths):
         prompt = [0 if fault is SharesNothing else number] * length
         rig.add(Request(id=f"r{number}", prompt=prompt, max_tokens=4 if len(lengths) == 3 else 1))
     rig.drain()
+
+
+class GivesATokenMore(Scheduler):
+    """The last output of a request that is aborted, or finished by the engine, has a token."""
+
+    def abort(self, request_id):
+        output = super().abort(request_id)
+        return output and msgspec.structs.replace(output, token_ids=[0])
+
+    def finish(self, *arguments):
+        return msgspec.structs.replace(super().finish(*arguments), token_ids=[0])
+
+
+class Refuses(Scheduler):
+    """Refuses by the wrong errors, or not at all."""
+
+    def add(self, request, now=0.0):
+        try:
+            super().add(request, now)
+        except DuplicateRequest as error:
+            raise NeverFits("no room", needed=1, limit=0, unit="blocks") from error
+
+    def finish(self, *arguments):
+        raise RuntimeError("lost")
+
+    def hint(self, hint, now=0.0):
+        try:
+            return super().hint(hint, now)
+        except UnknownRequest:
+            return HintOutcome(status="missing", reason="nobody")
+
+
+ADDED = ("add", (Request(id="a", prompt=[0], max_tokens=2),))
+
+
+@pytest.mark.parametrize(
+    ("fault", "call", "told"),
+    [
+        (GivesATokenMore, ("abort", ("a",)), r"abort of live a returned Output\(id='a', sequence=0, token_ids=\[0\]"),
+        (GivesATokenMore, ("finish", ("a",)), r"finish of a/0 returned Output\(id='a', sequence=0, token_ids=\[0\]"),
+        (Refuses, ADDED, "a is taken, and was refused as never fitting, not as a duplicate"),
+        (Refuses, ("finish", ("a",)), r"raised RuntimeError: lost \(finish line"),
+        (
+            Refuses,
+            ("hint", (Hint(action="retain", request="b"),)),
+            "b was never submitted, and hint answers HintOutcome",
+        ),
+    ],
+)
+def test_a_call_that_is_answered_wrong_is_told_with_its_program(fault, call, told):
+    with pytest.raises(Violation, match=told) as caught:
+        replay(World(), [ADDED, call], lambda world: build_scheduler(world, fault))
+    assert caught.value.program.calls[-1][0] == call[0]
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "told"),
+    [
+        ("append", ("b", [1]), "b has no sequence 0: the request is unknown or has ended."),
+        ("finish", ("a", 1), "a has no sequence 1: it has 1."),
+        ("fork", ("a", -1), "a has no sequence -1: it has 1."),
+        ("add", (5,), "5 is no Request."),
+        ("hint", ("pin",), "'pin' is no Hint."),
+    ],
+)
+def test_a_call_about_what_there_is_not_is_refused_and_no_part_of_the_program(verb, arguments, told):
+    rig = replay(World(), [ADDED])
+    with pytest.raises(InvalidProgram, match=told):
+        getattr(rig, verb)(*arguments)
+    assert rig.calls == [ADDED] and not rig.has_failed

@@ -1,0 +1,54 @@
+"""What the rigs of schedulers and engines share: the calls so far, what happened, and how a broken rule is reported."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ClassVar, TypeVar, cast
+
+from paged.errors import InvalidProgram
+from paged.testing.violation import Call, Program, Violation, sentence_of
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def blames(method: Method) -> Method:
+    """Decorate a call of a rig: an error that the subject may not raise becomes a violation with its program."""
+
+    @wraps(method)
+    def blaming(rig: Rig, *arguments: Any, **named: Any) -> Any:
+        try:
+            return method(rig, *arguments, **named)
+        except (Violation, InvalidProgram):
+            raise
+        except Exception as error:
+            rig._fail_on([sentence_of(error)])
+
+    return cast("Method", blaming)
+
+
+class Rig:
+    """The program that was run on one subject. `kind`: the name by which a saved program finds the rig again."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.calls: list[Call] = []
+        # How often each thing occurred that the tests of the machines ask for.
+        self.events: Counter[str] = Counter()
+        self.has_failed = False
+
+    @property
+    def program(self) -> Program:
+        """The calls so far."""
+        return Program(self.kind, self.world, tuple(self.calls))
+
+    def _fail_on(self, found: list[str]) -> None:
+        if found:
+            self.has_failed = True
+            raise Violation(found, self.program)
+
+    def _expect(self, holds: object, otherwise: str) -> None:
+        self._fail_on([] if holds else [otherwise])
