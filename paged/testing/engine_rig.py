@@ -7,26 +7,25 @@ a `Violation` with the program that led there.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-import numpy as np
 from numpy.typing import NDArray
 
+from paged.errors import InvalidProgram
 from paged.testing.engine_world import Builder, EngineRequest, EngineWorld, build_engine, submit
-from paged.testing.pressure import answers_of
+from paged.testing.pressure import answers_of, array_of
 from paged.testing.protocol import Capabilities, capabilities_of
-from paged.testing.violation import Call, Program, Violation, sentence_of
+from paged.testing.rig import Rig, blames
+from paged.testing.violation import Program, Violation, sentence_of
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The tokens that a request gets alone, and the logits [vocabulary] of each if anybody knows them."""
+    """The tokens that a request gets alone, and the logits [vocabulary] of each; None if they are not known."""
 
     tokens: list[int]
     logits: list[NDArray[Any]] | None = None
@@ -38,7 +37,7 @@ Reference = Callable[[EngineRequest], Stream]
 
 
 class Alone:
-    """The reference that every engine brings along: itself, with one request and room for it, new for each one.
+    """The engine itself as the reference: a new one for each request, with room for that one alone.
 
     A stream is kept, and computed again only where more of it is needed.
     """
@@ -49,7 +48,7 @@ class Alone:
         self._known: dict[object, Stream] = {}
 
     def __call__(self, request: EngineRequest) -> Stream:
-        """Raises Violation if it does not give so many tokens even so."""
+        """Raises Violation if the engine gives fewer than `max_tokens` tokens even so."""
         chance = (request.temperature, request.id if request.seed is None else request.seed)
         key = (tuple(request.prompt), chance if request.temperature > 0 else None)
         known = self._known.get(key)
@@ -63,15 +62,15 @@ class Alone:
         world = self._world.ample(len(request.prompt) + request.max_tokens)
         program = Program("EngineRig", world, (("add", (request,)), ("drain", ())))
         engine = self._build(world)
+        most_steps = 60 + 12 * (len(request.prompt) + request.max_tokens)
         try:
-            # One for each token would do.
-            answers = answers_of(engine, [request], 60 + 12 * (len(request.prompt) + request.max_tokens))
+            answers = answers_of(engine, [request], most_steps)
         except Exception as error:
             raise Violation([f"alone in ample memory, {request.id} {sentence_of(error)}"], program) from error
         tokens = answers.tokens[request.id, 0]
         if len(tokens) != request.max_tokens:
-            few = f"alone in ample memory, {request.id} gets {len(tokens)} tokens instead of {request.max_tokens}: {tokens}"
-            raise Violation([few], program)
+            got = f"gets {len(tokens)} tokens instead of {request.max_tokens}: {tokens}"
+            raise Violation([f"alone in ample memory, {request.id} {got}"], program)
         return Stream(tokens, answers.logits[request.id, 0] if capabilities_of(engine).logits else None)
 
 
@@ -93,8 +92,10 @@ class Book:
     fits: bool = True
 
 
-class EngineRig:
+class EngineRig(Rig):
     """Drives one engine in one `EngineWorld`; every method checks before it returns."""
+
+    kind = "EngineRig"
 
     def __init__(
         self,
@@ -104,8 +105,9 @@ class EngineRig:
         reference: Reference | None = None,
         capabilities: Capabilities | None = None,
     ) -> None:
-        """`reference`: what says how a request is answered; None: the engine itself, alone. `capabilities`: None: what the engine says."""
-        self.world = world
+        """`reference` answers a request as it is answered alone; None: the engine itself does. `capabilities`: None: what
+        the engine says."""
+        super().__init__(world)
         self.engine: Any = build(world)
         self.able = capabilities_of(self.engine) if capabilities is None else capabilities
         self.reference = alone(build, world.ample(1)) if reference is None else reference
@@ -113,9 +115,6 @@ class EngineRig:
         self.past: set[str] = set()
         self.num_added = 0
         self.num_received = 0
-        self.has_failed = False
-        self.calls: list[Call] = []
-        self.events: Counter[str] = Counter()
         self._wrong_logits: list[str] = []
         if self.able.logits:
             self.engine.on_logits = self._see
@@ -126,58 +125,46 @@ class EngineRig:
         """Whether anything is left to do."""
         return bool(self.live or self.engine.has_unfinished)
 
-    @property
-    def program(self) -> Program:
-        """What led here."""
-        return Program("EngineRig", self.world, tuple(self.calls))
-
+    @blames
     def add(self, request: EngineRequest) -> None:
-        """Submit a request. One whose id lives has to be refused by an exception, one that can never be served by that, or by an
-        end without a token; and nothing else may be refused."""
+        """Submit a request. One whose id lives has to be refused by an exception; one that can never be served by that,
+        or by an end without a token; and no other may be. Raises InvalidProgram for what is no EngineRequest."""
+        if not isinstance(request, EngineRequest):
+            raise InvalidProgram(f"{request!r} is no EngineRequest.")
         self.calls.append(("add", (request,)))
         self.num_added += 1
-        book, error = self._book(request), None
+        book, is_taken = self._book(request), request.id in self.live
         try:
             submit(self.engine, request, self.able)
-        except Exception as caught:
-            error = caught
-        if request.id in self.live:
-            self._fail_on([f"{request.id} lives, and was taken once more"] if error is None else [])
-            self.events["duplicate refused"] += 1
-        elif error is None:
+        except Exception as error:
+            may_refuse = is_taken or not book.fits
+            self._expect(may_refuse, f"{request.id} {sentence_of(error)}, and an empty pool holds it")
+            self.events["duplicate refused" if is_taken else "refused"] += 1
+        else:
+            self._expect(not is_taken, f"{request.id} lives, and was taken once more")
             self.live[request.id] = book
             self.past.discard(request.id)
-        else:
-            if book.fits:
-                self._fail_on([f"{request.id} {sentence_of(error)}, and an empty pool holds it"], error)
-            self.events["refused"] += 1
         self._check()
 
+    @blames
     def step(self, times: int = 1) -> None:
         """Let the engine compute, and take what it brings, so many times."""
         for _ in range(times):
             verb, (steps,) = self.calls[-1] if self.calls and self.calls[-1][0] == "step" else ("step", (0,))
             self.calls[len(self.calls) - (steps > 0) :] = [(verb, (steps + 1,))]
-            self._step()
+            self._fail_on([sentence for output in self.engine.step() for sentence in self._receive(output)])
+            self._check()
 
-    def _step(self) -> None:
-        with self._blaming():
-            outputs = list(self.engine.step())
-        found: list[str] = []
-        for output in outputs:
-            found += self._receive(output)
-        self._fail_on(found)
-        self._check()
-
+    @blames
     def abort(self, id: str) -> None:
-        """The client is gone: it receives nothing any more. Harmless for who has ended; an id that never was may be refused."""
+        """The client is gone: it receives nothing any more. An abort of a request that has ended changes nothing; one of
+        an id that never was may be refused."""
         self.calls.append(("abort", (id,)))
         output = None
         try:
             output = self.engine.abort(id)
         except Exception as error:
-            if id in self.live or id in self.past:
-                self._fail_on([f"abort of {id} {sentence_of(error)}"], error)
+            self._expect(id not in self.live and id not in self.past, f"abort of {id} {sentence_of(error)}")
         book = self.live.pop(id, None)
         if book is not None:
             self.past.add(id)
@@ -186,22 +173,22 @@ class EngineRig:
             if output is not None:
                 book.outputs += [int(token) for token in output.token_ids]
                 is_right = book.outputs == book.tokens[: len(book.outputs)]
-                if not is_right or (output.id, output.finish_reason) != (id, "abort"):
-                    self._fail_on([f"abort of live {id} returned {output}; alone it is {book.tokens}"])
-        elif output is not None:
-            self._fail_on([f"abort of {id}, which does not live, returned {output}"])
+                is_right &= (output.id, output.finish_reason) == (id, "abort")
+                self._expect(is_right, f"abort of live {id} returned {output}; alone it is {book.tokens}")
+        else:
+            self._expect(output is None, f"abort of {id}, which does not live, returned {output}")
         self._check()
 
+    @blames
     def drain(self) -> None:
-        """No more requests: each token has to come within a bounded number of steps, and in the end every block has to come back."""
+        """No more requests: each token has to come within a bounded number of steps, and every block back at the end."""
         num_idle = 0
         while self.has_work:
-            # Everything that they know may have to be computed once more before anybody receives anything.
+            # All tokens that are known may have to be computed once more before a new one comes.
             known = sum(len(book.request.prompt) + len(book.outputs) for book in self.live.values())
-            if num_idle > 20 + 2 * known:
-                self._fail_on(
-                    [f"nothing came of {num_idle} steps, and {sorted(self.live) or 'something'} has not ended"]
-                )
+            is_slow = num_idle > 20 + 2 * known
+            left = sorted(self.live) or "something"
+            self._expect(not is_slow, f"nothing came of {num_idle} steps, and {left} has not ended")
             before = self.num_received
             self.step()
             num_idle = 0 if self.num_received > before else num_idle + 1
@@ -260,17 +247,15 @@ class EngineRig:
         book = self.live.get(id)
         if book is None or book.logits is None or place >= len(book.tokens):
             return
-        ours, theirs = np.asarray(row), book.logits[place]
+        ours, theirs = array_of(row), book.logits[place]
         if ours.tobytes() != theirs.tobytes():
-            self._wrong_logits.append(
-                f"{id}: the logits of its output {place} are {ours.tolist()}; alone {theirs.tolist()}"
-            )
+            shown = f"are {ours.tolist()}; alone {theirs.tolist()}"
+            self._wrong_logits.append(f"{id}: the logits of its output {place} {shown}")
 
     def _check(self) -> None:
         found, self._wrong_logits = self._wrong_logits, []
-        with self._blaming():
-            is_busy = bool(self.engine.has_unfinished)
-            found += [f"check(): {violation}" for violation in (self.engine.check() if self.able.check else ())]
+        is_busy = bool(self.engine.has_unfinished)
+        found += [f"check(): {violation}" for violation in (self.engine.check() if self.able.check else ())]
         if self.live and not is_busy:
             found.append(f"{sorted(self.live)} live, and the engine has nothing unfinished")
         num_blocks = self._all_blocks()
@@ -286,18 +271,5 @@ class EngineRig:
     def _all_blocks(self) -> int:
         if not self.able.counts:
             return 0
-        manager = self.engine.manager
-        return int(manager.device.num_free + manager.device.num_cached + manager.device.num_used)
-
-    def _fail_on(self, found: list[str], cause: Exception | None = None) -> None:
-        if found:
-            self.has_failed = True
-            raise Violation(found, self.program) from cause
-
-    @contextmanager
-    def _blaming(self) -> Iterator[None]:
-        """What the engine raises in here is a violation with its program."""
-        try:
-            yield
-        except Exception as error:
-            self._fail_on([sentence_of(error)], error)
+        device = self.engine.manager.device
+        return int(device.num_free + device.num_cached + device.num_used)

@@ -98,14 +98,15 @@ Builder = Callable[[EngineWorld], Any]
 
 
 def submit(engine: Any, request: EngineRequest, able: Capabilities) -> None:
-    """Call `add_request` with what the request has and the engine can do."""
+    """Call `add_request` with what the request has; what the engine cannot do is left out."""
     more: dict[str, Any] = {}
     if request.priority and able.priority:
         more["priority"] = request.priority
     if request.salt is not None and able.salts:
         more["salt"] = request.salt
-    more |= {name: False for name in ("reads_cache", "writes_cache") if not getattr(request, name)}
-    if request.keeps is not None:
+    if able.private_rows:
+        more |= {name: False for name in ("reads_cache", "writes_cache") if not getattr(request, name)}
+    if request.keeps is not None and able.retention:
         from paged import Retention
 
         more["retention"] = Retention(priority=request.keeps[0], lasts=request.keeps[1])

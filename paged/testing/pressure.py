@@ -44,11 +44,14 @@ class Answers:
         """The logits that output `place` of a sequence is chosen from, on any device; those of a step that failed are forgotten."""
         rows = self.logits[who]
         del rows[place:]
-        rows.append(np.asarray(row.cpu() if hasattr(row, "cpu") else row).copy())
+        rows.append(array_of(row).copy())
 
     def take(self, output: Any) -> None:
-        """What a step brought for one sequence."""
+        """What a step brought for one sequence. One that is not to be answered, or has ended, is a violation."""
         who = (output.id, getattr(output, "sequence", 0))
+        if who not in self.tokens or who in self.reasons:
+            self.violations.append(f"request {name(who)}: it received {output} and is not served.")
+            return
         self.tokens[who] += [int(token) for token in output.token_ids]
         if output.finish_reason is not None:
             self.reasons[who] = output.finish_reason
@@ -59,6 +62,11 @@ class Answers:
         self.logits |= others.logits
         self.reasons |= others.reasons
         self.violations += others.violations
+
+
+def array_of(row: Any) -> NDArray[Any]:
+    """Logits on any device, as numpy has them."""
+    return np.asarray(row.cpu() if hasattr(row, "cpu") else row)
 
 
 def serve(engine: Any, answers: Answers, most_steps: int) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from paged.errors import NeverFits
+from paged.errors import InvalidProgram, NeverFits
 from paged.testing import (
     Capabilities,
     EngineRequest,
@@ -42,6 +42,11 @@ SHARES = {
 TIGHT = EngineWorld(num_blocks=6, block_size=2, host_blocks=4)
 REQUESTS = [EngineRequest(id=f"r{number}", prompt=[0, 1, number], max_tokens=8) for number in range(3)]
 AMPLE = TIGHT.ample(11)
+
+
+def sevens(request):
+    """What no engine answers."""
+    return Stream([7] * request.max_tokens)
 
 
 @pytest.mark.parametrize(("is_ours", "few", "steps"), [(True, 40, 15), (False, 80, 20)], ids=["ours", "stand-in"])
@@ -237,10 +242,43 @@ def test_a_fault_that_shows_beside_others_is_a_difference_under_pressure(fault, 
 
 
 def test_an_engine_whose_answers_are_wrong_alone_needs_a_reference_from_elsewhere():
-    rig = EngineRig(EngineWorld(), StandInEngine, reference=lambda request: Stream([7] * request.max_tokens))
+    rig = EngineRig(EngineWorld(), StandInEngine, reference=sevens)
     rig.add(EngineRequest(id="a", prompt=[0, 1], max_tokens=2))
     with pytest.raises(Violation, match=r"a received \[\d\]; alone it is \[7, 7\]"):
         rig.drain()
+
+
+def test_a_request_is_cut_to_what_the_engine_offers():
+    class Plain(StandInEngine):
+        capabilities = replace(StandInEngine.capabilities, retention=False, private_rows=False)
+
+        def add_request(self, prompt, params=None, *, id):
+            return super().add_request(prompt, params, id=id)
+
+    request = EngineRequest(id="a", prompt=[0], reads_cache=False, writes_cache=False, keeps=(1, None))
+    assert pressure_differences(Plain, [request], AMPLE, TIGHT) == []
+
+
+def test_what_an_engine_sends_to_nobody_is_a_difference():
+    class RepeatsItself(StandInEngine):
+        """The last output of each request comes twice."""
+
+        def step(self):
+            outputs = super().step()
+            return [*outputs, *(each for each in outputs if each.finish_reason)]
+
+    found = pressure_differences(RepeatsItself, REQUESTS, AMPLE, TIGHT)
+    assert "request r0: it received Output(id='r0'" in found[0] and "and is not served." in found[0]
+
+
+def test_an_engine_whose_outputs_are_none_is_a_violation_with_its_program():
+    rig = EngineRig(EngineWorld(), type("Answers", (StandInEngine,), {"step": lambda self: [None]}), reference=sevens)
+    with pytest.raises(InvalidProgram, match="5 is no EngineRequest."):
+        rig.add(5)
+    rig.add(EngineRequest(id="a", prompt=[0, 1], max_tokens=2))
+    with pytest.raises(Violation, match="raised AttributeError: 'NoneType' object has no attribute 'id'") as caught:
+        rig.step()
+    assert caught.value.program.lines[-1] == "rig.step(1)"
 
 
 def test_what_is_not_offered_is_not_called():
