@@ -17,12 +17,14 @@ class Figures:
 
     def __init__(self) -> None:
         self.steps = self.computed_tokens = self.cancelled_tokens = self.output_tokens = self.preemptions = 0
-        self.voided_tokens = self.drafted_tokens = 0
+        self.voided_tokens = self.drafted_tokens = self.accepted_tokens = self.max_preemptions = 0
         self._recomputed_tokens = 0
 
-    def scheduled(self, batch: Any) -> None:
-        """A batch was decided."""
-        self.preemptions += len(batch.preempted)
+    def preempted(self, book: ExpectedRequest) -> None:
+        """A request was preempted once more."""
+        book.num_preempted += 1
+        self.preemptions += 1
+        self.max_preemptions = max(self.max_preemptions, book.num_preempted)
 
     def computed(self, flight: Flight, books: Mapping[str, ExpectedRequest]) -> None:
         """A batch ended as computed."""
@@ -33,6 +35,8 @@ class Figures:
             self.drafted_tokens += flight.drafts(place)
             if place in flight.void:
                 self.voided_tokens += int(batch.num_tokens[place])
+            else:
+                self.accepted_tokens += flight.accepted.get(place, 0)
             if flight.stands(place):
                 stop, sequence = flight.end(place), books[id].sequences[number]
                 self._recomputed_tokens += max(0, min(sequence.most, stop) - flight.start(place))

@@ -35,7 +35,7 @@ INVARIANTS: dict[int, tuple[str, str]] = {
     10: ("work-conserving", "batch_oracles"),
     11: ("no request is overtaken; a waiting request preempts none", "batch_oracles"),
     12: ("at the end nothing is held", "invariants.memory_at_rest, life_oracles"),
-    13: ("same program, same decisions", "machines and soak"),
+    13: ("same program, same decisions", "SchedulerRig.decisions, replay"),
     15: ("events replayed from empty are the contents of each tier", "event_reader"),
     16: ("what a share reads is there in each group, and a state has seen what is before it", "shadow_groups"),
     17: ("a window's or chunk's front goes back by computed tokens, and by nothing else", "invariants.fronts"),

@@ -77,7 +77,7 @@ def beyond_lead(rig: SchedulerRig, standing: list[str]) -> list[str]:
 def states(rig: SchedulerRig, *, is_part: bool = False) -> list[str]:
     """9: every request is in one state, gets there by a legal way, and all of them add up. `is_part`: another look follows soon."""
     counts, found = rig.scheduler.counts(), waiting_order(rig)
-    tally = dict.fromkeys(ALIVE, 0)
+    tally, explain = dict.fromkeys(ALIVE, 0), getattr(rig.scheduler, "explain", None)
     for number, (id, book) in enumerate(rig.books.items()):
         status = rig.scheduler.status(id)
         if status in tally:
@@ -94,8 +94,8 @@ def states(rig: SchedulerRig, *, is_part: bool = False) -> list[str]:
             found.append(f"9: {id} was aborted and is {status}")
         # An explanation names all others: those whose state changed are asked, and the rest take turns.
         is_asked = status != last or (not is_part and (number + rig.num_looks) % len(rig.books) == 0)
-        if is_asked and book.is_live and status not in ENDED:
-            explanation = rig.scheduler.explain(id)
+        if explain is not None and is_asked and book.is_live and status not in ENDED:
+            explanation = explain(id)
             if explanation.status != status or not str(explanation):
                 found.append(f"9: explain says {explanation}, status says {status}")
     if any(counts[name] != number for name, number in tally.items()):

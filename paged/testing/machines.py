@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.errors import HypothesisException
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from paged.base.arguments import checked_integer
 from paged.errors import InvalidConfig
@@ -50,15 +50,20 @@ class AdapterMachine(ManagerMachine):
 
 
 def num_examples(few: int) -> int:
-    """PAGED_EXAMPLES from the environment, else `few`."""
-    return int(os.environ.get("PAGED_EXAMPLES", checked_integer("few", few, 1)))
+    """PAGED_EXAMPLES from the environment, else `few`. Raises InvalidConfig for less than 1 and for what is no number."""
+    number, asked = checked_integer("few", few, 1), os.environ.get("PAGED_EXAMPLES")
+    if asked is None:
+        return number
+    if not (asked.isascii() and asked.isdigit() and int(asked)):
+        raise InvalidConfig(f"PAGED_EXAMPLES has to be a number of examples, at least 1; got {asked!r}.")
+    return int(asked)
 
 
 def settings_for(few: int, *, steps: int = 50) -> settings:
     """Reproducible settings: without PAGED_EXAMPLES the same examples every time, with it new ones each run."""
     return settings(
         max_examples=num_examples(few),
-        stateful_step_count=steps,
+        stateful_step_count=checked_integer("steps", steps, 1),
         derandomize="PAGED_EXAMPLES" not in os.environ,
         database=None,
         deadline=None,
@@ -71,14 +76,16 @@ def settings_for(few: int, *, steps: int = 50) -> settings:
 def run_machine(machine: type[Any], few: int, *, steps: int = 50) -> None:
     """Run a state machine; raises `Violation`, with a short program that breaks the rule, when one is broken.
 
-    Made short by the kit, which is sooner than Hypothesis would be; by Hypothesis where a rule of yours does what no rig replays. With
-    PAGED_FAILURES in the environment the program is saved in that folder; `paged check replay FILE` runs it again.
-    `few`: examples, at least 1. Raises InvalidConfig for another number, and for what is no machine.
+    The kit makes the program short, which is faster than Hypothesis; Hypothesis does where a rule of yours does what no
+    rig replays. With PAGED_FAILURES in the environment the program is saved in that folder; `paged check replay FILE`
+    runs it again.
+    `few` examples of at most `steps` rules each. Raises InvalidConfig for less than 1, and for what is no machine.
     """
-    if not callable(getattr(machine, "build", None)):
+    is_machine = isinstance(machine, type) and issubclass(machine, RuleBasedStateMachine)
+    if not is_machine or not callable(getattr(machine, "build", None)):
         name = getattr(machine, "__name__", repr(machine))
         raise InvalidConfig(
-            f"{name} is no machine: `build`, which makes the subject from a world, is missing. Subclass AdapterMachine, say, and set it."
+            f"{name} is no machine with a `build` that makes the subject from a world. Subclass AdapterMachine, say, and set it."
         )
     how = settings_for(few, steps=steps)
     with kept(machine.build):

@@ -44,10 +44,12 @@ class Capabilities:
     """A request may own several sequences."""
     external_tokens: bool = True
     """`num_computed`, `Batch.loads` and `loaded`; `saves`, `saving_blocks` and `saved`."""
+    append: bool = True
+    """A scheduler's `append`. Without it, or without drafts, each row that samples gets one token."""
     cancel: bool = True
     """A scheduled batch can be taken back, and several may be outstanding."""
     drafts: bool = True
-    """`schedule` takes drafts, and a batch has `num_drafts`."""
+    """`schedule` takes drafts, a batch has `num_drafts`, and `update` takes the number of tokens of each row."""
     hints: bool = True
     """`hint`, `session` and `sessions`, and requests that have a `session_id`."""
     abort: bool = True
@@ -115,8 +117,12 @@ class KVManager(Protocol):
 
 @runtime_checkable
 class StepScheduler(Protocol):
-    """Decides what one step runs. Semantics: the docstrings of `paged.Scheduler`. Its manager's device has `states`,
-    too: int [num_blocks], 0 free, 1 cached, 2 used."""
+    """Decides what one step runs. Semantics: the docstrings of `paged.Scheduler`.
+
+    `manager` has the members of `KVManager`, and its device has `states`, too: int [num_blocks], 0 free, 1 cached, 2
+    used. With a prefix cache `type(manager)(1, 1)` makes one of a block of one token, which shows how it spells
+    namespaces in `cached_contents`.
+    """
 
     @property
     def manager(self) -> Any: ...

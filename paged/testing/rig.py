@@ -10,6 +10,11 @@ from typing import Any, ClassVar, TypeVar, cast
 from paged.errors import InvalidProgram
 from paged.testing.violation import Call, Program, Violation, sentence_of
 
+
+class NotThere(InvalidProgram):
+    """A call about a sequence or a batch that there is not: a program runs on without it."""
+
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 

@@ -108,7 +108,7 @@ class RigDevice:
         events["copy on write"] += len(moves.device_to_device)
         events["swapped out"] += len(moves.device_to_host)
         events["swapped in"] += len(moves.host_to_device)
-        if self._world.keeps_content_on_host:
+        if self._world.keeps_content_on_host and hasattr(self._manager, "stats"):
             figures = self._manager.stats()
             events["content offloaded"] += figures.offloaded_blocks > 0
             events["content loaded"] += figures.loaded_blocks > 0

@@ -24,30 +24,21 @@ import numpy as np
 
 from paged.errors import InvalidProgram
 from paged.scheduler import Hint, Request, Retention
-from paged.testing.engine_rig import EngineRig
-from paged.testing.engine_world import EngineRequest, EngineWorld, build_engine
-from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
-from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.shrinking import replay
+from paged.testing.engine_world import EngineRequest, build_engine
+from paged.testing.manager_rig import build_manager
+from paged.testing.shrinking import KINDS, replay
 from paged.testing.violation import Program, Violation
-from paged.testing.world import World, build_scheduler
+from paged.testing.world import build_scheduler
 
 FORMAT = 1
 NAMELESS = "?"
-_WORLDS: dict[str, Any] = {"ManagerRig": ManagerWorld, "SchedulerRig": World, "EngineRig": EngineWorld}
-_RIGS: dict[str, Any] = {"ManagerRig": ManagerRig, "SchedulerRig": SchedulerRig, "EngineRig": EngineRig}
-# Structs by the word for them, as they usually are: only what differs is written down.
-_STRUCTS: dict[str, Any] = {
-    "request": Request(id="", prompt=[]),
-    "engine_request": EngineRequest(id="", prompt=[]),
-    "retention": Retention(),
-    "hint": Hint(action="end"),
-}
+_RIGS: dict[str, Any] = {rig.__name__: (world, rig) for world, rig in KINDS}
+_STRUCTS: dict[str, Any] = {"request": Request, "engine_request": EngineRequest, "retention": Retention, "hint": Hint}
 
 
 class SavedProgram(msgspec.Struct, frozen=True, kw_only=True):
-    """The file. `build` is "module:name" of what builds the subject from a world, None for our own, NAMELESS for what cannot be found
-    again by a name: a lambda, something local, a method of an object."""
+    """The file. `build` is "module:name" of what builds the subject from a world; None for our own, and NAMELESS where
+    no name finds it again: a lambda, something local, a method of an object."""
 
     format: int
     paged: str
@@ -62,17 +53,22 @@ class SavedProgram(msgspec.Struct, frozen=True, kw_only=True):
         """As it was. Raises InvalidProgram."""
         if self.rig not in _RIGS:
             raise InvalidProgram(f"unknown rig {self.rig!r}; known ones are {', '.join(_RIGS)}.")
-        world = _as(_WORLDS[self.rig], self.world)
+        kind, rig = _RIGS[self.rig]
+        try:
+            world = msgspec.convert(self.world, kind)
+        except msgspec.ValidationError as error:
+            raise InvalidProgram(f"the world: {error}.") from error
         calls = []
-        for number, call in enumerate(self.calls):
-            if not call or not isinstance(call[0], str) or not _is_verb(self.rig, call[0]):
-                raise InvalidProgram(f"call {number}: {call[:1]} is no method of {self.rig}.")
-            arguments = tuple(_restored(each) for each in call[1:])
+        for number, (verb, *rest) in enumerate(call or [None] for call in self.calls):
+            method = getattr(rig, verb, None) if isinstance(verb, str) and not verb.startswith("_") else None
+            if not callable(method):
+                raise InvalidProgram(f"call {number}: {verb!r} is no method of {self.rig}.")
+            arguments = tuple(_restored(each) for each in rest)
             try:
-                signature(getattr(_RIGS[self.rig], call[0])).bind(None, *arguments)
+                signature(method).bind(None, *arguments)
             except TypeError as error:
-                raise InvalidProgram(f"call {number}: {call[0]}: {error}.") from error
-            calls.append((call[0], arguments))
+                raise InvalidProgram(f"call {number}: {verb}: {error}.") from error
+            calls.append((verb, arguments))
         return Program(self.rig, world, tuple(calls))
 
 
@@ -84,16 +80,16 @@ def save(violation: Violation, folder: str | Path, build: Callable[..., Any] | N
     from paged import __version__
 
     program = violation.program
-    saved = SavedProgram(
-        format=FORMAT,
-        paged=__version__,
-        rig=program.rig,
-        world=msgspec.to_builtins(program.world),
-        calls=[[verb, *map(_plain, arguments)] for verb, arguments in program.calls],
-        found=violation.found,
-        build=_name_of(build),
-    )
     try:
+        saved = SavedProgram(
+            format=FORMAT,
+            paged=__version__,
+            rig=program.rig,
+            world=msgspec.to_builtins(program.world),
+            calls=[[verb, *map(_plain, arguments)] for verb, arguments in program.calls],
+            found=violation.found,
+            build=_name_of(build),
+        )
         data = msgspec.json.format(msgspec.json.encode(saved), indent=1)
     except UnicodeEncodeError as error:
         raise InvalidProgram(f"a text of the program cannot be saved: {error}.") from error
@@ -196,10 +192,6 @@ def _name_of(build: Callable[..., Any] | None) -> str | None:
     return f"{module}:{path}" if is_found else NAMELESS
 
 
-def _is_verb(rig: str, verb: str) -> bool:
-    return not verb.startswith("_") and callable(getattr(_RIGS[rig], verb, None))
-
-
 def _plain(value: Any) -> Any:
     """The value in JSON's words."""
     if value is None or isinstance(value, (bool, str, float)):
@@ -212,13 +204,15 @@ def _plain(value: Any) -> Any:
         return {"tuple": [_plain(each) for each in value]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
-    for word, usual in _STRUCTS.items():
-        if isinstance(value, type(usual)):
-            fields = msgspec.structs.asdict(value)
-            always = "id", "prompt", "action"
-            shown = [name for name in fields if name in always or fields[name] != getattr(usual, name)]
-            return {word: {name: _plain(fields[name]) for name in shown}}
+    for word, kind in _STRUCTS.items():
+        if isinstance(value, kind):
+            shown = [each.name for each in msgspec.structs.fields(kind) if _is_unusual(value, each)]
+            return {word: {name: _plain(getattr(value, name)) for name in shown}}
     raise InvalidProgram(f"{value!r} of type {type(value).__name__} cannot be saved.")
+
+
+def _is_unusual(value: Any, field: Any) -> bool:
+    return field.required or getattr(value, field.name) != field.default
 
 
 def _restored(value: Any) -> Any:
@@ -235,14 +229,7 @@ def _restored(value: Any) -> Any:
         if kind == "bytes":
             return bytes.fromhex(content)
         if kind in _STRUCTS:
-            return type(_STRUCTS[kind])(**{name: _restored(each) for name, each in content.items()})
+            return _STRUCTS[kind](**{name: _restored(each) for name, each in content.items()})
     except (TypeError, ValueError, AttributeError) as error:
         raise InvalidProgram(f"{value} is no saved {kind}: {error}.") from error
     raise InvalidProgram(f"{kind!r} is no kind of saved value; tuple, bytes, {', '.join(_STRUCTS)} are.")
-
-
-def _as(kind: Any, fields: dict[str, Any]) -> Any:
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise InvalidProgram(f"the world: {error}.") from error

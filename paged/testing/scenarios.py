@@ -11,11 +11,11 @@ against the scheduler anyway.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paged.errors import InvalidConfig
 from paged.scheduler import Request
 from paged.testing.protocol import Capabilities
 from paged.testing.reserving import DRAWN, IN_REGIONS
@@ -48,29 +48,18 @@ class Scenario:
     needs: tuple[str, ...] = ()
 
 
-class _Watched(SchedulerRig):
-    """A rig that counts how often each request is preempted."""
-
-    def __init__(self, world: World, build: Builder) -> None:
-        super().__init__(world, build)
-        self.preemptions: Counter[str] = Counter()
-
-    def schedule(self) -> Any:
-        batch = super().schedule()
-        self.preemptions.update(id for id, _ in batch.preempted)
-        return batch
-
-
 def run_scenario(
     scenario: str | Scenario, build: Builder = build_scheduler, *, capabilities: Capabilities | None = None
 ) -> int:
-    """Run one on the schedulers that `build` makes, one for each of its worlds; returns how many it ran in, 0 where it needs what
-    `capabilities` (None: everything) says is not there.
+    """Run one on the schedulers that `build` makes, one for each of its worlds. Returns how many it ran in: 0 where it
+    needs what `capabilities` (None: everything) says is not there.
 
-    Raises KeyError for a name that is not in SCENARIOS, and Violation, with a program that can be saved and replayed. PAGED_FAILURES saves it,
-    as in `run_machine`.
+    Raises InvalidConfig for a name that is not in SCENARIOS, and Violation, with a program that can be saved and run
+    again. PAGED_FAILURES saves it, as in `run_machine`.
     """
-    chosen = SCENARIOS[scenario] if isinstance(scenario, str) else scenario
+    chosen = SCENARIOS.get(scenario) if isinstance(scenario, str) else scenario
+    if chosen is None:
+        raise InvalidConfig(f"{scenario!r} is no scenario; {', '.join(map(repr, SCENARIOS))} are.")
     if capabilities is not None and not all(getattr(capabilities, name) for name in chosen.needs):
         return 0
     with kept(build):
@@ -80,21 +69,19 @@ def run_scenario(
 
 
 def _run(scenario: Scenario, world: World, build: Builder) -> None:
-    rig = _Watched(world, build)
+    rig = SchedulerRig(world, build)
     for verb, arguments in scenario.calls:
         getattr(rig, verb)(*arguments)
     steps = 0
-    while rig.has_work and (scenario.most_steps is None or steps < scenario.most_steps):
-        if scenario.most_steps is None:
-            rig.drain()
-            break
+    if scenario.most_steps is None:
+        rig.drain()
+    while rig.has_work and steps < (scenario.most_steps or 0):
         rig.step()
         steps += 1
-    found = [f"{scenario.holds} After {steps} steps: {rig.scheduler.counts()}"] if rig.has_work else []
-    counts = rig.scheduler.counts()
+    counts, most = rig.scheduler.counts(), rig.figures.max_preemptions
+    found = [f"{scenario.holds} After {steps} steps: {counts}"] if rig.has_work else []
     if any(counts[name] != number for name, number in scenario.counts.items()):
         found.append(f"{scenario.holds} At the end {counts}, not {dict(scenario.counts)}")
-    most = max(rig.preemptions.values(), default=0)
     if scenario.most_preemptions is not None and most > scenario.most_preemptions:
         found.append(f"{scenario.holds} One request was preempted {most} times, at most {scenario.most_preemptions}")
     if found:

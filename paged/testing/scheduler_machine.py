@@ -20,10 +20,14 @@ MAX_LIVE = 8
 
 
 class SchedulerMachine(RigMachine):
-    """Subclass it and override `build` and `capabilities` to test another scheduler."""
+    """Subclass it and override `build`, `capabilities` and `policy` to test another scheduler.
+
+    `policy`: the one of ours whose order and limits it keeps in every world; None: the one that `World.policy` names.
+    """
 
     build: ClassVar[Any] = staticmethod(build_scheduler)
     capabilities: ClassVar[Capabilities] = Capabilities()
+    policy: ClassVar[str | None] = None
 
     rig: SchedulerRig
 
@@ -38,6 +42,7 @@ class SchedulerMachine(RigMachine):
         self.rig = SchedulerRig(
             replace(
                 world,
+                policy=self.policy or world.policy,
                 host_blocks=world.host_blocks if able.host_tier else 0,
                 prefix_caching=world.prefix_caching and able.prefix_cache,
                 host_caching=world.host_caching and able.host_content,
@@ -111,7 +116,7 @@ class SchedulerMachine(RigMachine):
         else:
             self.go_on(steps, counts)
         if runs_dry:
-            self.rig.step((0,), is_patient=False)
+            self.rig.step(self._given((0,)), is_patient=False)
             self.go_on(3, ())
 
     @where(lambda self: len(self.rig.flights) < 3)
@@ -146,7 +151,15 @@ class SchedulerMachine(RigMachine):
         """At most so many steps: the first with these counts, the others with those."""
         for number in range(steps):
             if self.rig.has_work:
-                self.rig.step(then if number else first, **how)
+                self.rig.step(self._given(then if number else first), **how)
+
+    @property
+    def gives_counts(self) -> bool:
+        """Whether a row may get another number of tokens than one, none among them."""
+        return self.capabilities.drafts and self.capabilities.append
+
+    def _given(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        return counts if self.gives_counts else ()
 
     @where(lambda self: self.rig.has_work)
     @rule(steps=st.integers(2, 12), counts=COUNTS)
@@ -163,7 +176,7 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.rig.flights)
     @rule(counts=COUNTS)
     def update(self, counts: tuple[int, ...]) -> None:
-        self.rig.update(counts)
+        self.rig.update(self._given(counts))
 
     @where(lambda self: self.capabilities.cancel and self.rig.flights)
     @rule(moved=st.booleans())
@@ -213,7 +226,7 @@ class SchedulerMachine(RigMachine):
             self.go_on(12, ())
         self.add(replace(first, output=1.0, salt="a"), again=False)
         id = self.rig.live[-1] if self.rig.live else ""
-        self.rig.step((0,), is_patient=False)
+        self.rig.step(self._given((0,)), is_patient=False)
         self.add(first, again=False)
         if not self.rig.flights and len(self.rig.schedule().moves) and self.rig.flights:
             self._fork_often(id, num_before)
@@ -264,7 +277,7 @@ class SchedulerMachine(RigMachine):
         for id in self.in_flight[:num_gone]:
             self.rig.abort(id)
 
-    @where(lambda self: not self.rig.flights and len(self.rig.live) < MAX_LIVE)
+    @where(lambda self: self.gives_counts and not self.rig.flights and len(self.rig.live) < MAX_LIVE)
     @rule(wish=wishes(), num_sequences=st.integers(1, 3), steps=st.integers(4, 16))
     def starve(self, wish: Wish, num_sequences: int, steps: int) -> None:
         """Of the latest request one sequence gets no token, and waits for the caller; its siblings, and a request before it, grow
@@ -286,7 +299,7 @@ class SchedulerMachine(RigMachine):
     def abort_anyone(self, pick: int) -> None:
         self.rig.abort(f"r{pick}")
 
-    @where(lambda self: self.rig.live)
+    @where(lambda self: self.capabilities.append and self.rig.live)
     @rule(pick=picks, tokens=tails(longest=3), sequence=st.integers(0, 2))
     def append(self, pick: int, tokens: list[int], sequence: int) -> None:
         id = self.rig.live[pick % len(self.rig.live)]
@@ -429,7 +442,7 @@ class SchedulerMachine(RigMachine):
         first = next(n for n, each in enumerate(self.rig.books[id].sequences) if each.reason is None)
         for _ in range(num_forks):
             self.rig.fork(id, first)
-        if appended and id in self.rig.live and not self.rig.in_flight(id):
+        if appended and self.capabilities.append and id in self.rig.live and not self.rig.in_flight(id):
             self.rig.append(id, [0] * appended, len(self.rig.books[id].sequences) - 1)
         if is_cancelled and self.capabilities.cancel:
             self.rig.schedule()

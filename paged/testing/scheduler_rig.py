@@ -38,7 +38,7 @@ from paged.testing.flight import Flight, Key, Source
 from paged.testing.naive_hints import NaiveHints
 from paged.testing.naive_layers import has_states
 from paged.testing.naive_retentions import NaiveRetentions
-from paged.testing.rig import Rig, blames
+from paged.testing.rig import NotThere, Rig, blames
 from paged.testing.rig_device import RigDevice
 from paged.testing.shadow_groups import views_of
 from paged.testing.world import Builder, World, build_scheduler
@@ -350,7 +350,7 @@ class SchedulerRig(Rig):
         book = self.books.get(id)
         if book is None or not 0 <= sequence < len(book.sequences):
             there = "the request is unknown or has ended" if book is None else f"it has {len(book.sequences)}"
-            raise InvalidProgram(f"{id} has no sequence {sequence}: {there}.")
+            raise NotThere(f"{id} has no sequence {sequence}: {there}.")
         return book
 
     # -- the calls of the engine
@@ -382,9 +382,8 @@ class SchedulerRig(Rig):
         for id, kind in batch.preempted:
             self.events[f"preempted by {kind}"] += 1
             self.events["preempted in flight"] += self.in_flight(id)
-            self.books[id].num_preempted += 1
+            self.figures.preempted(self.books[id])
             self._forget_progress(id)
-        self.figures.scheduled(batch)
         flight = self._flight_of(batch)
         self._fail_on(batch_oracles.violations(self, before, flight) + self.retentions.scheduled(batch, flight))
         self._note_loads(flight)
@@ -449,6 +448,8 @@ class SchedulerRig(Rig):
     @blames
     def run(self, index: int = 0) -> None:
         """The engine reaches outstanding batch `index`, after those before it: moves, then the forward pass, of each."""
+        if not 0 <= index < len(self.flights):
+            raise NotThere(f"{len(self.flights)} batches are out; {index} is none of them.")
         self._note("run", index)
         self._fail_on(self.device.run(index))
         if not self.loads:

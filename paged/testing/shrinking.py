@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
 
 from paged.block_manager import LayerGroup
-from paged.scheduler import Hint, Request
+from paged.errors import InvalidProgram
 from paged.testing.engine_rig import EngineRig
-from paged.testing.engine_world import EngineRequest, EngineWorld
+from paged.testing.engine_world import EngineWorld
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
+from paged.testing.rig import NotThere
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.violation import Call, Program, Violation, sentence_of
 from paged.testing.world import World
@@ -29,13 +30,12 @@ def replay(world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *
     """Run a program from the start on the rig that its world belongs to; returns the rig. `build` makes the subject, ours if None.
     With `drain`, to the end of everything that it began.
 
-    Raises Violation; whatever else a manager raises where its rig expects nothing becomes one.
+    Raises Violation, also for what the subject raises where its rig expects nothing, and InvalidProgram for a call that
+    no rig can make.
     """
     rig = _rig_in(world, build)
-    for call in calls:
-        _make(rig, _sensible(rig, call))
-    if drain:
-        _make(rig, ("drain", ()))
+    for call in [*calls, ("drain", ())] if drain else calls:
+        _make(rig, call, [])
     return rig
 
 
@@ -64,21 +64,23 @@ def _rig_in(world: AnyWorld, build: Build | None) -> Any:
 
 
 def _kind(world: AnyWorld) -> Any:
-    return next(kind for of, kind in _KINDS if isinstance(world, of))
+    return next(kind for of, kind in KINDS if isinstance(world, of))
 
 
-def _make(rig: Any, call: Call | None) -> None:
-    if call is None:
-        return
+def _make(rig: Any, call: Call, made: list[Call]) -> None:
+    """Make a call, cut to what is there now, and add it to `made`; leave it out if it makes no sense any more."""
     verb, arguments = call
+    cut = _OF_A_MANAGER[verb](rig, *arguments) if isinstance(rig, ManagerRig) and verb in _OF_A_MANAGER else arguments
+    if cut is None:
+        return
+    made.append((verb, cut))
     try:
-        getattr(rig, verb)(*arguments)
-    except Violation:
+        getattr(rig, verb)(*cut)
+    except NotThere:
+        made.pop()
+    except (Violation, InvalidProgram):
         raise
     except Exception as error:
-        if not isinstance(rig, ManagerRig):
-            # These rigs blame their subject themselves: what is left is a mistake of the kit.
-            raise
         raise Violation([sentence_of(error)], rig.program) from error
 
 
@@ -94,11 +96,8 @@ def _failing(world: Any, calls: Sequence[Call], build: Build | None, left: Itera
     made: list[Call] = []
     try:
         for call in calls:
-            sensible = _sensible(rig, call)
-            if sensible is not None:
-                made.append(sensible)
-                _make(rig, sensible)
-        _make(rig, ("drain", ()))
+            _make(rig, call, made)
+        _make(rig, ("drain", ()), [])
     except Violation:
         return made
     return None
@@ -128,11 +127,12 @@ def _smaller_worlds(world: Any) -> Iterator[Any]:
                 yield replace(world, **{name: fewer})
     groups: tuple[LayerGroup, ...] = getattr(world, "groups", ())
     yield from (replace(world, groups=fewer) for fewer in _simpler(groups))
-    for name, usual in _WITHOUT_LIMITS.items():
-        # Without it a sequence of windows or states has no end.
-        is_needed = name == "max_model_len" and bool(groups)
-        if not is_needed and getattr(world, name, usual) != usual:
-            yield replace(world, **{name: usual})
+    for each in fields(world):
+        usual = _ROOMY.get(each.name, each.default)
+        # Without `max_model_len` a sequence of windows or states has no end.
+        is_needed = each.name in _STAYS or (each.name == "max_model_len" and bool(groups))
+        if not is_needed and getattr(world, each.name) != usual:
+            yield replace(world, **{each.name: usual})
 
 
 def _simpler(groups: tuple[LayerGroup, ...]) -> Iterator[tuple[LayerGroup, ...]]:
@@ -165,8 +165,8 @@ def _programs_for(smaller: Any, world: Any, calls: list[Call]) -> Iterator[list[
 
 def _with_shorter_prompts(verb: str, arguments: tuple[Any, ...], length: Callable[[list[int]], int]) -> Call:
     def cut(argument: Any) -> Any:
-        if isinstance(argument, Request | EngineRequest):
-            return msgspec.structs.replace(argument, prompt=cut(argument.prompt))
+        if hasattr(argument, "prompt"):
+            return _with_tokens(argument, "prompt", cut(argument.prompt))
         return argument[: max(1, length(argument))] if isinstance(argument, list) else argument
 
     # Of calls that name rows, in lists of their own, only `append` says tokens.
@@ -174,28 +174,11 @@ def _with_shorter_prompts(verb: str, arguments: tuple[Any, ...], length: Callabl
 
 
 # A budget that holds everything saves steps.
-_WITHOUT_LIMITS = {
-    "max_tokens_per_step": 32,
-    "max_sequences": 8,
-    "max_chunk": None,
-    "max_model_len": None,
-    "max_waiting": None,
-    "watermark": None,
-    "preemption": None,
-    "max_preemptions": None,
-    "known_outputs": None,
-    "host_caching": False,
-    "event_stride": 0,
-    "steps_ahead": 0,
-    "resumes_known": False,
-    "elsewhere": 0,
-    "drafts": 0,
-    "least_load": 0,
-    "lag": 0,
-    "max_pinned": 0,
-    "max_pinned_per_tenant": None,
-    "max_cached_per_tenant": None,
-}
+_ROOMY = {"max_tokens_per_step": 32, "max_sequences": 8}
+# What calls may need as it is; sizes are made smaller, and not set to the usual ones.
+_STAYS = (
+    "num_blocks", "block_size", "host_blocks", "groups", "prefix_caching", "policy", "vocabulary", "max_outstanding", "backend", "kv_dtype",
+)  # fmt: skip
 
 
 def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, left: Iterator[int]) -> list[Call]:
@@ -270,13 +253,8 @@ def _smaller_calls(verb: str, arguments: tuple[Any, ...]) -> Iterator[Call]:
 
 def _smaller(value: Any) -> Iterator[Any]:
     """What may stand instead of an argument, each closer to nothing than it is."""
-    if isinstance(value, Request):
-        yield from _smaller_requests(value)
-    elif isinstance(value, Hint):
-        yield from (msgspec.structs.replace(value, tokens=tokens) for tokens in _smaller(value.tokens))
-        for name in ("lasts", "tenant", "waits_for"):
-            if getattr(value, name) is not None:
-                yield msgspec.structs.replace(value, **{name: None})
+    if isinstance(value, msgspec.Struct):
+        yield from _smaller_structs(value)
     elif isinstance(value, bool):
         yield from [False] if value else []
     elif isinstance(value, int):
@@ -294,36 +272,31 @@ def _smaller(value: Any) -> Iterator[Any]:
                     yield [*value[:place], less, *value[place + 1 :]]
 
 
-_TO_THE_USUAL = (
-    "num_computed", "saves", "num_sequences", "salt", "adapter", "extra_key", "priority", "stop_token_ids", "eos_token_id", "min_tokens",
-    "reads_cache", "writes_cache", "retention", "expected_tokens", "tenant", "session_id",
-)  # fmt: skip
+def _smaller_structs(value: msgspec.Struct) -> Iterator[msgspec.Struct]:
+    """Requests and hints of which one field is as usual, or that have fewer tokens."""
+    for each in msgspec.structs.fields(value):
+        is_needed = each.required or each.name in _STAY_WITH_OTHERS
+        if not is_needed and getattr(value, each.name) != each.default:
+            yield msgspec.structs.replace(value, **{each.name: each.default})
+    for name in ("prompt", "tokens"):
+        for tokens in _smaller(getattr(value, name, None)):
+            yield _with_tokens(value, name, tokens)
+    most = getattr(value, "max_tokens", 0)
+    for fewer in dict.fromkeys([1, most // 2, most - 1]):
+        if 1 <= fewer < most:
+            bounded = {name: getattr(value, name, None) for name in ("min_tokens", "expected_tokens")}
+            cut = {name: min(fewer, count) for name, count in bounded.items() if count is not None}
+            yield msgspec.structs.replace(value, max_tokens=fewer, **cut)
 
 
-def _smaller_requests(request: Request) -> Iterator[Request]:
-    usual = Request(id="", prompt=[])
-    for name in _TO_THE_USUAL:
-        if getattr(request, name) != getattr(usual, name):
-            yield msgspec.structs.replace(request, **{name: getattr(usual, name)})
-    for prompt in _smaller(request.prompt):
-        yield msgspec.structs.replace(request, prompt=prompt)
-    for fewer in dict.fromkeys([1, request.max_tokens // 2, request.max_tokens - 1]):
-        if 1 <= fewer < request.max_tokens:
-            hint = request.expected_tokens
-            changes: dict[str, Any] = {"max_tokens": fewer, "min_tokens": min(fewer, request.min_tokens)}
-            yield msgspec.structs.replace(
-                request, **changes, expected_tokens=None if hint is None else min(fewer, hint)
-            )
+def _with_tokens(value: Any, name: str, tokens: list[int]) -> Any:
+    """The request or hint with other tokens, and without places to keep that lie behind them."""
+    kept = {"keep_at": tuple(at for at in value.keep_at if at <= len(tokens))} if hasattr(value, "keep_at") else {}
+    return msgspec.structs.replace(value, **{name: tokens}, **kept)
 
 
-def _sensible(rig: Any, call: Call) -> Call | None:
-    """The call, cut to what is there now; None if it makes no sense any more."""
-    verb, arguments = call
-    rules = _RULES.get(type(rig), {})
-    if verb not in rules:
-        return call
-    cut = rules[verb](rig, *arguments)
-    return None if cut is None else (verb, cut)
+# The targets of a hint, of which it has one, and what bounds other fields.
+_STAY_WITH_OTHERS = ("session", "request", "tokens", "max_tokens")
 
 
 def _still(rows: Sequence[int], there: Sequence[int]) -> list[int]:
@@ -376,6 +349,7 @@ def _misused(rig: ManagerRig, verb: str, *arguments: Any) -> tuple[Any, ...] | N
 
 # By a manager that leaves rows alone that are in flight.
 _REFUSED_IN_FLIGHT = ("free", "fork", "swap_out", "truncate", "append")
+# Calls on a manager that need something to be there: what is left of their arguments, None if nothing is.
 _OF_A_MANAGER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
     "append": lambda rig, row, tokens: (row, tokens) if row in rig.free_rows else None,
     "allocate": _allocated,
@@ -396,24 +370,7 @@ _OF_A_MANAGER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
         (tokens, namespace, max(1, priority), _lasting(lasts))
     ),
 }
-_OF_A_SCHEDULER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
-    "append": lambda rig, id, tokens, sequence=0: (
-        (id, tokens, sequence) if id in rig.books and sequence < len(rig.books[id].sequences) else None
-    ),
-    "run": lambda rig, index: (index,) if index < len(rig.flights) else None,
-    **dict.fromkeys(
-        ("fork", "finish"),
-        lambda rig, id, sequence=0: (
-            (id, sequence) if id in rig.books and sequence < len(rig.books[id].sequences) else None
-        ),
-    ),
-}
-"""Calls that need something to be there: what is left of their arguments, None if nothing is."""
-_RULES: dict[type[Any], dict[str, Callable[..., tuple[Any, ...] | None]]] = {
-    ManagerRig: _OF_A_MANAGER,
-    SchedulerRig: _OF_A_SCHEDULER,
-}
-_KINDS: tuple[tuple[type[Any], type[Any]], ...] = (
+KINDS: tuple[tuple[type[Any], type[Any]], ...] = (
     (ManagerWorld, ManagerRig),
     (World, SchedulerRig),
     (EngineWorld, EngineRig),

@@ -9,7 +9,17 @@ import pytest
 
 from paged import BlockManager, Request, Scheduler
 from paged.errors import InvalidConfig
-from paged.testing import BrokenPromise, SchedulerRig, Violation, World, capabilities_of, held_to
+from paged.testing import (
+    BrokenPromise,
+    Capabilities,
+    SchedulerRig,
+    StepScheduler,
+    Violation,
+    World,
+    capabilities_of,
+    held_to,
+)
+from paged.testing.machines import SchedulerMachine, run_machine
 from paged.testing.world import build_scheduler
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
@@ -94,3 +104,30 @@ def test_a_scheduler_that_breaks_a_promise_is_a_violation_with_its_program():
     ) as caught:
         rig.schedule()
     assert caught.value.program.lines[-1] == "rig.schedule()"
+
+
+class Bare:
+    """Our scheduler with what the protocol asks for, and nothing else."""
+
+    def __init__(self, world):
+        self._ours = build_scheduler(world)
+
+    def __getattr__(self, name):
+        if name.startswith("_") or name not in dir(StepScheduler):
+            raise AttributeError(name)
+        return getattr(self._ours, name)
+
+    def update(self, batch, token_ids, counts=None, now=0.0):
+        assert counts is None, "counts, and it takes no drafts"
+        return self._ours.update(batch, token_ids, now=now)
+
+
+def test_a_scheduler_with_nothing_but_the_protocol_passes():
+    class Machine(SchedulerMachine):
+        build = Bare
+        policy = "vllm"
+        capabilities = Capabilities(
+            append=False, cancel=False, drafts=False, external_tokens=False, fork=False, groups=False, hints=False
+        )
+
+    run_machine(Machine, few=12, steps=20)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from paged import BlockManager, LayerGroup, Moves, PagedError
+from paged.errors import InvalidConfig
 from paged.testing import (
     Capabilities,
     ManagerWorld,
@@ -17,6 +18,7 @@ from paged.testing import (
     replay,
 )
 from paged.testing.late_device import LateDevice
+from paged.testing.machines import num_examples
 
 
 def test_capabilities_are_read_off_sizes_and_flags():
@@ -149,3 +151,12 @@ def test_a_kit_in_a_process_of_its_own_knows_the_policies_that_it_draws(run_pyth
     program = f"from paged.testing.engine_world import *\nworld = EngineWorld(num_blocks=6, policy='tgi')\n{build}"
     done = run_python("-c", program)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("asked", ["0", "many", ""])
+def test_a_number_of_examples_in_the_environment_that_is_none_is_refused(asked, monkeypatch):
+    monkeypatch.setenv("PAGED_EXAMPLES", asked)
+    with pytest.raises(
+        InvalidConfig, match=f"PAGED_EXAMPLES has to be a number of examples, at least 1; got '{asked}'."
+    ):
+        num_examples(5)

@@ -235,6 +235,7 @@ def test_a_call_that_is_answered_wrong_is_told_with_its_program(fault, call, tol
         ("append", ("b", [1]), "b has no sequence 0: the request is unknown or has ended."),
         ("finish", ("a", 1), "a has no sequence 1: it has 1."),
         ("fork", ("a", -1), "a has no sequence -1: it has 1."),
+        ("run", (0,), "0 batches are out; 0 is none of them."),
         ("add", (5,), "5 is no Request."),
         ("hint", ("pin",), "'pin' is no Hint."),
     ],

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from paged import Scheduler
-from paged.errors import NeverFits
+from paged.errors import InvalidConfig, NeverFits
 from paged.testing import SCENARIOS, Capabilities, Violation, run_scenario
 from paged.testing.saved import load, rerun, save
 from paged.testing.world import build_scheduler
@@ -15,6 +15,17 @@ from paged.testing.world import build_scheduler
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_our_scheduler_survives(name):
     assert run_scenario(name) == len(SCENARIOS[name].worlds)
+
+
+def test_a_name_that_is_no_scenario_is_refused():
+    with pytest.raises(InvalidConfig, match="'abort' is no scenario; .*'abort in every state'"):
+        run_scenario("abort")
+
+
+def test_a_scenario_may_have_more_batches_out_than_may_be():
+    scenario = SCENARIOS["abort while loading"]
+    calls = (*scenario.calls[:1], *[("schedule", ())] * 6)
+    assert run_scenario(replace(scenario, calls=calls, counts={"finished": 1})) == 1
 
 
 def test_a_scenario_that_needs_what_is_not_there_is_left_out():

@@ -5,7 +5,18 @@ import pytest
 from paged import BlockManager, Request
 from paged.block_manager import TierView
 from paged.errors import InvalidConfig
-from paged.testing import ManagerRig, ManagerWorld, Violation, World, replay, shrink
+from paged.testing import (
+    EngineRequest,
+    EngineWorld,
+    ManagerRig,
+    ManagerWorld,
+    StandInEngine,
+    Violation,
+    World,
+    random_program,
+    replay,
+    shrink,
+)
 from paged.testing.machines import ManagerMachine, run_machine
 from paged.testing.violation import Program
 from paged.testing.world import build_scheduler
@@ -108,10 +119,38 @@ def test_a_request_shrinks_to_the_usual_one():
         return scheduler
 
     request = Request(
-        id="a", prompt=[1, 0, 1, 2], max_tokens=5, min_tokens=2, salt="a", adapter="b", priority=1, extra_key=1
+        id="a",
+        prompt=[1, 0, 1, 2],
+        max_tokens=5,
+        min_tokens=2,
+        salt="a",
+        adapter="b",
+        priority=1,
+        extra_key=1,
+        keep_at=(2,),
     )
-    shorter = shrink(World(), [("schedule", ()), ("add", (request,)), ("step", ((2, 1),))], build)
+    shorter = shrink(World(max_lead=3.0), [("schedule", ()), ("add", (request,)), ("step", ((2, 1),))], build)
     assert shorter.calls == (("add", (Request(id="a", prompt=[0], max_tokens=1),)),)
+    assert shorter.world == World(num_blocks=1, max_tokens_per_step=32, max_sequences=8)
+
+
+def test_a_request_to_an_engine_shrinks_too():
+    class Stands(StandInEngine):
+        """Computes nothing."""
+
+        def step(self):
+            return []
+
+    request = EngineRequest(id="a", prompt=[1, 0, 1], max_tokens=3, temperature=1.5, seed=2, keeps=(1, None))
+    shorter = shrink(EngineWorld(), [("add", (request,)), ("step", (2,))], Stands)
+    assert shorter.calls == (("add", (EngineRequest(id="a", prompt=[0], max_tokens=1),)),)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_program_that_runs_again_makes_the_same_decisions(seed):
+    first = random_program(seed, 60)
+    again = replay(first.world, first.calls)
+    assert again.decisions == first.decisions and again.decisions
 
 
 def test_the_machine_s_own_programs_replay_without_a_call_left_out():
