@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from paged.testing.naive_model import NaiveManager
     from paged.testing.prefix_hits import expected_hits, hit_violations
     from paged.testing.pressure import pressure_differences
-    from paged.testing.programs import RandomEngine, random_program, random_world
+    from paged.testing.programs import RandomEngine, SoakReport, random_program, random_world, soak
     from paged.testing.protocol import Capabilities, KVManager, ServingEngine, StepScheduler, capabilities_of
     from paged.testing.scenarios import SCENARIOS, Scenario, run_scenario
     from paged.testing.scheduler_rig import SchedulerRig
     from paged.testing.shadow_groups import ShadowGroups, views_of
     from paged.testing.shadow_kv import ShadowKV
     from paged.testing.shrinking import replay, shrink
-    from paged.testing.soaking import SoakReport, soak
     from paged.testing.stand_in_engine import StandInEngine
     from paged.testing.violation import Violation
     from paged.testing.world import World
@@ -93,14 +92,13 @@ _PUBLIC_NAMES = {
     "manager_rig": ("ManagerRig", "ManagerWorld"),
     "naive_model": ("NaiveManager",),
     "pressure": ("pressure_differences",),
-    "programs": ("RandomEngine", "random_program", "random_world"),
+    "programs": ("RandomEngine", "SoakReport", "random_program", "random_world", "soak"),
     "protocol": ("Capabilities", "KVManager", "ServingEngine", "StepScheduler", "capabilities_of"),
     "scenarios": ("SCENARIOS", "Scenario", "run_scenario"),
     "scheduler_rig": ("SchedulerRig",),
     "shadow_groups": ("ShadowGroups", "views_of"),
     "shadow_kv": ("ShadowKV",),
     "shrinking": ("replay", "shrink"),
-    "soaking": ("SoakReport", "soak"),
     "stand_in_engine": ("StandInEngine",),
     "violation": ("Violation",),
     "world": ("World",),

@@ -10,7 +10,6 @@ from paged.testing.naive_layers import full_pages, has_states, pages_for
 
 if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
-    from paged.testing.world import World
 
 ENDED = ("finished", "rejected", "aborted")
 ALIVE = ("waiting", "loading", "running", "paused", "swapped")
@@ -22,16 +21,6 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
     "swapped": ("running", "loading", "waiting", "finished", "rejected", "aborted"),
 }
 """From one look to the next. A step may move a request twice: returned and given up again is not among them."""
-
-
-def refusal(world: World, request: Any) -> list[str]:
-    """A request was refused as never fitting."""
-    return [f"{request.id} was refused, and an empty pool holds it"] if world.can_hold(request) else []
-
-
-def acceptance(world: World, request: Any) -> list[str]:
-    """A request was taken."""
-    return [] if world.can_hold(request) else [f"{request.id} was taken and can never fit"]
 
 
 def violations(rig: SchedulerRig) -> list[str]:

@@ -83,14 +83,7 @@ class PressureRun:
             path = self.pool.shadow.contents.path(namespace, request.prompt)
             self._contents[request.id, sequence] = path.tolist()
 
-    def add_request(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        *,
-        id: str,
-        **wishes: Any,
-    ) -> str:
+    def add_request(self, prompt: Sequence[int], params: SamplingParams, *, id: str, **wishes: Any) -> str:
         """Take a request of one sequence, as `Engine.add_request` does; `wishes` as in `request_of`."""
         self.add(request_of(prompt, params, id, **wishes))
         return id

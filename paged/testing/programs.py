@@ -1,4 +1,4 @@
-"""Random programs for a scheduler, without Hypothesis: for a soak of thousands of requests.
+"""Random programs for a scheduler, without Hypothesis, and a soak of thousands of random requests on a tiny pool.
 
 All chance comes from one seeded generator, so a seed is a program.
 """
@@ -6,9 +6,11 @@ All chance comes from one seeded generator, so a seed is a program.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from paged.testing.reserving import DRAWN
+from paged.testing.saved import kept
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.violation import Call
 from paged.testing.world import Builder, World, build_scheduler
@@ -206,3 +208,37 @@ def random_program(seed: int, num_calls: int, build: Builder = build_scheduler) 
     for _ in range(num_calls):
         engine.do()
     return rig
+
+
+TINY = World(num_blocks=12, block_size=2, host_blocks=6, max_tokens_per_step=16, max_sequences=6, max_chunk=4)
+"""A pool that two or three requests fill."""
+
+
+@dataclass(frozen=True)
+class SoakReport:
+    """The result of a soak: `num_free` and `num_cached` blocks at its end, and how often each event occurred."""
+
+    num_requests: int
+    num_calls: int
+    num_free: int
+    num_cached: int
+    events: Counter[str]
+
+
+def soak(num_requests: int, *, seed: int = 0, world: World = TINY, build: Builder = build_scheduler) -> SoakReport:
+    """Submit `num_requests` requests at random, then drain, and forget the cache: every block has to be free again.
+
+    Raises Violation as soon as anything is wrong; every oracle looks after each call. PAGED_FAILURES saves it, as in
+    `run_machine`.
+    """
+    rig = SchedulerRig(world, build)
+    engine = RandomEngine(rig, random.Random(seed), trouble=0.3)
+    with kept(build):
+        while rig.num_added < num_requests:
+            engine.do()
+        rig.drain()
+        num_cached = int(rig.manager.device.num_cached)
+        rig.manager.reset_cache()
+        num_free = int(rig.manager.device.num_free)
+        rig._expect(num_free == world.num_blocks, f"12: {num_free} of {world.num_blocks} blocks are free in the end")
+    return SoakReport(rig.num_added, len(rig.calls), num_free, num_cached, rig.events)

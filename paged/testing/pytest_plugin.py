@@ -14,15 +14,9 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
-
-if TYPE_CHECKING:
-    from paged.testing.engine_rig import EngineRig
-    from paged.testing.manager_rig import ManagerRig
-    from paged.testing.scheduler_rig import SchedulerRig
 
 _VARIABLES = {"paged_examples": "PAGED_EXAMPLES", "paged_failures": "PAGED_FAILURES"}
 _before = pytest.StashKey[dict[str, "str | None"]]()
@@ -60,33 +54,34 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             os.environ[name] = value
 
 
-@pytest.fixture
-def paged_manager_rig() -> Iterator[Callable[..., ManagerRig]]:
-    """paged_manager_rig(world=ManagerWorld(), build=build_manager): a ManagerRig, drained at the end."""
-    from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
+def _rig_fixture(name: str, rig: str, usual_world: str) -> Any:
+    """The fixture that makes rigs of a kind. All that have not failed, which raised a violation at once, are drained at
+    the end of the test."""
 
-    with _drained(ManagerRig, ManagerWorld, build_manager) as make:
+    def fixture() -> Iterator[Callable[..., Any]]:
+        from paged import testing
+        from paged.testing.saved import kept
+
+        rigs: list[tuple[Any, Callable[..., Any] | None]] = []
+
+        def make(world: Any = None, build: Callable[..., Any] | None = None) -> Any:
+            sizes = getattr(testing, usual_world)() if world is None else world
+            rigs.append((getattr(testing, rig)(*([sizes] if build is None else [sizes, build])), build))
+            return rigs[-1][0]
+
         yield make
+        for made, builder in rigs:
+            if not made.has_failed:
+                with kept(builder):
+                    made.drain()
+
+    fixture.__doc__ = f"{name}(world={usual_world}(), build=ours): {rig}, drained at the end."
+    return pytest.fixture(fixture, name=name)
 
 
-@pytest.fixture
-def paged_scheduler_rig() -> Iterator[Callable[..., SchedulerRig]]:
-    """paged_scheduler_rig(world=World(), build=build_scheduler): a SchedulerRig, drained at the end."""
-    from paged.testing.scheduler_rig import SchedulerRig
-    from paged.testing.world import World, build_scheduler
-
-    with _drained(SchedulerRig, World, build_scheduler) as make:
-        yield make
-
-
-@pytest.fixture
-def paged_engine_rig() -> Iterator[Callable[..., EngineRig]]:
-    """paged_engine_rig(world=EngineWorld(), build=build_engine): an EngineRig, drained at the end."""
-    from paged.testing.engine_rig import EngineRig
-    from paged.testing.engine_world import EngineWorld, build_engine
-
-    with _drained(EngineRig, EngineWorld, build_engine) as make:
-        yield make
+paged_manager_rig = _rig_fixture("paged_manager_rig", "ManagerRig", "ManagerWorld")
+paged_scheduler_rig = _rig_fixture("paged_scheduler_rig", "SchedulerRig", "World")
+paged_engine_rig = _rig_fixture("paged_engine_rig", "EngineRig", "EngineWorld")
 
 
 @pytest.fixture
@@ -102,21 +97,3 @@ def paged_checked() -> Iterator[Callable[[Subject], Subject]]:
     found = [f"{type(subject).__name__}: {sentence}" for subject in subjects for sentence in subject.check()]
     if found:
         pytest.fail("\n".join(found), pytrace=False)
-
-
-@contextmanager
-def _drained(kind: Any, world_kind: Any, usual: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """What makes rigs of a kind; those that have not failed, which they have said themselves, are drained when it is left."""
-    from paged.testing.saved import kept
-
-    rigs: list[tuple[Any, Callable[..., Any]]] = []
-
-    def make(world: Any = None, build: Callable[..., Any] = usual) -> Any:
-        rigs.append((kind(world or world_kind(), build), build))
-        return rigs[-1][0]
-
-    yield make
-    for rig, build in rigs:
-        if not rig.has_failed:
-            with kept(build):
-                rig.drain()

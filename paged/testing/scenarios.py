@@ -172,10 +172,7 @@ SCENARIOS: dict[str, Scenario] = {
     "two prompts fill the pool": Scenario(
         source="vLLM #57104",
         holds="Requests of 4 + 1 and 3 + 1 blocks in 7 blocks both finish.",
-        worlds=_policies(
-            World(num_blocks=7, block_size=4, max_tokens_per_step=64, vocabulary=64),
-            *_IN_BLOCKS,
-        ),
+        worlds=_policies(World(num_blocks=7, block_size=4, max_tokens_per_step=64, vocabulary=64), *_IN_BLOCKS),
         calls=(_request("four", 0, 16, 4), _request("three", 20, 12, 4)),
         counts={"finished": 2},
         most_steps=60,

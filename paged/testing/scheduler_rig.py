@@ -7,26 +7,14 @@ loaded. It runs at once, compares what came back with the books, the shadow KV a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from paged.errors import (
-    BatchError,
-    DuplicateRequest,
-    InvalidProgram,
-    InvalidRequest,
-    NeverFits,
-    OutOfBlocks,
-    PagedError,
-    RequestInFlight,
-    TooManyOutstanding,
-    UnknownRequest,
-    WaitingFull,
-    WrongTokens,
-)
+from paged import errors
 from paged.scheduler import Hint, Request
 from paged.testing import batch_oracles, life_oracles
 from paged.testing.books import ExpectedRequest
@@ -152,34 +140,32 @@ class SchedulerRig(Rig):
     def add(self, request: Any) -> None:
         """Submit a request. One that no empty pool could hold has to be refused by `NeverFits`, and no other may be."""
         if not isinstance(request, Request):
-            raise InvalidProgram(f"{request!r} is no Request.")
+            raise errors.InvalidProgram(f"{request!r} is no Request.")
         self._note("add", request)
-        id, most = request.id, self.world.max_waiting
+        id, waiting = request.id, self.scheduler.waiting_ids()
+        most = math.inf if self.world.max_waiting is None else self.world.max_waiting
         is_taken = id in self.books and (self.books[id].is_live or self.is_held(id))
-        waiting = self.scheduler.waiting_ids()
+        # Those that wait for tokens from the caller take no place among the waiting.
+        num_ready = sum(not self.books[each].is_idle for each in waiting)
         try:
             self.scheduler.add(request, now=self.now)
-        except NeverFits:
+        except errors.NeverFits:
             self._expect(not is_taken, f"{id} is taken, and was refused as never fitting, not as a duplicate")
-            self._fail_on(life_oracles.refusal(self.world, request))
+            self._expect(not self.world.can_hold(request), f"{id} was refused, and an empty pool holds it")
             # The id now stands for the refused request, whichever had it before.
             self.books.pop(id, None)
             self.num_added += 1
             self.events["refused"] += 1
-        except DuplicateRequest:
+        except errors.DuplicateRequest:
             self._expect(is_taken, f"{id} is free again, and yet refused as a duplicate")
             self.events["duplicate refused"] += 1
-        except WaitingFull:
-            is_full = most is not None and len(waiting) >= most
-            self._expect(is_full, f"{len(waiting)} wait, limit {most}: not full")
+        except errors.WaitingFull:
+            self._expect(len(waiting) >= most, f"{len(waiting)} wait, limit {most}: not full")
             self.events["waiting full"] += 1
         else:
             self._expect(not is_taken, f"{id} was taken twice")
-            self._fail_on(life_oracles.acceptance(self.world, request))
-            # Those that wait for tokens from the caller take no place among the waiting.
-            num_ready = sum(not self.books[each].is_idle for each in waiting)
-            has_room = most is None or num_ready < most
-            self._expect(has_room, f"{id} was taken, and {num_ready} waited already: no more may")
+            self._expect(self.world.can_hold(request), f"{id} was taken and can never fit")
+            self._expect(num_ready < most, f"{id} was taken, and {num_ready} waited already: no more may")
             self._begin(ExpectedRequest(request, self.world.limit_of(request), self.now))
         # It takes no memory: `look` or the next call looks at that.
         self._check(is_part=True)
@@ -205,7 +191,7 @@ class SchedulerRig(Rig):
         is_over = book is not None and self.scheduler.status(id) in life_oracles.ENDED
         try:
             output = self.scheduler.abort(id)
-        except UnknownRequest:
+        except errors.UnknownRequest:
             was_submitted = book is not None or id in self.past
             self._expect(not was_submitted, f"{id} was submitted, and yet is unknown to abort")
             return
@@ -250,9 +236,9 @@ class SchedulerRig(Rig):
         has_ended = book.sequences[sequence].reason is not None
         try:
             self.scheduler.append(id, tokens, sequence)
-        except RequestInFlight:
+        except errors.RequestInFlight:
             self._expect(self.in_flight(id), f"{id} is not in flight, and yet append says so")
-        except PagedError as error:
+        except errors.PagedError as error:
             has_ended |= self.scheduler.status(id) in life_oracles.ENDED
             self._expect(has_ended, f"append to live {id}: {error}")
         else:
@@ -266,13 +252,13 @@ class SchedulerRig(Rig):
     def hint(self, hint: Any) -> None:
         """Say what is known of content that is to come. The answer has to be right, and nothing may wait for it."""
         if not isinstance(hint, Hint):
-            raise InvalidProgram(f"{hint!r} is no Hint.")
+            raise errors.InvalidProgram(f"{hint!r} is no Hint.")
         self._note("hint", hint)
         is_known = hint.action == "unpin" or hint.request in (None, *self.books, *self.past)
         before = self.hints.before(hint) if is_known else (0, 0, 0)
         try:
             outcome = self.scheduler.hint(hint, now=self.now)
-        except UnknownRequest:
+        except errors.UnknownRequest:
             self._expect(not is_known, f"{hint.request} was submitted, and yet is unknown to hint")
         else:
             self._expect(is_known, f"{hint.request} was never submitted, and hint answers {outcome}")
@@ -294,15 +280,15 @@ class SchedulerRig(Rig):
         table, tails = (self._table_of(id, sequence), self._tails(id, sequence)) if can else ([], [])
         try:
             number = self.scheduler.fork(id, sequence)
-        except RequestInFlight:
+        except errors.RequestInFlight:
             self._expect(self.in_flight(id), f"{id} is not in flight, and yet fork says so")
-        except OutOfBlocks as error:
+        except errors.OutOfBlocks as error:
             # After a cancel it is not known how far states are.
             num_computed = (1 if has_states(self.world.groups) else 0) if source.computed is None else source.computed
             is_full = error.free < len(tails) and num_computed % self.world.block_size
             self._expect(is_full, f"a fork of {id}/{sequence}: {error}")
             self.events["fork refused for want of a block"] += 1
-        except PagedError as error:
+        except errors.PagedError as error:
             self._expect(not can, f"a fork of {id}/{sequence}, which runs: {error}")
         else:
             self._expect(can and not self.in_flight(id), f"{id}/{sequence} was forked; it may not be")
@@ -367,7 +353,7 @@ class SchedulerRig(Rig):
         self.retentions.begin()
         try:
             batch = self.scheduler.schedule(now=self.now, **drafts)
-        except TooManyOutstanding:
+        except errors.TooManyOutstanding:
             self._expect(is_full, f"{len(self.flights)} batches are out, and yet they are too many")
             self.events["too many outstanding"] += 1
             self._check()
@@ -467,8 +453,8 @@ class SchedulerRig(Rig):
         tokens, given, expected = self._sampled(flight, counts)
         live = set(self.manager.rows.live.tolist())
         before = {row: self.manager.table(row) for row in flight.tables if row in live}
-        sampled = np.array(tokens, np.int32), np.array(given, np.int64) if counts or flight.has_drafts else None
-        outputs = list(self.scheduler.update(flight.batch, *sampled, now=self.now))
+        given_or_none = np.array(given, np.int64) if counts or flight.has_drafts else None
+        outputs = list(self.scheduler.update(flight.batch, np.array(tokens, np.int32), given_or_none, now=self.now))
         self.figures.computed(flight, self.books)
         self.retentions.updated(flight)
         for place, (id, sequence) in enumerate(flight.keys):
@@ -498,7 +484,9 @@ class SchedulerRig(Rig):
             count = counts[number % len(counts)] if counts else 1
             if (flight.number, place) in rests_on and count > 1:
                 # A later batch counts on one token.
-                self._refuse_several(flight, place)
+                two = flight.batch.samples + (np.arange(len(given)) == place).astype(np.int64)
+                several = flight.batch, np.zeros(int(two.sum()), np.int32), two
+                self._refused(errors.WrongTokens, "several tokens", self.scheduler.update, *several)
                 count = 1
             if num_drafts := flight.drafts(place):
                 # An engine may accept fewer than were right.
@@ -532,12 +520,6 @@ class SchedulerRig(Rig):
                 self._forget_progress(id, sequence)
                 flight.lose(id, sequence)
         return accepted, reason
-
-    def _refuse_several(self, flight: Flight, place: int) -> None:
-        counts = flight.batch.samples.astype(np.int64)
-        counts[place] = 2
-        tokens = np.zeros(int(counts.sum()), np.int32)
-        self._refused(WrongTokens, lambda: self.scheduler.update(flight.batch, tokens, counts), "several tokens")
 
     def _receive(self, outputs: list[Any], expected: dict[Key, Delivery]) -> dict[Key, Delivery]:
         """Hold what `update` returned against the expectation: every token exactly once, and the right end."""
@@ -580,7 +562,8 @@ class SchedulerRig(Rig):
         self.events["cancel with full blocks"] += bool((batch.seq_lens >= self.world.block_size).any())
         if flight.number < self.device.last_moved and len(batch.moves):
             # Those of a later batch ran, so its own did: they cannot be carried over.
-            self._refused(BatchError, lambda: self.scheduler.cancel(batch, moved=False), "a cancel without moves")
+            cancel = self.scheduler.cancel
+            self._refused(errors.BatchError, "a cancel without moves", cancel, batch, moved=False)
         self.scheduler.cancel(batch, moved=moved)
         self.events["cancel behind another"] += len(self.flights) > 0
         if not moved and len(batch.moves):
@@ -622,7 +605,7 @@ class SchedulerRig(Rig):
             self.device.load(block, contents[start : max(start, min(start + size, first + num_tokens))])
         try:
             self.scheduler.loaded(id, num_tokens)
-        except RequestInFlight:
+        except errors.RequestInFlight:
             # What it shares with the batch that asked for the load is still being computed; it is reported again later.
             self._expect(self.is_held(id), f"{id} is in no batch, and yet loaded says so")
             return
@@ -646,7 +629,7 @@ class SchedulerRig(Rig):
         self._expect(held == seen, f"{id} ended with {seen} in blocks {blocks}, and {held} was saved")
         self.scheduler.saved(id)
         self.events["saved"] += 1
-        self._refused(InvalidRequest, lambda: self.scheduler.saved(id), "a second save")
+        self._refused(errors.InvalidRequest, "a second save", self.scheduler.saved, id)
         self._check()
 
     def _note_saving(self) -> None:
@@ -734,10 +717,12 @@ class SchedulerRig(Rig):
             self.now += 1.0
         self.calls.append((verb, arguments))
 
-    def _refused(self, error: type[Exception], call: Callable[[], Any], what: str) -> None:
+    def _refused(
+        self, error: type[Exception], what: str, call: Callable[..., Any], *arguments: Any, **named: Any
+    ) -> None:
         """The call has to raise this error."""
         try:
-            call()
+            call(*arguments, **named)
         except error:
             self.events[f"{what} refused"] += 1
         else:

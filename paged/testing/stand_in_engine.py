@@ -39,12 +39,7 @@ class StandInEngine:
         return self.scheduler.has_unfinished
 
     def add_request(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams | None = None,
-        *,
-        id: str,
-        **wishes: Any,
+        self, prompt: Sequence[int], params: SamplingParams | None = None, *, id: str, **wishes: Any
     ) -> str:
         """Take a request; `wishes` as in `request_of`. Raises DuplicateRequest, InvalidRequest or NeverFits."""
         params = params or SamplingParams()

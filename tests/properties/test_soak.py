@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from paged.testing import soak
+from paged.testing import Violation, soak
+from paged.testing.world import build_scheduler
 
 
 @pytest.mark.soak
@@ -14,3 +15,13 @@ def test_the_free_count_ends_where_it_began(seed):
     report = soak(num_requests, seed=seed)
     assert report.num_requests >= num_requests
     assert report.num_free == 12
+
+
+def test_a_block_that_stays_behind_is_a_violation():
+    def build(world):
+        scheduler = build_scheduler(world)
+        scheduler.manager.reset_cache = lambda: True
+        return scheduler
+
+    with pytest.raises(Violation, match=r"12: \d+ of 12 blocks are free in the end"):
+        soak(5, build=build)
