@@ -11,16 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from paged.engine.step_inputs import StepInputs
 from paged.model.capacity import pool_for
 from paged.model.loading import LoadedModel
 from paged.model.runner import runner_for
-from paged.scheduler import Batch, Output, Request
+from paged.scheduler import Batch, Request
 from paged.testing.engine_world import EngineWorld, scheduler_in
-from paged.testing.late_worker import LateWorker
-from paged.testing.pressure import Answers, Who
+from paged.testing.late_steps import LateWorker
+from paged.testing.pressure import Answers
 
 MOST_DRAFTS = 4
 
@@ -48,10 +47,10 @@ class LateRun:
         self._requests: dict[str, Request] = {}
         self._out: list[Batch] = []
 
-    def run(self, requests: Sequence[Request], most_calls: int = 10_000) -> Answers:
-        """Serve all to their ends, or as far as so many calls lead."""
+    def run(self, requests: Sequence[Request]) -> Answers:
+        """Serve all to their ends, or as far as 10,000 calls lead."""
         chance, arriving = self._chance, list(requests)
-        for _ in range(most_calls):
+        for _ in range(10_000):
             if not (arriving or self._out or self.scheduler.has_unfinished):
                 break
             if arriving and chance.random() < 0.4:
@@ -70,10 +69,9 @@ class LateRun:
         self.events["hit"] += stats.hit_tokens
         self.events["void"] += stats.voided_tokens
         self.answers.violations += self.late.violations + self.scheduler.check()
-        if self.scheduler.manager.device.num_used:
-            self.answers.violations.append(
-                f"{self.scheduler.manager.device.num_used} blocks are held when all have ended."
-            )
+        num_used = self.scheduler.manager.device.num_used
+        if num_used and not self.scheduler.has_unfinished:
+            self.answers.violations.append(f"{num_used} blocks are held when all have ended.")
         return self.answers
 
     def _add(self, request: Request) -> None:
@@ -117,18 +115,13 @@ class LateRun:
             self.events["drafts rejected"] += num_drafts - num_right
             counts[place], first[place] = num_right + 1, words[at]
             tokens += words[at : at + num_right + 1]
-            length = int(batch.seq_lens[place]) - num_drafts
-            self._see((batch.ids[place], int(batch.sequences[place])), length, logits[at : at + num_right + 1])
+            who = batch.ids[place], int(batch.sequences[place])
+            first_place = int(batch.seq_lens[place]) - num_drafts - len(self._requests[who[0]].prompt)
+            for behind, row in enumerate(logits[at : at + num_right + 1]):
+                self.answers.see(who, first_place + behind, row)
             at += num_drafts + 1
         self.late.keep(step.input, first)
-        self._receive(list(self.scheduler.update(batch, tokens, counts)))
-
-    def _see(self, who: Who, length: int, rows: Tensor) -> None:
-        for behind, row in enumerate(rows):
-            self.answers.see(who, length - len(self._requests[who[0]].prompt) + behind, row)
-
-    def _receive(self, outputs: list[Output]) -> None:
-        for output in outputs:
+        for output in self.scheduler.update(batch, tokens, counts):
             self.answers.take(output)
 
     def _cancel(self, count: int) -> None:
@@ -154,7 +147,7 @@ class LateRun:
         in_flight = any(id in batch.ids.tolist() for batch in self._out)
         output = self.scheduler.abort(id)
         if output is not None:
-            self._receive([output])
+            self.answers.take(output)
             self.events["aborted"] += 1
             self.events["aborted in flight"] += in_flight
 

@@ -1,20 +1,116 @@
-"""The steps of our own `Engine` on a device that lags: a batch runs when it is to be ended.
+"""A worker behind a queue, and the steps of our own `Engine` on it: a batch runs in order, when the scheduler has long gone on.
 
-What an engine may not read then has become another by then. `run_late(engine)` makes an engine step so.
+    scheduler   step 4 | step 5 |         update 4 | step 6 |         update 5
+    device                        4 runs                      5 runs
+
+A step begins when it runs, so nothing that changes after it is read; arrays that were written while their step waited
+are reported. `run_late(engine)` makes an engine step so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from paged.engine.engine import Engine
 from paged.engine.executor import Launched, LocalExecutor, Ran
+from paged.engine.step_inputs import StepInputs
 from paged.engine.steps import FailedBatch, OnLogits, Steps
+from paged.model.runner import Runner
 from paged.model.step_input import StepInput
+from paged.model.worker import ReadyStep, Worker
 from paged.sampling.rows import Asked
 from paged.scheduler import Batch, Outputs
-from paged.testing.late_worker import Blocks, LateWorker
+
+Blocks = NDArray[np.int64]
+
+
+@dataclass
+class _Waiting:
+    """A step that has not run, the arrays of its batch as they were when it came, and blocks that held nothing then."""
+
+    batch: Batch
+    step: StepInput
+    arrays: list[tuple[str, NDArray[Any]]]
+    free: Blocks
+    has_begun: bool = False
+
+
+class LateWorker(Worker):
+    """Steps that wait for their worker. `violations` grows by a sentence for each array that did not stay as it was."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self.violations: list[str] = []
+        self._waiting: list[_Waiting] = []
+        # Cancelled batches whose copies are still to be made, by a later one.
+        self._num_carried = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, batch: Batch, step: StepInput, free: Blocks) -> None:
+        """Queue the step of a batch. `free`: device blocks, int64 [k], without content or holder before it was scheduled;
+        they are filled with NaN before it runs."""
+        # Copies of a cancelled batch still read blocks that are free.
+        blocks = free[:0] if self._num_carried else free
+        self._waiting.append(_Waiting(batch, step, [(name, array.copy()) for name, array in _arrays(batch)], blocks))
+        if self._num_carried and len(batch.moves):
+            self._num_carried -= 1
+
+    def begin(self, step: StepInput) -> None:
+        """As Worker, of the oldest step, once."""
+        oldest = self._waiting[0]
+        if not oldest.has_begun:
+            oldest.has_begun = True
+            self.runner.pool.poison(torch.from_numpy(oldest.free))
+            super().begin(step)
+
+    def ready(self, step: StepInput) -> ReadyStep:
+        """As Worker, of the oldest step, which waits no more."""
+        oldest = self._waiting.pop(0)
+        for (name, before), (_, now) in zip(oldest.arrays, _arrays(oldest.batch), strict=True):
+            if not np.array_equal(before, now):
+                self.violations.append(f"batch {oldest.batch.number}: {name} was written while the batch waited.")
+        return super().ready(step)
+
+    def take(self) -> ReadyStep:
+        """The oldest step, begun, for its forward pass."""
+        self.begin_oldest()
+        return self.ready(self._waiting[0].step)
+
+    def begin_oldest(self) -> None:
+        """Make the copies of the oldest step, if they are not made."""
+        self.begin(self._waiting[0].step)
+
+    def spoil(self) -> None:
+        """The oldest step fails in its forward pass: what it has written is not what it should be. It has to be dropped."""
+        step = self.take()
+        self.logits(step._replace(token_ids=(step.token_ids + 1) % self.runner.model.vocabulary_size))
+
+    def drop(self, batch: Batch, inputs: StepInputs | None = None) -> bool:
+        """Cancel the batch, the latest one, also in `inputs`, which made its step. Return whether its copies are made."""
+        if not self._waiting or self._waiting[-1].batch is not batch:
+            return True
+        last = self._waiting.pop()
+        if not last.has_begun and inputs is not None:
+            inputs.take_back(last.step)
+        self._num_carried += not last.has_begun and len(batch.moves) > 0
+        return last.has_begun
+
+
+def _arrays(batch: Batch) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Every array that a batch owns, by name: all but the view of the scheduler's tables."""
+    fields = [(batch, name) for name in batch.__struct_fields__ if name != "block_tables"]
+    moves = [(batch.moves, name) for name in ("device_to_host", "host_to_device", "device_to_device")]
+    for holder, name in fields + moves:
+        if isinstance(value := getattr(holder, name), np.ndarray):
+            yield name, value
 
 
 class DeviceLost(Exception):
