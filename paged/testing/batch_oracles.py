@@ -1,6 +1,6 @@
 """Oracles for every scheduled batch, whatever the policy: limits, order, shares found, progress.
 
-Looks at the public state before a step and at the batch after it.
+They compare the public state before a step with the batch that it decided. Each sentence begins with its invariant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paged.testing.scheduler_rig import SchedulerRig
 
 NUM_PASSING = 4
-"""Of so many behind the head of the queue one may pass it, where the policy has `max_passes`."""
+"""So many requests behind the head of the queue may be admitted before it, where the policy has `max_passes`."""
 
 
 @dataclass
@@ -32,8 +32,7 @@ class Before:
     pending: set[Path]
     """What batches that are out are the first to compute."""
     decoding: set[str]
-    """Running requests of one sequence that had one token to compute, or that batches with drafts are out for; what ends with batches that
-    are out has none."""
+    """Running requests of one sequence, not about to end, that have one token to compute or undecided drafts."""
     is_quiet: bool
     """No batch outstanding, nothing awaited from elsewhere."""
 
@@ -72,7 +71,7 @@ def violations(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
 
 
 def limits(rig: SchedulerRig, flight: Flight) -> list[str]:
-    """8: the budget, the seats, the cap on a chunk; no sequence that has ended, none twice, and none past its full length."""
+    """8: token budget, rows and chunks; no sequence has ended, comes twice, or is computed past its full length."""
     world, batch, keys, found = rig.world, flight.batch, flight.keys, []
     if int(batch.num_tokens.sum()) > world.max_tokens_per_step:
         found.append(f"8: {int(batch.num_tokens.sum())} tokens in a step of {world.max_tokens_per_step}")
@@ -95,15 +94,15 @@ def limits(rig: SchedulerRig, flight: Flight) -> list[str]:
 
 
 def order(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
-    """11: an admitted request stood before all that still wait, but for those that may be passed; returning requests come first; the
-    waiting preempt none."""
+    """11: an admitted request stood before all that still wait, but for those that it may pass. Requests that return
+    come before it, and it preempts none."""
     entered = [id for id in batch.admitted if id in before.waiting]
     found = []
     still_waits = {id for id in before.waiting if rig.scheduler.status(id) == "waiting" and not rig.books[id].is_idle}
     ahead = [id for id in before.waiting if id in entered or id in still_waits]
     found += _overtaken(rig, entered, ahead)
-    # Where no other could go on, those that wait for tokens from the caller make room, and those that gave way in vain to
-    # a request that this very step ended stay out. One that waited before has lost its blocks in an update, and is only reported now.
+    # A request that waits for tokens from the caller makes room where no other could go on. One that waited before lost
+    # its blocks in an update, and is only reported now. One that gave way to a request which this step ended stays out.
     at_work = [id for id, _ in batch.preempted if not rig.books[id].is_idle and id not in before.waiting]
     others_run = any(id not in entered for id, _ in keys_of(batch))
     if entered and at_work and others_run:
@@ -136,17 +135,16 @@ def _overtaken(rig: SchedulerRig, entered: list[str], ahead: list[str]) -> list[
             passed.num_passed += 1
             rig.events["passed another"] += 1
             if place > NUM_PASSING or passed.num_passed > most:
-                found.append(
-                    f"11: {id}, {place} behind {queue[0]}, was admitted before it; that is {passed.num_passed} times, {most} are allowed"
-                )
+                times = f"for the {passed.num_passed}. time; {most} are allowed"
+                found.append(f"11: {id}, {place} places behind {queue[0]}, was admitted before it {times}")
         queue.remove(id)
     return found
 
 
 def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
-    """11, where the scheduler has a `policy` whose victim is the latest: no request runs on that stands behind one that gave way.
+    """11, where the `policy` takes from the latest: no request runs on behind one that gave way.
 
-    Checked for requests that were decoding. One that was preempted before may have its worst case reserved, and is spared.
+    Checked for requests that were decoding. The worst case of one that was preempted before may be reserved.
     """
     policy = getattr(rig.scheduler, "policy", None)
     if policy is None or policy.victim != "latest" or not batch.preempted:
@@ -172,9 +170,9 @@ def victims(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
 
 
 def promises(rig: SchedulerRig, batch: Any) -> list[str]:
-    """8: where all that a request may need was reserved, only a request that waits for tokens from the caller gives way.
+    """8: where all that a request may need is reserved, only one that waits for tokens from the caller gives way.
 
-    Appended tokens were not reserved, and a batch that is taken back may take what others share of it.
+    Appended tokens are not reserved, and the cancel of a batch may take what others share of it.
     """
     if rig.world.policy not in RESERVES_ALL or not batch.preempted:
         return []
@@ -185,7 +183,7 @@ def promises(rig: SchedulerRig, batch: Any) -> list[str]:
 
 
 def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
-    """10: with nothing outstanding, a step computes something, unless all that live wait for tokens or have just ended."""
+    """10: with nothing outstanding a step computes something, unless all requests wait for tokens or have just ended."""
     if len(batch.rows) or not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.saving:
         return []
     statuses = {id: rig.scheduler.status(id) for id in rig.live}
@@ -198,10 +196,10 @@ def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
 
 
 def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
-    """10, where the scheduler has a `policy` that admits by the prompt: the first that waits comes in when its blocks are there beside
-    what the running ones still need and the watermark, and an admitted request leaves those.
+    """10, where the `policy` admits by the prompt: the first that waits comes in if its blocks are there beside those
+    that the running ones still need and the watermark, and an admitted request leaves these.
 
-    Checked where nothing else decides: no batch outstanding, no request paused or loading, none preempted before.
+    Checked where nothing else decides: no batch is outstanding, no request is paused or loads, none was preempted.
     """
     policy, world, manager = getattr(rig.scheduler, "policy", None), rig.world, rig.manager
     if policy is None or policy.strategies is not None or (policy.reservation, policy.chunked) != ("prompt", True):
@@ -221,7 +219,7 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
         # Errors of many guesses cancel: from 16 rows on less is kept.
         kept = int(kept * min(1.0, math.sqrt(16 / max(1, len(rows)))))
     entered = [id for id in batch.admitted if statuses.get(id) == "running"]
-    # What comes in alone where nothing else could run is not asked for the watermark, and a group is admitted by what it will share.
+    # The watermark does not hold up a request that comes in alone, and a group is admitted by what it will share.
     is_ordinary = len(entered) > 1 or (entered and any(id not in entered for id, _ in keys_of(batch)))
     has_groups = any(rig.books[id].request.num_sequences > 1 for id in rig.live)
     found = []
@@ -239,16 +237,15 @@ def admission(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
     if request.num_sequences == 1 and not request.num_computed:
         needed = -(-len(rig.known(waiting[0], 0)[1]) // size)
         if needed + owed + (kept if rows else 0) <= manager.device.num_available:
-            found.append(
-                f"10: {waiting[0]} waits for {needed} blocks; {manager.device.num_available} are left, {owed} owed, {kept} kept free"
-            )
+            left = f"{manager.device.num_available} are left, {owed} owed, {kept} kept free"
+            found.append(f"10: {waiting[0]} waits for {needed} blocks; {left}")
     return found
 
 
 def foreseen_tokens(rig: SchedulerRig, flight: Flight) -> list[str]:
-    """A row samples exactly when the batch computes the last token that is known or being sampled, never computes again what it has, and
-    each token that is being sampled comes from where it is. Behind undecided drafts only known tokens are computed, and none sampled;
-    drafts are the first of those proposed."""
+    """A row samples exactly when the batch computes the last token that is known or being sampled. It computes nothing
+    again, and names the batch that samples each unknown token. Behind undecided drafts it computes known tokens alone
+    and samples none; its own drafts are the first of those proposed."""
     batch, found = flight.batch, []
     sources = list(zip(batch.source_batches.tolist(), batch.source_places.tolist(), strict=True))
     for index, key in enumerate(keys_of(batch)):
@@ -264,7 +261,7 @@ def foreseen_tokens(rig: SchedulerRig, flight: Flight) -> list[str]:
             continue
         if num_drafts and not batch.samples[index]:
             found.append(f"{key}: has {num_drafts} drafts and does not sample")
-        # A sequence that waits for tokens from the caller may rebuild what a preemption took, and does not sample again.
+        # One that waits for tokens from the caller may rebuild what a preemption took, and does not sample again.
         starves = rig.books[key[0]].sequences[key[1]].starves
         if bool(batch.samples[index]) != (stop == len(tokens) and not starves):
             found.append(f"{key}: samples {bool(batch.samples[index])} at {stop} of {len(tokens)} tokens")
@@ -278,8 +275,8 @@ def foreseen_tokens(rig: SchedulerRig, flight: Flight) -> list[str]:
 
 
 def resent_rows(rig: SchedulerRig, flight: Flight) -> list[str]:
-    """Where the engine has to know all tokens of a row that is sent to it again: none comes in while its samples are out, and a token that is
-    still to be sampled is computed in the batch after the one that samples it, in the same row, whose table has at most grown."""
+    """Where the engine has to know all tokens of a row that it is sent again: no request comes in while its samples are
+    out, and an unknown token is computed in the next batch after its own, in the same row, whose table has only grown."""
     if not rig.world.resumes_known:
         return []
     batch, earlier, found = flight.batch, rig.flights[-1] if rig.flights else None, []
@@ -303,15 +300,15 @@ def resent_rows(rig: SchedulerRig, flight: Flight) -> list[str]:
 
 
 def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
-    """A row that begins begins behind the longest prefix that was there throughout the step, or is computed before it.
+    """A row begins behind the longest prefix that was there throughout the step, or is computed before it.
 
-    Content that was resident before and after the step was so in between, and so is what batches that are out compute for sequences
-    that kept it. A row earlier in the batch shows its full blocks, as far as no other has or computes them.
+    Content that is resident before and after the step was so in between. So is what batches that are out compute for
+    sequences that kept it. A row earlier in the batch shows its full blocks, if no other has or computes them.
     """
     world, batch = rig.world, flight.batch
     found: list[str] = []
     if world.groups:
-        # How long a hit is depends on what each group keeps, which is not visible from outside; that it is right, every read shows.
+        # What each group keeps, and so a hit's length, is not visible from outside; every read shows that it is right.
         for index, key in enumerate(keys_of(batch)):
             start = flight.start(index)
             is_hit = rig.progress(key) is None and start > 0
@@ -339,22 +336,21 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
             rig.events["shared with a batch that is out"] += any(
                 path in before.pending for path in own[: start // size]
             )
-            # A row whose blocks were drawn at admission has to find what it shares then, and one that came back with a
-            # partial block of its own has nothing to gain from the same content elsewhere.
+            # A row that got its blocks at admission had to find what it shares then. One that came back with blocks of
+            # its own gains nothing from the same content elsewhere; if it does not write the cache, full ones are, too.
             came_back = start % size > 0 or (world.preallocates and id not in batch.admitted)
-            # What one computed or loaded that does not write the cache, and kept through a pause, are full blocks of its own, too.
             has_own = rig.books[id].sequences[sequence].most > 0 or request.num_computed > 0
             came_back |= not request.writes_cache and has_own
             if start < shared * size and not came_back:
                 found.append(f"{id}/{sequence} begins at {start}, though its first {shared * size} tokens are there")
         if world.host_blocks or not request.writes_cache:
-            # A node may live on the host alone; that is not visible from outside, and it is not announced again.
+            # A node may live on the host alone: that is not visible from outside, and it is not announced again.
             continue
         if rig.progress((id, sequence)) is not None and any(
             path in before.pending or path in computing for path in own[: start // size]
         ):
-            # It may have computed itself what another row is computing, too, and stand on none of that one's nodes: what follows is no node
-            # before that other batch has ended.
+            # It may have computed the same by itself, and stand on no node of the other one: what follows is no node before
+            # that other batch has ended.
             continue
         for path in own[start // size : stop // size]:
             if path in before.contents or path in before.pending or path in computing:
@@ -365,7 +361,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
 
 
 def contents(rig: SchedulerRig) -> set[Path]:
-    """Content that a row can begin behind, confirmed: on the device, and where the host keeps what leaves it, there, too."""
+    """Content that a row can begin behind: on the device, and on the host if it keeps what leaves the device."""
     if rig.world.groups:
         return set()
     found = rig.contents()

@@ -21,7 +21,7 @@ class ExpectedSequence:
     starves: bool = False
     """It sampled nothing in its last step, so only `append` can make it go on."""
     computed: int | None = None
-    """Tokens that updates computed of it and nothing took since; None: nothing of it is computed, or it is not known."""
+    """Tokens that updates computed and nothing took since; None: nothing of it is computed, or that is not known."""
     most: int = 0
     """The most tokens that it ever had computed in batches that ended well."""
 
@@ -72,7 +72,7 @@ class ExpectedRequest:
             sequence.reason = sequence.reason or reason
 
     def full_length(self, index: int) -> int:
-        """Tokens, prompt and outputs, at which a sequence ends, whatever it samples; the last of them is never computed."""
+        """Tokens, prompt and outputs, at which a sequence ends at the latest; the last of them is never computed."""
         sequence = self.sequences[index]
         return min(sequence.limit, len(sequence.tokens) + int(self.request.max_tokens) - len(sequence.outputs))
 
@@ -95,7 +95,7 @@ class ExpectedRequest:
         return number
 
     def accept(self, index: int, sampled: Sequence[int]) -> tuple[list[int], str | None]:
-        """Feed sampled tokens to one sequence; returns what has to be delivered of them and the finish reason, if any."""
+        """Give sampled tokens to one sequence. Returns what has to be delivered of them, and the finish reason, if any."""
         sequence, accepted = self.sequences[index], []
         for token in sampled:
             sequence.tokens.append(int(token))
@@ -125,7 +125,7 @@ def stop_reason(request: Any, outputs: Sequence[int], num_tokens: int, limit: in
 
 
 def generate_alone(request: Any, index: int, vocabulary: int, limit: int) -> tuple[list[int], str]:
-    """The outputs and finish reason of one sequence alone in the world: a loop around the stand-in model, no memory at all."""
+    """The outputs and finish reason of one sequence alone: a loop around the stand-in model, without memory."""
     contents, tokens, outputs = Contents(), [int(t) for t in request.prompt], []
     while True:
         context = contents.path(namespace_of(request), tokens).tolist()

@@ -1,4 +1,4 @@
-"""The content of a manager's cache as the oracles read it: once between two calls, with the manager's own spelling of namespaces."""
+"""The content of a manager's cache, read once between two calls, and the manager's own spelling of namespaces."""
 
 from __future__ import annotations
 

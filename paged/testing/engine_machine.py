@@ -1,4 +1,4 @@
-"""The state machine of a serving engine: Hypothesis is the clients, the rig compares, a failure shrinks to a program."""
+"""The state machine of a serving engine: Hypothesis draws what clients do, the rig compares."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypothesis.stateful import initialize, rule
 from paged.testing.engine_rig import EngineRig
 from paged.testing.engine_world import EngineWorld, build_engine
 from paged.testing.protocol import Capabilities
-from paged.testing.rig_machine import RigMachine
+from paged.testing.rig_machine import RigMachine, cut_to
 from paged.testing.strategies import Wish, engine_wishes, engine_worlds, picks, tails, where
 
 MAX_LIVE = 6
 
 
 class EngineMachine(RigMachine):
-    """Subclass it and override `build` to test another engine; `capabilities`, too, if the engine does not say them itself.
+    """Subclass it and override `build`; `capabilities`, too, if the engine does not say them itself.
 
     `reference` says what a request is answered alone; None: the engine itself, with room for one.
     """
@@ -33,12 +33,7 @@ class EngineMachine(RigMachine):
     def begin(self, world: EngineWorld, opening: list[Wish]) -> None:
         """Requests that are there from the start, together."""
         able, kind = self.capabilities, type(self)
-        if able is not None:
-            world = replace(
-                world,
-                host_blocks=world.host_blocks if able.host_tier else 0,
-                prefix_caching=world.prefix_caching and able.prefix_cache,
-            )
+        world = world if able is None else cut_to(able, world)
         self.rig = EngineRig(world, kind.build, reference=kind.reference, capabilities=able)
         for wish in opening:
             self.add(wish, again=False)
@@ -77,5 +72,5 @@ class EngineMachine(RigMachine):
     @where(lambda self: self.rig.able.abort and self.rig.calls[-1][0] != "abort")
     @rule(pick=picks)
     def abort_anyone(self, pick: int) -> None:
-        """Also who has ended, or never was. Not twice in a row, which would say nothing new, and fill programs."""
+        """Also of requests that have ended, or never were; not twice in a row, which would say nothing new."""
         self.rig.abort(f"r{pick}")

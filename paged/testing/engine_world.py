@@ -28,8 +28,8 @@ GREEDY = 0.0
 
 @dataclass(frozen=True, repr=False)
 class EngineWorld(MemoryWorld):
-    """Sizes in blocks, tokens and sequences. Blocks, their size and `max_model_len` decide how long an answer can be, and every engine
-    has to keep them; what else yours does not have, its builder leaves out."""
+    """Sizes in blocks, tokens and sequences. `num_blocks`, `block_size` and `max_model_len` decide how long an answer can
+    be, and every engine has to keep them; a builder leaves out what else its engine does not have."""
 
     policy: str = "paged"
     max_tokens_per_step: int = 8
@@ -51,7 +51,7 @@ class EngineWorld(MemoryWorld):
         return min(request.max_tokens, self.longest - len(request.prompt))
 
     def ample(self, num_tokens: int) -> EngineWorld:
-        """The same engine where one sequence of so many tokens is alone, is computed in one step, and nothing is shared or kept."""
+        """The same engine with room for one sequence of so many tokens, computed in one step; nothing is shared or kept."""
         return replace(
             self,
             num_blocks=-(-num_tokens // self.block_size) + 1,
@@ -66,7 +66,7 @@ class EngineWorld(MemoryWorld):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """A request to an engine, as plain data. `temperature` 0 is greedy; above, `seed` decides (None: the engine may take the id)."""
+    """A request to an engine, as plain data. `temperature` 0 is greedy; above, `seed` decides (None: it may be the id)."""
 
     id: str
     prompt: list[int]
@@ -83,7 +83,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
 
     @property
     def params(self) -> SamplingParams:
-        """The part of it that says how tokens are chosen, and when to stop. An end of text that the model knows does not count."""
+        """How its tokens are chosen, and when they stop. An end of text that the model knows does not count."""
         return SamplingParams(
             temperature=self.temperature,
             seed=self.seed if self.temperature > 0 else None,
@@ -131,7 +131,7 @@ def scheduler_in(world: EngineWorld, *, max_model_len: int | None, vocabulary: i
 def request_of(
     prompt: Sequence[int], params: SamplingParams, id: str, *, priority: int = 0, salt: str | None = None, **cache: Any
 ) -> Request:
-    """What those engines make of `add_request`; `cache` is what a Request says of the cache."""
+    """The request that those engines make of `add_request`; `cache`: the fields of a Request about the cache."""
     return Request(
         id=id,
         prompt=list(prompt),
@@ -146,8 +146,8 @@ def request_of(
 def build_engine(
     world: EngineWorld, steps_ahead: int = 0, speculate: str | None = None, disk_cache: str | Path | None = None
 ) -> Any:
-    """Our own engine, batch-invariant, in float32, on a decoder of random weights; a draft model is the same but for some noise. Raises
-    MissingExtra without the extra `engine`."""
+    """Our own engine, batch-invariant, in float32, on a decoder of random weights; a draft model has some noise more.
+    Raises MissingExtra without the extra `engine`."""
     import paged.study  # noqa: F401  (registers its policies)
     from paged import Engine
     from paged.base.extras import import_with_extra

@@ -1,6 +1,8 @@
-"""A batch between `schedule` and its end, as an engine that runs late keeps it: its tables, its tokens, and what has become void.
+"""A batch between `schedule` and its end, as an engine that runs late keeps it: its tables, its tokens, and what is void.
 
-schedule: plans, tables seen | run: tables from changes alone, tokens where the batch says | update: what is not void is delivered
+schedule   plans, tables as they are shown
+run        tables from reported changes alone, tokens where the batch says
+update     what is not void is delivered
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from paged.testing.shadow_kv import Slots
 Key = tuple[str, int]
 """One sequence: the request's id and its number in the request."""
 Source = tuple[int, int]
-"""The source of a token that is not sampled yet: the batch that will sample it, and the place among that batch's rows."""
+"""The batch that will sample a token, and the place among its rows."""
 Path = tuple[object, ...]
 """Content of a block: the namespace, then the tokens of each block up to it."""
 Mirror = dict[tuple[int, int], int]
@@ -52,7 +54,7 @@ class Flight:
     void: set[int] = field(default_factory=set)
     # Places whose sequence gave up what they compute.
     lost: set[int] = field(default_factory=set)
-    # Blocks that a later batch's copies, or a load, wrote after its forward pass: no row of it that still counts has them.
+    # Blocks that a later batch's copies, or a load, wrote after its forward pass: no row that counts has them.
     rewritten: set[int] = field(default_factory=set)
     # Content of blocks that it is the first to compute, with the sequence that does.
     published: dict[Path, Key] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A device that does what it is asked in the order of the calls, and lags behind them: moves, writes and reads of batches.
+"""A device that does what it is asked in the order of the calls, and lags behind: moves, writes and reads of batches.
 
     asked:  move | write (batch 4) | poison | move | write (batch 5)
     done:                          ^ at the latest when batch 4 is confirmed, all before it is done
@@ -18,7 +18,7 @@ from paged.testing.shadow_kv import ShadowKV, Slots
 
 
 class _Write(NamedTuple):
-    """What a batch computes of one row: the last tokens of `contents`, into `slots`; it reads all of them through `table`."""
+    """What a batch computes of one row: the last of `contents`, into `slots`; it reads all of them through `table`."""
 
     batch: int
     slots: Slots
@@ -54,11 +54,11 @@ class LateDevice:
         return self._ask(moves) if len(moves) else []
 
     def write(self, batch: int, slots: Slots, table: NDArray[Any], contents: Slots, who: str) -> list[str]:
-        """A batch's share of one row: int64 [n] slots for the last n of `contents`, all of which it reads through its block table."""
+        """Write the last n of `contents` to int64 [n] slots, a batch's share of one row, and read all through its table."""
         return self._ask(_Write(batch, slots, table, contents, who))
 
     def poison(self, device: set[int], host: set[int]) -> list[str]:
-        """Poison these blocks, all that hold nothing now, once all that was asked before is done."""
+        """Poison the blocks, all that hold nothing now: calls before this one may write them, and no call read them."""
         new = _Poison(device - self._poisoned.device, host - self._poisoned.host)
         self._poisoned = _Poison(device, host)
         if new.device or new.host:

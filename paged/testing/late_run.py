@@ -1,4 +1,4 @@
-"""Requests on our scheduler and worker with several batches out on a device that lags, with drafts, aborts, and steps that fail.
+"""Requests on our scheduler and worker, several batches out on a device that lags, with drafts, aborts and failed steps.
 
 The caller's chance decides when a batch is scheduled, ended or cancelled, and what is guessed.
 """
@@ -93,7 +93,7 @@ class LateRun:
         self.late.put(batch, self._inputs.of(batch, self._out[0].number), free)
 
     def _end_oldest(self) -> None:
-        """Run the oldest batch and hand its tokens back: of a row with drafts those that are the model's own words, or fewer."""
+        """Run the oldest batch and hand its tokens back: of drafts those that are the model's own words, or fewer."""
         batch = self._out.pop(0)
         self.events["late"] += len(self._out) > 0
         step = self.late.take()
@@ -125,7 +125,7 @@ class LateRun:
             self.answers.take(output)
 
     def _cancel(self, count: int) -> None:
-        """The latest batches fail; the oldest of them may have made its copies, or come to a stop in its forward pass."""
+        """The latest batches fail; the oldest of them may have made its copies, or stop within its forward pass."""
         if count == len(self._out):
             how = self._chance.choice(["before", "behind", "within"])
             if how == "behind":
@@ -152,7 +152,7 @@ class LateRun:
             self.events["aborted in flight"] += in_flight
 
     def _drafts(self) -> dict[str, list[int]]:
-        """Guesses for those that run, mostly right ones: what comes behind the tokens that are known and those that are being sampled."""
+        """Guesses, mostly right ones, of what follows the tokens that are known or being sampled."""
         guessed = {}
         for id in self._requests:
             if (id, 0) in self.answers.reasons or self.scheduler.status(id) != "running" or self._chance.random() < 0.3:

@@ -1,4 +1,4 @@
-"""A worker behind a queue, and the steps of our own `Engine` on it: a batch runs in order, when the scheduler has long gone on.
+"""A worker behind a queue, and the steps of our own `Engine` on it: a batch runs when the scheduler has long gone on.
 
     scheduler   step 4 | step 5 |         update 4 | step 6 |         update 5
     device                        4 runs                      5 runs
@@ -55,8 +55,8 @@ class LateWorker(Worker):
         return len(self._waiting)
 
     def put(self, batch: Batch, step: StepInput, free: Blocks) -> None:
-        """Queue the step of a batch. `free`: device blocks, int64 [k], without content or holder before it was scheduled;
-        they are filled with NaN before it runs."""
+        """Queue the step of a batch. `free`: device blocks, int64 [k], that held nothing before it was scheduled; they are
+        filled with NaN before it runs."""
         # Copies of a cancelled batch still read blocks that are free.
         blocks = free[:0] if self._num_carried else free
         self._waiting.append(_Waiting(batch, step, [(name, array.copy()) for name, array in _arrays(batch)], blocks))
@@ -89,12 +89,12 @@ class LateWorker(Worker):
         self.begin(self._waiting[0].step)
 
     def spoil(self) -> None:
-        """The oldest step fails in its forward pass: what it has written is not what it should be. It has to be dropped."""
+        """The oldest step fails in its forward pass: it has written anything, and has to be dropped."""
         step = self.take()
         self.logits(step._replace(token_ids=(step.token_ids + 1) % self.runner.model.vocabulary_size))
 
     def drop(self, batch: Batch, inputs: StepInputs | None = None) -> bool:
-        """Cancel the batch, the latest one, also in `inputs`, which made its step. Return whether its copies are made."""
+        """Cancel the latest batch, also in `inputs`, which made its step. Return whether its copies are made."""
         if not self._waiting or self._waiting[-1].batch is not batch:
             return True
         last = self._waiting.pop()
@@ -153,7 +153,8 @@ class LateExecutor(LocalExecutor):
 class LateSteps(Steps):
     """Batches of one engine, each of which runs when its tokens are asked for.
 
-    fails  where the next batch to run fails: before its copies, behind them, or in its forward pass; the engine's step raises DeviceLost
+    fails  where the next batch to run fails: before its copies, behind them, or within its forward pass. The engine's
+           step raises DeviceLost then
     """
 
     def __init__(self, engine: Engine) -> None:

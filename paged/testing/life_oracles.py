@@ -26,8 +26,7 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
 def violations(rig: SchedulerRig) -> list[str]:
     """The subject's own check, and the invariants of memory and the figures recomputed."""
     found = [f"check(): {violation}" for violation in rig.scheduler.check()]
-    # The moves of a cancelled batch may hold blocks beyond the tables, as often as rows shared them. So does a batch that loads for a
-    # request which was aborted.
+    # Moves of a cancelled batch, and a batch that loads for an aborted request, may hold blocks beyond the tables.
     moves = rig.carries_moves or any(len(f.batch.moves) or f.loading for f in rig.flights)
     groups = rig.world.groups
     # A state that a batch reads, and not in place, is held until it ends.
@@ -41,7 +40,7 @@ def violations(rig: SchedulerRig) -> list[str]:
 
 
 def waiting_order(rig: SchedulerRig) -> list[str]:
-    """11: those who wait stand by priority, then by arrival; one that waits for tokens from the caller may stand anywhere."""
+    """11: requests wait by priority, then by arrival; one that waits for tokens from the caller stands anywhere."""
     arrival = {id: number for number, id in enumerate(rig.books)}
     waiting = [id for id in rig.scheduler.waiting_ids() if not rig.books[id].is_idle]
     if getattr(getattr(rig.scheduler, "policy", None), "order", None) == "cached":
@@ -51,7 +50,7 @@ def waiting_order(rig: SchedulerRig) -> list[str]:
 
 
 def beyond_lead(rig: SchedulerRig, standing: list[str]) -> list[str]:
-    """11, where the cached come first: they stand by priority, and in each none came more than the lead after one behind it."""
+    """11, where the cached come first: by priority, and none came later than the lead after one that stands behind it."""
     place = {id: (rig.books[id].request.priority, rig.books[id].arrival) for id in standing}
     lead = rig.scheduler.policy.max_lead
     wrong = [
@@ -64,7 +63,7 @@ def beyond_lead(rig: SchedulerRig, standing: list[str]) -> list[str]:
 
 
 def states(rig: SchedulerRig, *, is_part: bool = False) -> list[str]:
-    """9: every request is in one state, gets there by a legal way, and all of them add up. `is_part`: another look follows soon."""
+    """9: every request is in one state, gets there by a legal way, and all add up. `is_part`: another look follows."""
     counts, found = rig.scheduler.counts(), waiting_order(rig)
     tally, explain = dict.fromkeys(ALIVE, 0), getattr(rig.scheduler, "explain", None)
     for number, (id, book) in enumerate(rig.books.items()):
@@ -95,7 +94,7 @@ def states(rig: SchedulerRig, *, is_part: bool = False) -> list[str]:
 
 
 def ended_outside(rig: SchedulerRig, id: str, outputs: dict[int, tuple[list[int], str | None]]) -> list[str]:
-    """Outputs, by sequence, of a request that sampled nothing for them: right only where it was ended outside a batch, whole."""
+    """Outputs, by sequence, of a request that sampled none of them: right only if it was ended outside a batch, whole."""
     book = rig.books.get(id)
     if book is None or book.is_aborted:
         return [f"{id} received {outputs}, though it is gone"]
@@ -142,7 +141,7 @@ def usage(book: ExpectedRequest, took: Any) -> list[str]:
 
 
 def drain_bound(rig: SchedulerRig) -> int:
-    """Steps within which everything has to end: some for every token that is still to come, recomputed ones included."""
+    """Steps within which everything has to end: some for each token that is still to come, or to be computed again."""
     tokens = sum(
         len(sequence.tokens) + rig.books[id].request.max_tokens
         for id in rig.live

@@ -1,4 +1,4 @@
-"""The device of a scheduler rig: it runs the batches that are out, in order, on memory that holds contexts instead of numbers.
+"""The device of a scheduler rig: runs the batches that are out, in order, on memory of contexts in place of numbers.
 
     schedule       batch 4 goes out      batch 5 goes out
     run            moves of 4, forward pass of 4, moves of 5, ...
@@ -22,7 +22,7 @@ from paged.testing.world import World
 
 
 class RigDevice:
-    """`flights` are the batches that are out, oldest first. Methods that run something return what is wrong, as sentences."""
+    """`flights` are the batches that are out, oldest first. What runs something returns what is wrong, as sentences."""
 
     def __init__(self, world: World, manager: Any, events: Counter[str]) -> None:
         """`events` counts what the batches copy."""
@@ -47,8 +47,8 @@ class RigDevice:
         return found
 
     def stop_within(self, flight: Flight) -> list[str]:
-        """Make the moves of the latest batch, which is no longer out, and half of its forward pass: it has written anything
-        to its slots, before what came later was written there."""
+        """Make the moves of the latest batch, which is out no more, and half of its forward pass: anything may stand in
+        its slots, but for what came later."""
         found = self._move(flight)
         flight.apply_changes(self._mirror)
         self.last_moved = max(self.last_moved, flight.number)
@@ -67,8 +67,7 @@ class RigDevice:
             flight.rewritten.add(block)
 
     def carry(self, sources: list[int], copies: list[int]) -> None:
-        """Add copies for a fork to the latest group of carried ones, or as a new group where one of them reads or writes
-        what another one writes."""
+        """Add copies for a fork to the latest carried group; as a new group if one reads or writes what another writes."""
         pairs = dict(self.carried[-1] or {}) if self.carried else {}
         pairs |= {copy: pairs.get(source, source) for source, copy in zip(sources, copies, strict=True)}
         if self.carried and self.carried[-1] is not None and not pairs.keys() & set(pairs.values()):
@@ -133,7 +132,7 @@ class RigDevice:
         return []
 
     def _right(self, flight: Flight, place: int) -> list[int]:
-        """The drafts of a place that the model would have said, up to the first that it would not, and what it says then."""
+        """The drafts of a place that the model says, too, up to the first that it does not, and what it says there."""
         held, drafts, right = flight.attended[place].tolist(), flight.drafted(place), list[int]()
         for behind in range(len(drafts), -1, -1):
             context = held[: len(held) - behind]

@@ -1,4 +1,4 @@
-"""The state machine of a scheduler: Hypothesis is the engine and the clients, the rig compares, a failure shrinks to a program."""
+"""The state machine of a scheduler: Hypothesis draws what engine and clients do, the rig compares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from paged.testing.protocol import Capabilities
-from paged.testing.rig_machine import RigMachine
+from paged.testing.rig_machine import RigMachine, cut_to
 from paged.testing.scheduler_rig import SchedulerRig
 from paged.testing.strategies import SESSIONS, Knowledge, Wish, knowledge, picks, scheduler_worlds, tails, where, wishes
 from paged.testing.world import World, build_scheduler
@@ -38,22 +38,8 @@ class SchedulerMachine(RigMachine):
     )
     def begin(self, world: World, opening: list[Wish], is_alike: bool) -> None:
         """Requests that are there from the start, together; their prompts may begin alike."""
-        able = self.capabilities
-        self.rig = SchedulerRig(
-            replace(
-                world,
-                policy=self.policy or world.policy,
-                host_blocks=world.host_blocks if able.host_tier else 0,
-                prefix_caching=world.prefix_caching and able.prefix_cache,
-                host_caching=world.host_caching and able.host_content,
-                event_stride=world.event_stride if able.events else 0,
-                drafts=world.drafts if able.drafts else 0,
-                max_pinned=world.max_pinned if able.hints else 0,
-                max_pinned_per_tenant=world.max_pinned_per_tenant if able.hints else None,
-                max_cached_per_tenant=world.max_cached_per_tenant if able.hints else None,
-            ),
-            type(self).build,
-        )
+        world = replace(cut_to(self.capabilities, world), policy=self.policy or world.policy)
+        self.rig = SchedulerRig(world, type(self).build)
         for wish in opening:
             self.add(replace(wish, prompt=opening[0].prompt + wish.prompt) if is_alike else wish, again=False)
 
@@ -74,7 +60,7 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
     @rule(wish=wishes(), more=tails(), num_alike=st.integers(1, 4))
     def arrive_together(self, wish: Wish, more: list[int], num_alike: int) -> None:
-        """Two requests whose prompts begin alike for so many blocks, at once and before all others: the second shares or follows."""
+        """Two requests whose prompts share so many blocks come at once, before all others: the second shares or follows."""
         prompt = (wish.prompt * 2 * self.rig.world.block_size)[: num_alike * self.rig.world.block_size]
         wish = replace(
             wish, share=0.8, reads_cache=True, writes_cache=True, priority=-2, num_sequences=1, num_computed=0
@@ -104,9 +90,8 @@ class SchedulerMachine(RigMachine):
         is_patient: bool,
         runs_dry: bool,
     ) -> None:
-        """Three prompts that grow until they are in each other's way; the first may be the longest, and drive both others out. The last one may
-        be a group, of which a sequence waits. In the end the sampling request may have to wait for tokens, with all that is reserved for it;
-        a preempted one goes on."""
+        """Three prompts grow until they are in each other's way; the first may be long enough to drive both others out, and
+        the last a group. In the end all may have to wait for tokens, with all that is reserved for them."""
         wish = replace(wish, share=0.2, output=output, num_computed=0)
         self.add(replace(wish, share=share, output=1.0, num_sequences=1, salt=None), again=False)
         self.add(replace(wish, num_sequences=1, salt="a"), again=False)
@@ -134,8 +119,8 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.rig.has_work)
     @rule(ahead=st.integers(1, 2), steps=st.integers(2, 8), counts=COUNTS, num_cancelled=st.integers(0, 3))
     def go_ahead(self, ahead: int, steps: int, counts: tuple[int, ...], num_cancelled: int) -> None:
-        """Steps with so many more batches out than the one that ends, the last of which may fail together: far ahead the newest after its
-        moves, and so those before it, whatever is said of theirs."""
+        """Steps with so many more batches out than the one that ends. The last of them may fail together, also behind moves
+        of the newest."""
         self._steps(steps, counts, is_patient=False, ahead=ahead)
         if self.capabilities.cancel:
             for number in range(num_cancelled):
@@ -164,8 +149,7 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.rig.has_work)
     @rule(steps=st.integers(2, 12), counts=COUNTS)
     def go_on(self, steps: int, counts: tuple[int, ...]) -> None:
-        """Steps of an engine that does not wait: loads stay outstanding, and what samples nothing in the first
-        step gets no tokens while the others go on."""
+        """Steps of an engine that does not wait: loads stay outstanding, and what samples nothing gets no tokens."""
         self._steps(steps, counts, is_patient=False)
 
     @where(lambda self: self.rig.flights)
@@ -193,8 +177,8 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.capabilities.cancel and not self.rig.flights and self.rig.world.keeps_content_on_host)
     @rule(wish=wishes(), steps=st.integers(1, 8), num_gone=st.integers(0, 2), pick=picks)
     def take_back_copies(self, wish: Wish, steps: int, num_gone: int, pick: int) -> None:
-        """The first of the next steps that copies anything fails before it has. The request that it copied for may be gone by then, and an
-        unknown prompt takes the room."""
+        """The first step that copies anything fails before it has. The request that it copied for may go meanwhile, and an
+        unknown prompt take the room."""
         for _ in range(steps):
             batch = self.rig.schedule()
             if len(batch.moves):
@@ -215,8 +199,8 @@ class SchedulerMachine(RigMachine):
         wish=wishes(), num_before=st.sampled_from([0, 0, 3]), num_after=st.sampled_from([0, 3, 4]), leaves=st.booleans()
     )
     def come_back_in_vain(self, wish: Wish, num_before: int, num_after: int, leaves: bool) -> None:
-        """What others drove to the host comes back for a batch that fails before it has copied anything. Before that and after it a request
-        that waits for tokens forks, and may leave: what the forks drive out wants to go to the host, too."""
+        """What others drove to the host comes back for a batch that fails before it has copied anything. Before and after, a
+        request that waits for tokens forks, and may leave: what the forks drive out wants to go to the host, too."""
         length = self.rig.world.block_size + 1
         first = Wish(wish.prompt[:1] * length, output=0.01)
         for salt in (None, "b", "c"):
@@ -248,7 +232,7 @@ class SchedulerMachine(RigMachine):
         has_run=st.booleans(),
     )
     def take_back_several(self, steps: int, more: int, moved: bool, has_run: bool) -> None:
-        """The first of the next steps that copies anything fails, and with it some that were scheduled behind it."""
+        """The first step that copies anything fails, and with it some that were scheduled behind it."""
         for _ in range(steps):
             if not self.rig.has_work:
                 return
@@ -280,8 +264,8 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.gives_counts and not self.rig.flights and len(self.rig.live) < MAX_LIVE)
     @rule(wish=wishes(), num_sequences=st.integers(1, 3), steps=st.integers(4, 16))
     def starve(self, wish: Wish, num_sequences: int, steps: int) -> None:
-        """Of the latest request one sequence gets no token, and waits for the caller; its siblings, and a request before it, grow
-        until it has to give its memory back."""
+        """One sequence of the latest request gets no token and waits for the caller; its siblings, and a request before it,
+        grow until it has to give its memory back."""
         wish = replace(wish, share=0.2, output=1.0, num_computed=0, eos=None, stop=(), priority=0)
         self.add(replace(wish, num_sequences=1), again=False)
         self.add(replace(wish, num_sequences=num_sequences, salt="b"), again=False)
@@ -319,11 +303,10 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: len(self.rig.live) < MAX_LIVE - 1)
     @rule(wish=wishes(), is_served=st.booleans())
     def add_twins(self, wish: Wish, is_served: bool) -> None:
-        """Two short prompts that are alike: the second one shares what a batch computes for the first, or follows it."""
-        twin = replace(
-            wish, share=0.3, output=0.1, num_sequences=1, num_computed=0, salt=None, adapter=None, extra_key=None, priority=-1,
-            reads_cache=True, writes_cache=True,
-        )  # fmt: skip
+        """Two equal short prompts: the second shares what a batch computes for the first, or follows it."""
+        keys: dict[str, Any] = dict.fromkeys(("salt", "adapter", "extra_key"))
+        twin = replace(wish, share=0.3, output=0.1, num_sequences=1, num_computed=0, priority=-1, **keys)
+        twin = replace(twin, reads_cache=True, writes_cache=True)
         self.add(twin, again=False)
         self.add(twin, again=False)
         for _ in range(2 * is_served):
@@ -331,10 +314,8 @@ class SchedulerMachine(RigMachine):
 
     @property
     def takes_hints(self) -> bool:
-        """Whether the subject keeps what sessions leave, and takes hints."""
-        # In some worlds, so that all else is as frequent as before in the others.
-        has_any = self.capabilities.hints and hasattr(self.rig.scheduler, "hint")
-        return has_any and self.rig.world.max_pinned > 0
+        """Whether the subject takes hints: in the worlds that pin, so that all else is as frequent in the others."""
+        return self.capabilities.hints and hasattr(self.rig.scheduler, "hint") and self.rig.world.max_pinned > 0
 
     @where(lambda self: self.takes_hints)
     @rule(what=knowledge())
@@ -365,15 +346,11 @@ class SchedulerMachine(RigMachine):
             namespace, tokens = turns[what.pick % len(turns)]
             target = {"tokens": tokens[: what.length]}
         _, salt, adapter, extra_key = namespace
-        wishes: Any = {"action": what.action, "waits_for": what.waits_for if what.action == "retain" else None}
-        return Hint(
-            **wishes,
-            **target,
-            **({"salt": salt, "adapter": adapter, "extra_key": extra_key} if "tokens" in target else {}),
-            priority=what.priority,
-            lasts=what.lasts,
-            tenant=what.tenant,
-        )
+        if "tokens" in target:
+            target |= {"salt": salt, "adapter": adapter, "extra_key": extra_key}
+        waits_for = what.waits_for if what.action == "retain" else None
+        wishes: Any = {"action": what.action, "waits_for": waits_for, **target}
+        return Hint(**wishes, priority=what.priority, lasts=what.lasts, tenant=what.tenant)
 
     @where(lambda self: self.takes_hints and len(self.rig.live) < MAX_LIVE - 1)
     @rule(
@@ -387,8 +364,7 @@ class SchedulerMachine(RigMachine):
     def take_turn(
         self, wish: Wish, pick: int, length: int, more: list[int], hints: list[Knowledge], is_pressed: bool
     ) -> None:
-        """A session goes on where it ended, or where it was a few tokens before. Hints of what it left come, and then another
-        prompt."""
+        """A session goes on where it ended, or a few tokens before. Hints of what it left come, then another prompt."""
         id = SESSIONS[pick % len(SESSIONS)]
         turn = replace(wish, session=id, priority=-1, output=0.1, num_computed=0, num_sequences=1, writes_cache=True)
         session = self.rig.hints.sessions.get(id)
@@ -401,9 +377,8 @@ class SchedulerMachine(RigMachine):
         self.add(turn, again=False)
         self.serve(6, ())
         for what in hints:
-            self.hint(
-                replace(what, pick=sorted(self.rig.hints.sessions).index(id) if id in self.rig.hints.sessions else 11)
-            )
+            sessions = sorted(self.rig.hints.sessions)
+            self.hint(replace(what, pick=sessions.index(id) if id in sessions else 11))
         if is_pressed:
             self.add(replace(turn, session=None, salt="z", output=0.1, share=0.8), again=False)
             self.serve(3, ())
@@ -436,8 +411,7 @@ class SchedulerMachine(RigMachine):
     def branch(
         self, pick: int, num_forks: int, steps: int, counts: tuple[int, ...], is_cancelled: bool, appended: int
     ) -> None:
-        """A sequence goes on in several ways for some steps, the first of which may fail, and the last of which gets tokens; then
-        without the first one."""
+        """A sequence goes on in several ways for some steps, the first of which may fail; then without the first way."""
         id = self.running[pick % len(self.running)]
         first = next(n for n, each in enumerate(self.rig.books[id].sequences) if each.reason is None)
         for _ in range(num_forks):

@@ -209,7 +209,7 @@ class SchedulerRig(Rig):
 
     @blames
     def finish(self, id: str, sequence: int = 0) -> None:
-        """The engine ends one sequence, in flight or not: its last output comes at once, and nothing of it after that."""
+        """The engine ends one sequence, in flight or not: its last output comes at once, and no other after it."""
         book = self._book(id, sequence)
         self._note("finish", id, sequence)
         was_live = book.sequences[sequence].reason is None and self.scheduler.status(id) not in life_oracles.ENDED
@@ -269,7 +269,7 @@ class SchedulerRig(Rig):
 
     @blames
     def fork(self, id: str, sequence: int = 0) -> None:
-        """One more sequence of a request that runs, from where this one is: full blocks shared, the partial one copied."""
+        """Let one more sequence of a request go on from where this one is: it shares full blocks and copies the partial one."""
         book, policy = self._book(id, sequence), getattr(self.scheduler, "policy", None)
         self._note("fork", id, sequence)
         source = book.sequences[sequence]
@@ -433,7 +433,7 @@ class SchedulerRig(Rig):
 
     @blames
     def run(self, index: int = 0) -> None:
-        """The engine reaches outstanding batch `index`, after those before it: moves, then the forward pass, of each."""
+        """The device reaches outstanding batch `index`, after those before it: of each the moves, then the forward pass."""
         if not 0 <= index < len(self.flights):
             raise NotThere(f"{len(self.flights)} batches are out; {index} is none of them.")
         self._note("run", index)
@@ -443,7 +443,7 @@ class SchedulerRig(Rig):
 
     @blames
     def update(self, counts: Sequence[int] = ()) -> dict[Key, Delivery]:
-        """End the oldest batch: `counts[i % len]` sampled tokens for its i-th sampling row, one each without `counts`."""
+        """End the oldest batch: its i-th sampling row gets `counts[i % len]` tokens; without `counts` each gets one."""
         if not self.flights:
             return {}
         if not self.flights[0].has_run:
@@ -569,7 +569,7 @@ class SchedulerRig(Rig):
         if not moved and len(batch.moves):
             self.device.carried.insert(0, None)
         for id in dict.fromkeys(flight.loading):
-            # A request that lost what it shared of this batch waits again, without a row, and asks anew, perhaps for more.
+            # A request that lost what it shared of this batch waits again, without a row, and asks anew.
             is_loading = self.scheduler.status(id) == "loading"
             load = None if moved and is_loading else self.loads.pop(id, None)
             if load is not None and is_loading:
@@ -666,7 +666,7 @@ class SchedulerRig(Rig):
 
     @blames
     def drain(self) -> None:
-        """No more requests: everything has to end within a bounded number of steps, and leave the pools as they were."""
+        """No more requests: all have to end within a bounded number of steps, and every block has to come back."""
         bound = life_oracles.drain_bound(self)
         for _ in range(bound):
             if not self.has_work:
