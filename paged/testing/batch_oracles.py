@@ -183,7 +183,7 @@ def promises(rig: SchedulerRig, batch: Any) -> list[str]:
 
 
 def progress(rig: SchedulerRig, before: Before, batch: Any) -> list[str]:
-    """10: with nothing outstanding a step computes something, unless all requests wait for tokens or have just ended."""
+    """10: with nothing outstanding a step computes something, unless all wait for tokens or have just ended."""
     if len(batch.rows) or not before.is_quiet or len(batch.loads) or rig.carries_moves or rig.saving:
         return []
     statuses = {id: rig.scheduler.status(id) for id in rig.live}
@@ -276,7 +276,7 @@ def foreseen_tokens(rig: SchedulerRig, flight: Flight) -> list[str]:
 
 def resent_rows(rig: SchedulerRig, flight: Flight) -> list[str]:
     """Where the engine has to know all tokens of a row that it is sent again: no request comes in while its samples are
-    out, and an unknown token is computed in the next batch after its own, in the same row, whose table has only grown."""
+    out, and an unknown token is computed in the batch after its own, in the same row, whose table has only grown."""
     if not rig.world.resumes_known:
         return []
     batch, earlier, found = flight.batch, rig.flights[-1] if rig.flights else None, []
@@ -349,8 +349,8 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
         if rig.progress((id, sequence)) is not None and any(
             path in before.pending or path in computing for path in own[: start // size]
         ):
-            # It may have computed the same by itself, and stand on no node of the other one: what follows is no node before
-            # that other batch has ended.
+            # It may have computed the same by itself, and stand on no node of the other one: what follows is no node
+            # before that other batch has ended.
             continue
         for path in own[start // size : stop // size]:
             if path in before.contents or path in before.pending or path in computing:

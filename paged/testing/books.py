@@ -95,7 +95,7 @@ class ExpectedRequest:
         return number
 
     def accept(self, index: int, sampled: Sequence[int]) -> tuple[list[int], str | None]:
-        """Give sampled tokens to one sequence. Returns what has to be delivered of them, and the finish reason, if any."""
+        """Give sampled tokens to one sequence. Return what has to be delivered of them, and any finish reason."""
         sequence, accepted = self.sequences[index], []
         for token in sampled:
             sequence.tokens.append(int(token))

@@ -3,8 +3,8 @@
     a wait a step      launch 1 · wait 1 · read 1 · launch 2 · wait 2 · read 2 · launch 3 · wait 3 · read 3
     one step ahead     launch 1 · launch 2 · read 1 · launch 3 · read 2 · wait 3 · read 3
 
-The device takes as long for a step as the engine from one launch to the next: a step has run when one behind it is launched, and who reads
-it sooner waits. A wait with nothing launched behind it is one in which the device stands still afterwards.
+The device takes as long for a step as the engine from one launch to the next: a step has run when one behind it is
+launched, and a read before that waits. After a wait with nothing launched behind it the device stands still.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paged.sampling.rows import Asked
 
 
 class TracedExecutor:
-    """An Executor before another one; for steps that do not fail. `trace` grows by a line for each launch, wait and read."""
+    """An Executor before another one, for steps that do not fail. Each launch, wait and read adds a line to `trace`."""
 
     def __init__(self, device: LocalExecutor) -> None:
         self.trace: list[str] = []

@@ -105,8 +105,8 @@ class EngineRig(Rig):
         reference: Reference | None = None,
         capabilities: Capabilities | None = None,
     ) -> None:
-        """`reference` answers a request as it is answered alone; None: the engine itself does. `capabilities`: None: what
-        the engine says."""
+        """`reference` gives what a request gets alone; None: the engine itself does. `capabilities`: None: those of
+        the engine."""
         super().__init__(world)
         self.engine: Any = build(world)
         self.able = capabilities_of(self.engine) if capabilities is None else capabilities
@@ -157,8 +157,8 @@ class EngineRig(Rig):
 
     @blames
     def abort(self, id: str) -> None:
-        """The client is gone: it receives nothing any more. An abort of a request that has ended changes nothing; one of
-        an id that never was may be refused."""
+        """The client is gone and receives nothing any more. An abort after the end changes nothing; an unknown id may be
+        refused."""
         self.calls.append(("abort", (id,)))
         output = None
         try:
@@ -181,7 +181,7 @@ class EngineRig(Rig):
 
     @blames
     def drain(self) -> None:
-        """No more requests: each token has to come within a bounded number of steps, and every block back at the end."""
+        """No more requests: each token has to come within a bounded number of steps, and in the end every block."""
         num_idle = 0
         while self.has_work:
             # All tokens that are known may have to be computed once more before a new one comes.

@@ -28,8 +28,8 @@ GREEDY = 0.0
 
 @dataclass(frozen=True, repr=False)
 class EngineWorld(MemoryWorld):
-    """Sizes in blocks, tokens and sequences. `num_blocks`, `block_size` and `max_model_len` decide how long an answer can
-    be, and every engine has to keep them; a builder leaves out what else its engine does not have."""
+    """Sizes in blocks, tokens and sequences. `num_blocks`, `block_size` and `max_model_len` decide how long an
+    answer can be, and every engine has to keep them; a builder leaves out what else its engine does not have."""
 
     policy: str = "paged"
     max_tokens_per_step: int = 8
@@ -51,7 +51,7 @@ class EngineWorld(MemoryWorld):
         return min(request.max_tokens, self.longest - len(request.prompt))
 
     def ample(self, num_tokens: int) -> EngineWorld:
-        """The same engine with room for one sequence of so many tokens, computed in one step; nothing is shared or kept."""
+        """The same engine with room for one sequence of so many tokens, computed in one step; nothing is cached."""
         return replace(
             self,
             num_blocks=-(-num_tokens // self.block_size) + 1,
@@ -66,7 +66,7 @@ class EngineWorld(MemoryWorld):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """A request to an engine, as plain data. `temperature` 0 is greedy; above, `seed` decides (None: it may be the id)."""
+    """A request to an engine, as plain data. `temperature` 0 is greedy; else `seed` decides (None: it may be the id)."""
 
     id: str
     prompt: list[int]

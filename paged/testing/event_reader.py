@@ -1,4 +1,4 @@
-"""An index of a cache that is built from its events alone, and what is wrong with them where it differs from the cache."""
+"""An index of a cache that is built from its events alone, and where it differs from the cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hash_of(path: Path) -> bytes:
 
 
 class EventReader:
-    """What a reader of the events knows: `contents`, the hashes in each tier, and `restarts`, those behind which prompts begin."""
+    """The hashes that the events put in each tier, `contents`, and those behind which prompts begin, `restarts`."""
 
     def __init__(self) -> None:
         self.contents: dict[str, set[bytes]] = {tier: set() for tier in TIERS}
@@ -98,7 +98,7 @@ class EventReader:
 
 
 class EventWatch:
-    """Reads a manager's events every few looks, as one reader from the beginning and as another one that starts late."""
+    """Reads a manager's events every few looks, as a reader from the beginning and as one that starts late."""
 
     def __init__(self, manager: Any, stride: int, contents: Callable[[str], Iterable[Path]]) -> None:
         """`stride`: looks from one reading to the next; 0: there is no reader. `contents`: what a tier holds now."""
@@ -111,7 +111,7 @@ class EventWatch:
         self._late: EventReader | None = None
 
     def look(self, restarts: Callable[[], Iterable[Path]] | None = None) -> list[str]:
-        """What is wrong with the events so far. `restarts`: the content behind which prompts begin now; None: not known."""
+        """What is wrong with the events so far. `restarts`: the content behind which prompts begin; None: not known."""
         if not self._stride:
             return []
         self._num_looks += 1

@@ -1,4 +1,4 @@
-"""A batch between `schedule` and its end, as an engine that runs late keeps it: its tables, its tokens, and what is void.
+"""A batch between `schedule` and its end, as an engine that runs late keeps it: tables, tokens, and what is void.
 
 schedule   plans, tables as they are shown
 run        tables from reported changes alone, tokens where the batch says

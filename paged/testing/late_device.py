@@ -54,7 +54,7 @@ class LateDevice:
         return self._ask(moves) if len(moves) else []
 
     def write(self, batch: int, slots: Slots, table: NDArray[Any], contents: Slots, who: str) -> list[str]:
-        """Write the last n of `contents` to int64 [n] slots, a batch's share of one row, and read all through its table."""
+        """Write the last n of `contents` to int64 [n] slots, one row's share of a batch, and read all by its table."""
         return self._ask(_Write(batch, slots, table, contents, who))
 
     def poison(self, device: set[int], host: set[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Requests on our scheduler and worker, several batches out on a device that lags, with drafts, aborts and failed steps.
+"""Requests on our scheduler and worker, several batches out on a slow device, with drafts, aborts and failed steps.
 
 The caller's chance decides when a batch is scheduled, ended or cancelled, and what is guessed.
 """

@@ -55,8 +55,8 @@ class LateWorker(Worker):
         return len(self._waiting)
 
     def put(self, batch: Batch, step: StepInput, free: Blocks) -> None:
-        """Queue the step of a batch. `free`: device blocks, int64 [k], that held nothing before it was scheduled; they are
-        filled with NaN before it runs."""
+        """Queue the step of a batch. `free`: device blocks, int64 [k], that held nothing before it was scheduled; they
+        are filled with NaN before it runs."""
         # Copies of a cancelled batch still read blocks that are free.
         blocks = free[:0] if self._num_carried else free
         self._waiting.append(_Waiting(batch, step, [(name, array.copy()) for name, array in _arrays(batch)], blocks))

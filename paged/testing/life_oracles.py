@@ -50,7 +50,7 @@ def waiting_order(rig: SchedulerRig) -> list[str]:
 
 
 def beyond_lead(rig: SchedulerRig, standing: list[str]) -> list[str]:
-    """11, where the cached come first: by priority, and none came later than the lead after one that stands behind it."""
+    """11, where the cached come first: by priority; none came later than the lead after one that stands behind it."""
     place = {id: (rig.books[id].request.priority, rig.books[id].arrival) for id in standing}
     lead = rig.scheduler.policy.max_lead
     wrong = [
@@ -94,7 +94,7 @@ def states(rig: SchedulerRig, *, is_part: bool = False) -> list[str]:
 
 
 def ended_outside(rig: SchedulerRig, id: str, outputs: dict[int, tuple[list[int], str | None]]) -> list[str]:
-    """Outputs, by sequence, of a request that sampled none of them: right only if it was ended outside a batch, whole."""
+    """Outputs, by sequence, of a request that sampled none of them: right only if it ended outside a batch, whole."""
     book = rig.books.get(id)
     if book is None or book.is_aborted:
         return [f"{id} received {outputs}, though it is gone"]

@@ -40,7 +40,7 @@ PROGRAMS = 5000
 
 
 class AdapterMachine(ManagerMachine):
-    """The manager's machine for a `ManagerAdapter`: `build` may be the class itself, if it is made from a world, and says its `capabilities` then."""
+    """The manager's machine for a `ManagerAdapter`. `build` may be the class, whose `capabilities` are taken then."""
 
     capabilities = ManagerAdapter.capabilities
 
@@ -50,7 +50,7 @@ class AdapterMachine(ManagerMachine):
 
 
 def num_examples(few: int) -> int:
-    """PAGED_EXAMPLES from the environment, else `few`. Raises InvalidConfig for less than 1 and for what is no number."""
+    """PAGED_EXAMPLES from the environment, else `few`. Raises InvalidConfig for what is no number of at least 1."""
     number, asked = checked_integer("few", few, 1), os.environ.get("PAGED_EXAMPLES")
     if asked is None:
         return number
@@ -84,9 +84,8 @@ def run_machine(machine: type[Any], few: int, *, steps: int = 50) -> None:
     is_machine = isinstance(machine, type) and issubclass(machine, RuleBasedStateMachine)
     if not is_machine or not callable(getattr(machine, "build", None)):
         name = getattr(machine, "__name__", repr(machine))
-        raise InvalidConfig(
-            f"{name} is no machine with a `build` that makes the subject from a world. Subclass AdapterMachine, say, and set it."
-        )
+        wanted = "a `build` that makes the subject from a world. Subclass AdapterMachine, say, and set it"
+        raise InvalidConfig(f"{name} is no machine with {wanted}.")
     how = settings_for(few, steps=steps)
     with kept(machine.build):
         violation, _ = first_violation(machine, how)
@@ -99,9 +98,9 @@ def run_machine(machine: type[Any], few: int, *, steps: int = 50) -> None:
 
 
 def first_violation(machine: type[Any], how: settings) -> tuple[Violation | None, int]:
-    """Run a state machine until a rule is broken, without making the program short: (the violation, if any, examples that it took).
+    """Run a state machine until a rule is broken: (the violation, if any, and the examples that it took).
 
-    What a subject raises where its rig expects nothing is a violation, too.
+    The program is not made short. What a subject raises where its rig expects nothing is a violation, too.
     """
     num_begun, last = 0, None
 

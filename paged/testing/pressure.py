@@ -1,4 +1,4 @@
-"""The pressure oracle: an answer under memory pressure has to be the answer without it, tokens and logits, to the last bit.
+"""The pressure oracle: answers under memory pressure are those without it, tokens and logits, to the last bit.
 
 `pressure_differences` runs the same requests on an engine in two worlds, one where each has room for itself and one
 where they are in each other's way, and says what differs.
@@ -23,8 +23,8 @@ Conditions = TypeVar("Conditions")
 
 @dataclass(slots=True)
 class Answers:
-    """By request and sequence: its tokens, for each the logits [vocabulary] that it was chosen from, if the engine shows them, and why
-    it ended. What pressure did, and what the engine's own check found."""
+    """By request and sequence: its tokens, the logits [vocabulary] of each if the engine shows them, and why it ended.
+    What pressure did, and what the engine's own check found."""
 
     tokens: dict[Who, list[int]] = field(default_factory=dict)
     logits: dict[Who, list[NDArray[Any]]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Answers:
         self.tokens[who], self.logits[who] = [], []
 
     def see(self, who: Who, place: int, row: Any) -> None:
-        """The logits that output `place` of a sequence is chosen from, on any device; those of a step that failed are forgotten."""
+        """The logits that output `place` of a sequence is chosen from; those of a step that failed are forgotten."""
         rows = self.logits[who]
         del rows[place:]
         rows.append(array_of(row).copy())
@@ -109,10 +109,10 @@ def pressure_differences(
 ) -> list[str]:
     """Return the differences of the answers under pressure, as sentences; empty if there are none.
 
-    `build(ample)` makes an engine that serves the requests one after the other, each to its end, so that it should have room for the
-    largest and cache nothing; `build(tight)` one that gets all at once. Compared are tokens, finish reasons and, where the engine
-    shows them, logits, bit by bit. What `check()` of either says counts, too. A request that does not end within `most_steps` steps is a
-    difference. What the engine raises goes through.
+    `build(ample)` makes an engine that serves the requests one after the other: it should have room for the largest and
+    cache nothing. `build(tight)` makes one that gets all at once. Compared are tokens, finish reasons and, where the
+    engine shows them, logits, bit by bit. What `check()` of either finds is a difference, too, and a request that does
+    not end within `most_steps` steps. What the engine raises goes through.
     """
     alone = answers_in_turn(build(ample), requests, most_steps)
     pressed = answers_of(build(tight), requests, most_steps)
@@ -120,7 +120,7 @@ def pressure_differences(
 
 
 def differences(ours: Answers, theirs: Answers) -> list[str]:
-    """Every sequence whose tokens, logits or ends are not the same bits in both, in a sentence; empty when there is none."""
+    """Every sequence whose tokens, logits or ends are not the same bits in both, in a sentence."""
     found = []
     for who, tokens in theirs.tokens.items():
         if who not in ours.reasons or who not in theirs.reasons:

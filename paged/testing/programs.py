@@ -19,6 +19,7 @@ PATTERNS = ([0], [0, 1], [0, 0, 1], [1])
 """Prompts are stretches of these, so that most of them share a prefix with another."""
 COUNTS: tuple[tuple[int, ...], ...] = ((), (), (), (), (1, 0), (2,), (3, 1), (0,), (1, 2, 0))
 """How many tokens the sampling rows of a batch get; empty: one each."""
+MAX_LIVE = 8
 
 
 def random_world(chance: random.Random) -> World:
@@ -52,14 +53,11 @@ def random_world(chance: random.Random) -> World:
 class RandomEngine:
     """An engine and its clients, driven by chance: what happens next is drawn from what can happen now."""
 
-    def __init__(
-        self, rig: SchedulerRig, chance: random.Random, *, trouble: float | None = None, max_live: int = 8
-    ) -> None:
-        """`trouble`: the share of calls that are neither a new request nor a whole step; drawn, if None, for this program."""
+    def __init__(self, rig: SchedulerRig, chance: random.Random, *, trouble: float | None = None) -> None:
+        """`trouble`: the share of calls that are neither a new request nor a whole step; drawn if None."""
         self.rig = rig
         self.chance = chance
         self.trouble = chance.choice([0.05, 0.3, 0.8]) if trouble is None else trouble
-        self.max_live = max_live
         # Prompts that fill much of the pool, or so many small ones that they outgrow it together.
         self.share = chance.choice([0.2, 0.4, 1.0])
         self.goes_wild = chance.random() < 0.3
@@ -83,7 +81,7 @@ class RandomEngine:
         while self.coming:
             if (call := self._call_of(self.coming.pop(0))) is not None:
                 return call
-        if not rig.has_work or self.burst or (len(rig.live) < self.max_live and chance.random() < 0.2):
+        if not rig.has_work or self.burst or (len(rig.live) < MAX_LIVE and chance.random() < 0.2):
             self.burst = self.burst - 1 if self.burst else chance.choice([0, 0, 1, 2])
             return "add", (self.request(),)
         if rig.loads and chance.random() < 0.2:
@@ -122,11 +120,8 @@ class RandomEngine:
             return "schedule", ()
         if verb == "abort":
             self.leaving = chance.choice([0, 1, 2])
-            return "abort", (
-                chance.choice(rig.live)
-                if rig.live and chance.random() < 0.8
-                else f"r{chance.randrange(rig.num_added + 1)}",
-            )
+            is_live = rig.live and chance.random() < 0.8
+            return "abort", (chance.choice(rig.live) if is_live else f"r{chance.randrange(rig.num_added + 1)}",)
         if verb == "append" and rig.live:
             id = chance.choice(rig.live)
             tokens = [chance.randrange(2) for _ in range(chance.randint(1, 3))]
@@ -142,7 +137,7 @@ class RandomEngine:
         rig, chance = self.rig, self.chance
         if verb == "fail":
             if rig.flights and len(rig.flights[-1].batch.moves):
-                # Some go before the step fails, so that others return behind it; those that are left need more room afterwards.
+                # Some go before the step fails, so that others return behind it; the rest need more room afterwards.
                 more = chance.randint(0, 2)
                 self.coming = ["abort"] * chance.randint(0, 2) + ["schedule"] * more + ["cancel"] * (more + 1)
                 self.coming += ["append"] * chance.choice([0, 0, 2, 4])

@@ -5,7 +5,7 @@ pytest loads it wherever paged is installed, so it imports nothing before it is 
     --paged-examples N         of each state machine that `run_machine` runs; drawn anew every time
     --paged-failures FOLDER    where what was found is saved, for `paged check replay`
     paged_manager_rig, paged_scheduler_rig, paged_engine_rig
-                               make a rig; at the end of the test it is drained: all has to finish, and every block to come back
+                               make a rig, which is drained at the end: all have to finish, every block to come back
     paged_checked              at the end of the test, `check()` of whatever was handed to it has to find nothing
 """
 
@@ -38,7 +38,7 @@ def _count(text: str) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Options become the kit's environment variables, before any conftest.py reads those; workers of xdist inherit them."""
+    """Set the kit's environment variables by the options, before any conftest.py reads them; workers inherit them."""
     values = {name: getattr(early_config.known_args_namespace, name, None) for name in _VARIABLES}
     chosen = {_VARIABLES[name]: value for name, value in values.items() if value is not None}
     early_config.stash[_before] = {name: os.environ.get(name) for name in chosen}
@@ -46,7 +46,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The environment is as it was."""
+    """Set the environment back."""
     for name, value in config.stash.get(_before, {}).items():
         if value is None:
             os.environ.pop(name, None)
@@ -86,7 +86,7 @@ paged_engine_rig = _rig_fixture("paged_engine_rig", "EngineRig", "EngineWorld")
 
 @pytest.fixture
 def paged_checked() -> Iterator[Callable[[Subject], Subject]]:
-    """paged_checked(subject): the same subject, a manager, a scheduler or an engine; its `check()` has to return nothing at the end."""
+    """paged_checked(subject): the subject itself, whose `check()` has to return nothing at the end."""
     subjects: list[Any] = []
 
     def watched(subject: Subject) -> Subject:

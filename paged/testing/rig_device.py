@@ -67,7 +67,7 @@ class RigDevice:
             flight.rewritten.add(block)
 
     def carry(self, sources: list[int], copies: list[int]) -> None:
-        """Add copies for a fork to the latest carried group; as a new group if one reads or writes what another writes."""
+        """Add copies for a fork to the latest carried group, or as a new one if one touches what another writes."""
         pairs = dict(self.carried[-1] or {}) if self.carried else {}
         pairs |= {copy: pairs.get(source, source) for source, copy in zip(sources, copies, strict=True)}
         if self.carried and self.carried[-1] is not None and not pairs.keys() & set(pairs.values()):

@@ -1,7 +1,9 @@
-"""A failure as a small JSON file: the world, the calls, what was found, and what built the subject; written, read and run again.
+"""A failure as a small JSON file: the world, the calls, what was found and what built the subject; saved and run again.
 
-    {"format": 1, "paged": "0.1.0", "rig": "ManagerRig", "build": "theirs.engine:build", "world": {"num_blocks": 3, ...},
-     "calls": [["add", [0, 1], {"tuple": ["a", 1]}], ["allocate", [0], [2]], ["confirm"]], "found": ["2: blocks [0] have ..."]}
+    {"format": 1, "paged": "0.1.0", "rig": "ManagerRig", "build": "theirs.engine:build",
+     "world": {"num_blocks": 3, ...},
+     "calls": [["add", [0, 1], {"tuple": ["a", 1]}], ["allocate", [0], [2]], ["confirm"]],
+     "found": ["2: blocks [0] have ..."]}
 
 What JSON has no word for is an object with one name: a tuple, bytes (in hex), a Request, an EngineRequest or a Hint.
 """
@@ -73,9 +75,9 @@ class SavedProgram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(violation: Violation, folder: str | Path, build: Callable[..., Any] | None = None) -> Path:
-    """Write the violation's program into a folder, under a name made from its content; returns the file.
+    """Write the violation's program into a folder, under a name made from its content; return the file.
 
-    `build` is named in it if it can be imported by its name. Raises InvalidProgram for an argument that no file can hold, and OSError.
+    `build` is named in it if it can be imported. Raises InvalidProgram for what no file can hold, and OSError.
     """
     from paged import __version__
 
@@ -101,7 +103,7 @@ def save(violation: Violation, folder: str | Path, build: Callable[..., Any] | N
 
 
 def keep(violation: Violation, build: Callable[..., Any] | None = None) -> None:
-    """Save it in the folder that PAGED_FAILURES in the environment names, if it does, and say in the violation how to run it again."""
+    """Save it in the folder that PAGED_FAILURES names, if it is set, and note in the violation how to run it again."""
     folder = os.environ.get("PAGED_FAILURES")
     if not folder:
         return
@@ -135,9 +137,8 @@ def load(file: str | Path) -> SavedProgram:
     if not isinstance(document, dict) or document.get("format") is None:
         raise InvalidProgram(f"{file}: not a program that the kit saved: a JSON object with `format` is needed.")
     if document["format"] != FORMAT:
-        raise InvalidProgram(
-            f"{file}: a saved program of format {document['format']!r} (paged {document.get('paged', 'unknown')}); this version reads format {FORMAT}."
-        )
+        theirs = f"format {document['format']!r} (paged {document.get('paged', 'unknown')})"
+        raise InvalidProgram(f"{file}: a saved program of {theirs}; this version reads format {FORMAT}.")
     try:
         return msgspec.convert(document, SavedProgram)
     except msgspec.ValidationError as error:
@@ -145,7 +146,7 @@ def load(file: str | Path) -> SavedProgram:
 
 
 def rerun(saved: SavedProgram, build: Callable[..., Any] | None = None) -> Violation | None:
-    """Run it from the start, to the end of everything that it began; what it violates now, None if it does not.
+    """Run it from the start and drain it; return what it violates now, None if nothing.
 
     `build` takes the place of what built the subject then. Raises InvalidProgram.
     """

@@ -1,11 +1,10 @@
-"""Failures of the field as ready scenarios: each hung, leaked, crashed or crossed tenants somewhere, made small enough to run in a test;
-and what random programs hardly ever reach.
+"""Failures of the field as ready scenarios, made small: each hung, leaked, crashed or crossed tenants somewhere.
 
     run_scenario("abort in every state", build)          # one of them on your scheduler; raises Violation
     for name in SCENARIOS: run_scenario(name, build)     # all
 
-A scenario is data: worlds, calls of a `SchedulerRig`, and what has to hold beside everything that the rig holds
-against the scheduler anyway.
+A scenario is data: worlds, calls of a `SchedulerRig`, and what has to hold beside all that the rig holds against the
+scheduler anyway. A few were planted here: random programs hardly ever reach them.
 """
 
 from __future__ import annotations
@@ -99,7 +98,7 @@ def _policies(world: World, *names: str) -> tuple[World, ...]:
 
 
 def _churn(num_requests: int, seed: int) -> tuple[Call, ...]:
-    """Requests that come and go: short prompts that share beginnings, every fifth aborted, most steps whole, some taken back."""
+    """Requests that come and go: their prompts begin alike, every fifth is aborted, and some steps are taken back."""
     chance, calls = random.Random(seed), list[Call]()
     for number in range(num_requests):
         prompt = [chance.randrange(3) for _ in range(chance.randint(1, 12))]
@@ -133,14 +132,7 @@ SCENARIOS: dict[str, Scenario] = {
         source="planted here: content left the device although copies waited",
         holds="While the copies of a step that failed are still to run, nothing else is copied to where they write.",
         worlds=tuple(
-            World(
-                num_blocks=6,
-                block_size=1,
-                host_blocks=host_blocks,
-                host_caching=True,
-                max_tokens_per_step=8,
-                vocabulary=16,
-            )
+            World(num_blocks=6, block_size=1, host_blocks=host_blocks, host_caching=True, vocabulary=16)
             for host_blocks in (1, 2, 3)
         ),
         calls=(
@@ -167,7 +159,7 @@ SCENARIOS: dict[str, Scenario] = {
             *(("fork", ("forks",)), ("fork", ("forks",)), *_BATCH * 2),
         ),
         counts={"finished": 4},
-        needs=("host_content", "cancel", "fork"),
+        needs=("host_content", "cancel", "fork", "drafts", "append"),
     ),
     "two prompts fill the pool": Scenario(
         source="vLLM #57104",
@@ -205,6 +197,7 @@ SCENARIOS: dict[str, Scenario] = {
         holds="After many requests, aborts and failed steps, every block is free or cached.",
         worlds=(World(num_blocks=16, block_size=2, host_blocks=8, max_tokens_per_step=16, max_sequences=6),),
         calls=_churn(400, seed=7),
+        needs=("cancel",),
     ),
     "less and less memory": Scenario(
         source="BLIS H8",
@@ -252,8 +245,7 @@ SCENARIOS: dict[str, Scenario] = {
             )
         ),
         calls=(
-            *(_request("a", 0, 12, 12), _request("b", 20, 12, 12), _STEP, _STEP),
-            *(("abort", ("b",)), ("abort", ("a",))),
+            *(_request("a", 0, 12, 12), _request("b", 20, 12, 12), _STEP, _STEP, ("abort", ("b",)), ("abort", ("a",))),
         ),
         counts={"aborted": 2},
     ),

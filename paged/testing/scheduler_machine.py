@@ -60,7 +60,7 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: len(self.rig.live) < MAX_LIVE)
     @rule(wish=wishes(), more=tails(), num_alike=st.integers(1, 4))
     def arrive_together(self, wish: Wish, more: list[int], num_alike: int) -> None:
-        """Two requests whose prompts share so many blocks come at once, before all others: the second shares or follows."""
+        """Two requests whose prompts share so many blocks come at once, before all others; the second may follow."""
         prompt = (wish.prompt * 2 * self.rig.world.block_size)[: num_alike * self.rig.world.block_size]
         wish = replace(
             wish, share=0.8, reads_cache=True, writes_cache=True, priority=-2, num_sequences=1, num_computed=0
@@ -90,8 +90,8 @@ class SchedulerMachine(RigMachine):
         is_patient: bool,
         runs_dry: bool,
     ) -> None:
-        """Three prompts grow until they are in each other's way; the first may be long enough to drive both others out, and
-        the last a group. In the end all may have to wait for tokens, with all that is reserved for them."""
+        """Three prompts grow until they are in each other's way; the first may be long enough to drive both others
+        out, and the last a group. In the end all may have to wait for tokens, with all that is reserved for them."""
         wish = replace(wish, share=0.2, output=output, num_computed=0)
         self.add(replace(wish, share=share, output=1.0, num_sequences=1, salt=None), again=False)
         self.add(replace(wish, num_sequences=1, salt="a"), again=False)
@@ -119,8 +119,8 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.rig.has_work)
     @rule(ahead=st.integers(1, 2), steps=st.integers(2, 8), counts=COUNTS, num_cancelled=st.integers(0, 3))
     def go_ahead(self, ahead: int, steps: int, counts: tuple[int, ...], num_cancelled: int) -> None:
-        """Steps with so many more batches out than the one that ends. The last of them may fail together, also behind moves
-        of the newest."""
+        """Steps with so many more batches out than the one that ends. The last of them may fail together, also after
+        the moves of the newest."""
         self._steps(steps, counts, is_patient=False, ahead=ahead)
         if self.capabilities.cancel:
             for number in range(num_cancelled):
@@ -177,8 +177,8 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.capabilities.cancel and not self.rig.flights and self.rig.world.keeps_content_on_host)
     @rule(wish=wishes(), steps=st.integers(1, 8), num_gone=st.integers(0, 2), pick=picks)
     def take_back_copies(self, wish: Wish, steps: int, num_gone: int, pick: int) -> None:
-        """The first step that copies anything fails before it has. The request that it copied for may go meanwhile, and an
-        unknown prompt take the room."""
+        """The first step that copies anything fails before it has. The request that it copied for may go
+        meanwhile, and an unknown prompt take the room."""
         for _ in range(steps):
             batch = self.rig.schedule()
             if len(batch.moves):
@@ -199,8 +199,8 @@ class SchedulerMachine(RigMachine):
         wish=wishes(), num_before=st.sampled_from([0, 0, 3]), num_after=st.sampled_from([0, 3, 4]), leaves=st.booleans()
     )
     def come_back_in_vain(self, wish: Wish, num_before: int, num_after: int, leaves: bool) -> None:
-        """What others drove to the host comes back for a batch that fails before it has copied anything. Before and after, a
-        request that waits for tokens forks, and may leave: what the forks drive out wants to go to the host, too."""
+        """What others drove to the host comes back for a batch that fails before it has copied anything. Before
+        and after, a request that waits for tokens forks, and may leave: what forks drive out goes to the host, too."""
         length = self.rig.world.block_size + 1
         first = Wish(wish.prompt[:1] * length, output=0.01)
         for salt in (None, "b", "c"):
@@ -264,8 +264,8 @@ class SchedulerMachine(RigMachine):
     @where(lambda self: self.gives_counts and not self.rig.flights and len(self.rig.live) < MAX_LIVE)
     @rule(wish=wishes(), num_sequences=st.integers(1, 3), steps=st.integers(4, 16))
     def starve(self, wish: Wish, num_sequences: int, steps: int) -> None:
-        """One sequence of the latest request gets no token and waits for the caller; its siblings, and a request before it,
-        grow until it has to give its memory back."""
+        """One sequence of the latest request gets no token and waits for the caller; its siblings, and a request
+        before it, grow until it has to give its memory back."""
         wish = replace(wish, share=0.2, output=1.0, num_computed=0, eos=None, stop=(), priority=0)
         self.add(replace(wish, num_sequences=1), again=False)
         self.add(replace(wish, num_sequences=num_sequences, salt="b"), again=False)
@@ -411,7 +411,7 @@ class SchedulerMachine(RigMachine):
     def branch(
         self, pick: int, num_forks: int, steps: int, counts: tuple[int, ...], is_cancelled: bool, appended: int
     ) -> None:
-        """A sequence goes on in several ways for some steps, the first of which may fail; then without the first way."""
+        """A sequence goes on in several ways for some steps, the first of which may fail; then the first way ends."""
         id = self.running[pick % len(self.running)]
         first = next(n for n, each in enumerate(self.rig.books[id].sequences) if each.reason is None)
         for _ in range(num_forks):

@@ -269,7 +269,7 @@ class SchedulerRig(Rig):
 
     @blames
     def fork(self, id: str, sequence: int = 0) -> None:
-        """Let one more sequence of a request go on from where this one is: it shares full blocks and copies the partial one."""
+        """Begin one more sequence of a request where this one is: it shares full blocks and copies the partial one."""
         book, policy = self._book(id, sequence), getattr(self.scheduler, "policy", None)
         self._note("fork", id, sequence)
         source = book.sequences[sequence]
@@ -433,7 +433,7 @@ class SchedulerRig(Rig):
 
     @blames
     def run(self, index: int = 0) -> None:
-        """The device reaches outstanding batch `index`, after those before it: of each the moves, then the forward pass."""
+        """The device reaches batch `index` of those that are out: it runs moves, then forward pass, of each up to it."""
         if not 0 <= index < len(self.flights):
             raise NotThere(f"{len(self.flights)} batches are out; {index} is none of them.")
         self._note("run", index)

@@ -27,11 +27,10 @@ AnyWorld = World | ManagerWorld | EngineWorld
 
 
 def replay(world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, drain: bool = False) -> Any:
-    """Run a program from the start on the rig that its world belongs to; returns the rig. `build` makes the subject, ours if None.
-    With `drain`, to the end of everything that it began.
+    """Run a program from the start on the rig that its world belongs to, with `drain` to the end of all that it began;
+    return the rig. `build` makes the subject, ours if None.
 
-    Raises Violation, also for what the subject raises where its rig expects nothing, and InvalidProgram for a call that
-    no rig can make.
+    Raises Violation, also for what the subject raises out of turn, and InvalidProgram for a call that no rig can make.
     """
     rig = _rig_in(world, build)
     for call in [*calls, ("drain", ())] if drain else calls:
@@ -42,10 +41,9 @@ def replay(world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *
 def shrink(
     world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, programs: int | None = None
 ) -> Program:
-    """A shorter program that still breaks a rule: drops calls, in ever smaller groups, and makes pools and arguments smaller, as long
-    as it fails.
+    """A shorter program that still breaks a rule, with fewer calls, smaller pools and smaller arguments.
 
-    The best one so far after running `programs` programs, if a number is given.
+    `programs`: run at most so many, and return the best so far.
     """
     left = itertools.count() if programs is None else iter(range(programs))
     kept: tuple[Any, list[Call]] = world, list(calls)
@@ -64,7 +62,7 @@ def _rig_in(world: AnyWorld, build: Build | None) -> Any:
 
 
 def _kind(world: AnyWorld) -> Any:
-    return next(kind for of, kind in KINDS if isinstance(world, of))
+    return next(rig for of, rig in KINDS if isinstance(world, of))
 
 
 def _make(rig: Any, call: Call, made: list[Call]) -> None:
@@ -85,7 +83,7 @@ def _make(rig: Any, call: Call, made: list[Call]) -> None:
 
 
 def _failing(world: Any, calls: Sequence[Call], build: Build | None, left: Iterator[int]) -> list[Call] | None:
-    """The calls as they were made, if the program breaks a rule before all that it began has ended; None if not, or no more may be run."""
+    """The calls as they were made, if the program breaks a rule before it is drained; else None, also if none may be run."""
     if next(left, None) is None:
         return None
     try:
@@ -119,7 +117,7 @@ def _in_a_smaller_world(
 
 
 def _smaller_worlds(world: Any) -> Iterator[Any]:
-    """Worlds with less memory, or with fewer limits; every request of this one is a valid one there, too."""
+    """Worlds with less memory or fewer limits, in which every request of this one is valid."""
     for name, least in (("num_blocks", 1), ("block_size", 1), ("host_blocks", 0)):
         value = getattr(world, name)
         for fewer in dict.fromkeys([value // 2, value - 1]):
@@ -177,8 +175,9 @@ def _with_shorter_prompts(verb: str, arguments: tuple[Any, ...], length: Callabl
 _ROOMY = {"max_tokens_per_step": 32, "max_sequences": 8}
 # What calls may need as it is; sizes are made smaller, and not set to the usual ones.
 _STAYS = (
-    "num_blocks", "block_size", "host_blocks", "groups", "prefix_caching", "policy", "vocabulary", "max_outstanding", "backend", "kv_dtype",
-)  # fmt: skip
+    *("num_blocks", "block_size", "host_blocks", "groups", "prefix_caching"),
+    *("policy", "vocabulary", "max_outstanding", "backend", "kv_dtype"),
+)
 
 
 def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, left: Iterator[int]) -> list[Call]:
@@ -198,7 +197,7 @@ def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, left: 
 
 
 def _without(calls: list[Call], start: int, size: int) -> Iterator[list[Call]]:
-    """The program without these calls; where a row is never opened then, also with the rows above it called by one number less."""
+    """The program without these calls; where they open a row, also with the rows above it one number lower."""
     before, gone, after = calls[:start], calls[start : start + size], calls[start + size :]
     yield before + after
     if [verb for verb, _ in gone] in (["add"], ["fork"]):
@@ -335,7 +334,7 @@ def _lasting(ticks: int | None) -> int | None:
 
 
 def _misused(rig: ManagerRig, verb: str, *arguments: Any) -> tuple[Any, ...] | None:
-    """What the state machine tries: some calls are refused whatever the row does, some only while it is in this batch already."""
+    """A misuse as the state machine tries it: some calls are always refused, some while the row is in this batch."""
     if verb in ("confirm", "cancel"):
         is_refused = not rig.naive.batches
     elif verb == "allocate":
@@ -370,8 +369,5 @@ _OF_A_MANAGER: dict[str, Callable[..., tuple[Any, ...] | None]] = {
         (tokens, namespace, max(1, priority), _lasting(lasts))
     ),
 }
-KINDS: tuple[tuple[type[Any], type[Any]], ...] = (
-    (ManagerWorld, ManagerRig),
-    (World, SchedulerRig),
-    (EngineWorld, EngineRig),
-)
+KINDS: tuple[tuple[Any, Any], ...] = ((ManagerWorld, ManagerRig), (World, SchedulerRig), (EngineWorld, EngineRig))
+"""The worlds and the rigs that run in them."""

@@ -1,4 +1,4 @@
-"""A serving engine without tensors: our scheduler, KV memory that holds contexts instead of numbers, and a model that is a checksum of them.
+"""A serving engine without tensors: our scheduler, KV memory of contexts, and a model that is a checksum of them.
 
 Small and fast enough to be tried a thousand times, and to plant a fault in. Every word depends on every slot that was
 read for it; `check()` reports a read of a slot that holds anything but its own context.

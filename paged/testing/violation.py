@@ -1,4 +1,4 @@
-"""The report of a broken rule: the observation, and the program that led there, ready to paste into a test or to save."""
+"""The report of a broken rule: what was observed, and the program that led there, to paste into a test or to save."""
 
 from __future__ import annotations
 

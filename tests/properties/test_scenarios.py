@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from paged import Scheduler
+from paged import Request, Scheduler
 from paged.errors import InvalidConfig, NeverFits
 from paged.testing import SCENARIOS, Capabilities, Violation, run_scenario
 from paged.testing.saved import load, rerun, save
@@ -30,6 +30,18 @@ def test_a_scenario_may_have_more_batches_out_than_may_be():
 
 def test_a_scenario_that_needs_what_is_not_there_is_left_out():
     assert run_scenario("abort while loading", capabilities=Capabilities(external_tokens=False)) == 0
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_needs_what_it_calls(name):
+    needed = set()
+    for verb, arguments in SCENARIOS[name].calls:
+        request = arguments[0] if verb == "add" else Request(id="", prompt=[])
+        needed |= {verb} & {"cancel", "fork", "append"}
+        needed |= {"drafts"} if verb in ("update", "step") and arguments != ((),) else set()
+        needed |= {"external_tokens"} if request.num_computed else set()
+        needed |= {"groups"} if request.num_sequences > 1 else set()
+    assert needed <= set(SCENARIOS[name].needs)
 
 
 class KeepsABlock(Scheduler):
