@@ -665,7 +665,8 @@ class BenchmarkFailed(PagedError, RuntimeError):
 
 
 class InvalidProgram(PagedError, ValueError):
-    """A file that is no saved program, or one that this version cannot run; or a subject that cannot be built from its name."""
+    """A file that is no saved program, or one that this version cannot run; a subject that cannot be built from its name;
+    or a call of the test kit's rigs about what is not there."""
 
 
 # Plug-ins for other engines

@@ -44,6 +44,8 @@ class ExpectedRequest:
         # Ended from outside a batch, because memory or model could not hold more of it.
         self.was_cut_short = False
         self.was_saved = False
+        # Outputs of sequences that had ended when a fork took their number.
+        self.replaced_outputs = 0
         # Some policies reserve more for a request that was preempted.
         self.num_preempted = 0
         # How often a request that stood behind it was admitted before it.
@@ -88,6 +90,7 @@ class ExpectedRequest:
         """One more sequence goes on from where this one is; returns its number."""
         sequence, forks = self.sequences[index], range(self.request.num_sequences, len(self.sequences))
         number = next((fork for fork in forks if self.sequences[fork].reason is not None), len(self.sequences))
+        self.replaced_outputs += sum(len(each.outputs) for each in self.sequences[number : number + 1])
         self.sequences[number : number + 1] = [
             replace(sequence, tokens=sequence.tokens[:], outputs=sequence.outputs[:])
         ]

@@ -157,8 +157,8 @@ class EngineRig(Rig):
 
     @blames
     def abort(self, id: str) -> None:
-        """The client is gone and receives nothing any more. An abort after the end changes nothing; an unknown id may be
-        refused."""
+        """The client is gone and receives nothing any more. An abort after the end changes nothing; an unknown id may
+        be refused."""
         self.calls.append(("abort", (id,)))
         output = None
         try:

@@ -66,7 +66,7 @@ class EngineWorld(MemoryWorld):
 
 
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """A request to an engine, as plain data. `temperature` 0 is greedy; else `seed` decides (None: it may be the id)."""
+    """A request to an engine, as plain data. `temperature` 0 is greedy; else `seed` decides (None: the id may)."""
 
     id: str
     prompt: list[int]

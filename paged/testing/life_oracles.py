@@ -134,10 +134,18 @@ def blocks_to_go_on(rig: SchedulerRig, id: str) -> int:
 
 
 def usage(book: ExpectedRequest, took: Any) -> list[str]:
-    """The usage that a request reports, where it can be known without looking at memory."""
-    if took.hit_tokens and not book.request.reads_cache:
-        return [f"{book.id} is not to read the cache, and found {took.hit_tokens} tokens there"]
-    return []
+    """The usage that a request reports with its last output, where it can be known without looking at memory. None:
+    it is not the last."""
+    counted = {
+        "prompt_tokens": len(book.request.prompt),
+        "output_tokens": sum(len(sequence.outputs) for sequence in book.sequences) + book.replaced_outputs,
+        "preemptions": book.num_preempted,
+    }
+    if not book.request.reads_cache:
+        counted["hit_tokens"] = 0
+    said = {name: getattr(took, name, None) for name in counted}
+    wrong = [name for name in counted if said[name] not in (None, counted[name])]
+    return [f"{book.id} reports {name} {said[name]}; there were {counted[name]}" for name in wrong]
 
 
 def drain_bound(rig: SchedulerRig) -> int:

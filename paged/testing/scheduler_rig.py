@@ -199,6 +199,7 @@ class SchedulerRig(Rig):
             self.events["abort in flight" if self.is_held(id) else f"abort {self.statuses.get(id)}"] += 1
             said = output and (output.id, list(output.token_ids), output.finish_reason)
             self._expect(said == (id, [], "abort"), f"abort of live {id} returned {output}")
+            self._fail_on(life_oracles.usage(book, output.usage))
             book.end("abort")
             book.is_aborted = True
             self._make_void(id, range(len(book.sequences)))
@@ -224,6 +225,7 @@ class SchedulerRig(Rig):
             if not book.is_live:
                 self.loads.pop(id, None)
             self._expect((output.usage is None) == book.is_live, f"usage of {id} with {output}")
+            self._fail_on(life_oracles.usage(book, output.usage))
         else:
             self._expect(output is None, f"finish of ended {id}/{sequence} returned {output}")
         self._check()
@@ -433,7 +435,7 @@ class SchedulerRig(Rig):
 
     @blames
     def run(self, index: int = 0) -> None:
-        """The device reaches batch `index` of those that are out: it runs moves, then forward pass, of each up to it."""
+        """The device reaches batch `index` of those that are out: it runs moves, then forward pass, of each."""
         if not 0 <= index < len(self.flights):
             raise NotThere(f"{len(self.flights)} batches are out; {index} is none of them.")
         self._note("run", index)
@@ -530,7 +532,7 @@ class SchedulerRig(Rig):
             if key in delivered:
                 found.append(f"{key} is reported twice by one update")
             delivered[key] = (list(output.token_ids), output.finish_reason)
-            if output.usage is not None and output.id in self.books:
+            if output.id in self.books:
                 found += life_oracles.usage(self.books[output.id], output.usage)
         self.decisions.append(sorted(delivered.items()))
         for key, want in expected.items():

@@ -83,7 +83,7 @@ def _make(rig: Any, call: Call, made: list[Call]) -> None:
 
 
 def _failing(world: Any, calls: Sequence[Call], build: Build | None, left: Iterator[int]) -> list[Call] | None:
-    """The calls as they were made, if the program breaks a rule before it is drained; else None, also if none may be run."""
+    """The calls as they were made, if the program breaks a rule before it is drained; None if not, or if none is left."""
     if next(left, None) is None:
         return None
     try:

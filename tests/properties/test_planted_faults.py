@@ -206,6 +206,15 @@ class Refuses(Scheduler):
             return HintOutcome(status="missing", reason="nobody")
 
 
+class SaysWhatItDidNot(Scheduler):
+    """Reports an output and a preemption too many of each request."""
+
+    def abort(self, request_id):
+        output = super().abort(request_id)
+        usage = msgspec.structs.replace(output.usage, output_tokens=1, preemptions=1)
+        return msgspec.structs.replace(output, usage=usage)
+
+
 ADDED = ("add", (Request(id="a", prompt=[0], max_tokens=2),))
 
 
@@ -213,6 +222,11 @@ ADDED = ("add", (Request(id="a", prompt=[0], max_tokens=2),))
     ("fault", "call", "told"),
     [
         (GivesATokenMore, ("abort", ("a",)), r"abort of live a returned Output\(id='a', sequence=0, token_ids=\[0\]"),
+        (
+            SaysWhatItDidNot,
+            ("abort", ("a",)),
+            "a reports output_tokens 1; there were 0\na reports preemptions 1; there were 0",
+        ),
         (GivesATokenMore, ("finish", ("a",)), r"finish of a/0 returned Output\(id='a', sequence=0, token_ids=\[0\]"),
         (Refuses, ADDED, "a is taken, and was refused as never fitting, not as a duplicate"),
         (Refuses, ("finish", ("a",)), r"raised RuntimeError: lost \(finish line"),
