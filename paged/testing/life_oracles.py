@@ -133,9 +133,8 @@ def blocks_to_go_on(rig: SchedulerRig, id: str) -> int:
     return len(distinct)
 
 
-def usage(book: ExpectedRequest, took: Any) -> list[str]:
-    """The usage that a request reports with its last output, where it can be known without looking at memory. None:
-    it is not the last."""
+def usage(book: ExpectedRequest, output: Any) -> list[str]:
+    """The usage in the last output of a request, where there is one, as far as it can be known without the memory."""
     counted = {
         "prompt_tokens": len(book.request.prompt),
         "output_tokens": sum(len(sequence.outputs) for sequence in book.sequences) + book.replaced_outputs,
@@ -143,6 +142,7 @@ def usage(book: ExpectedRequest, took: Any) -> list[str]:
     }
     if not book.request.reads_cache:
         counted["hit_tokens"] = 0
+    took = getattr(output, "usage", None)
     said = {name: getattr(took, name, None) for name in counted}
     wrong = [name for name in counted if said[name] not in (None, counted[name])]
     return [f"{book.id} reports {name} {said[name]}; there were {counted[name]}" for name in wrong]

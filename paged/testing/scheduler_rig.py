@@ -199,7 +199,7 @@ class SchedulerRig(Rig):
             self.events["abort in flight" if self.is_held(id) else f"abort {self.statuses.get(id)}"] += 1
             said = output and (output.id, list(output.token_ids), output.finish_reason)
             self._expect(said == (id, [], "abort"), f"abort of live {id} returned {output}")
-            self._fail_on(life_oracles.usage(book, output.usage))
+            self._fail_on(life_oracles.usage(book, output))
             book.end("abort")
             book.is_aborted = True
             self._make_void(id, range(len(book.sequences)))
@@ -224,8 +224,9 @@ class SchedulerRig(Rig):
             self._make_void(id, [sequence])
             if not book.is_live:
                 self.loads.pop(id, None)
-            self._expect((output.usage is None) == book.is_live, f"usage of {id} with {output}")
-            self._fail_on(life_oracles.usage(book, output.usage))
+            says_usage = getattr(output, "usage", None) is not None
+            self._expect(says_usage != book.is_live or not hasattr(output, "usage"), f"usage of {id} with {output}")
+            self._fail_on(life_oracles.usage(book, output))
         else:
             self._expect(output is None, f"finish of ended {id}/{sequence} returned {output}")
         self._check()
@@ -533,7 +534,7 @@ class SchedulerRig(Rig):
                 found.append(f"{key} is reported twice by one update")
             delivered[key] = (list(output.token_ids), output.finish_reason)
             if output.id in self.books:
-                found += life_oracles.usage(self.books[output.id], output.usage)
+                found += life_oracles.usage(self.books[output.id], output)
         self.decisions.append(sorted(delivered.items()))
         for key, want in expected.items():
             if (got := delivered.get(key, ([], None))) != want:

@@ -119,7 +119,16 @@ class Bare:
 
     def update(self, batch, token_ids, counts=None, now=0.0):
         assert counts is None, "counts, and it takes no drafts"
-        return self._ours.update(batch, token_ids, now=now)
+        return [promised(output) for output in self._ours.update(batch, token_ids, now=now)]
+
+    def abort(self, request_id):
+        output = self._ours.abort(request_id)
+        return output and promised(output)
+
+
+def promised(output):
+    """What an output has to have."""
+    return SimpleNamespace(**{name: getattr(output, name) for name in ("id", "sequence", "token_ids", "finish_reason")})
 
 
 def test_a_scheduler_with_nothing_but_the_protocol_passes():
