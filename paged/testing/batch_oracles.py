@@ -248,7 +248,7 @@ def foreseen_tokens(rig: SchedulerRig, flight: Flight) -> list[str]:
     and samples none; its own drafts are the first of those proposed."""
     batch, found = flight.batch, []
     sources = list(zip(batch.source_batches.tolist(), batch.source_places.tolist(), strict=True))
-    for index, key in enumerate(keys_of(batch)):
+    for index, key in enumerate(flight.keys):
         tokens = rig.foreseen(key)
         stop, num_drafts = flight.end(index), flight.drafts(index)
         start, guessed = flight.start(index), flight.drafted(index)
@@ -309,7 +309,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     found: list[str] = []
     if world.groups:
         # What each group keeps, and so a hit's length, is not visible from outside; every read shows that it is right.
-        for index, key in enumerate(keys_of(batch)):
+        for index, key in enumerate(flight.keys):
             start = flight.start(index)
             is_hit = rig.progress(key) is None and start > 0
             rig.events["hit"] += is_hit
@@ -321,7 +321,7 @@ def hits(rig: SchedulerRig, before: Before, flight: Flight) -> list[str]:
     for earlier in rig.flights:
         there |= {path for path, key in earlier.published.items() if earlier.end_of(key) is not None}
     computing: set[Path] = set()
-    for index, (id, sequence) in enumerate(keys_of(batch)):
+    for index, (id, sequence) in enumerate(flight.keys):
         namespace, tokens = rig.known(id, sequence)
         size, stop = world.block_size, flight.end(index)
         start = flight.start(index)

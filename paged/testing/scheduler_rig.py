@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -295,26 +296,25 @@ class SchedulerRig(Rig):
             self._expect(not can, f"a fork of {id}/{sequence}, which runs: {error}")
         else:
             self._expect(can and not self.in_flight(id), f"{id}/{sequence} was forked; it may not be")
-            due = book.fork(sequence)
-            self._expect(
-                due == number, f"the fork of {id}/{sequence} is number {number}; {due} is the first that is free"
-            )
-            self._look_at_fork(id, sequence, number, table, tails)
+            due, what = book.fork(sequence), f"the fork of {id}/{sequence} is number {number}"
+            self._expect(due == number, f"{what}; {due} is the first that is free")
+            self._look_at_fork((id, sequence), number, table, tails)
             self.events["fork"] += 1
         self._check()
 
-    def _look_at_fork(self, id: str, sequence: int, number: int, before: list[int], tails: list[int]) -> None:
+    def _look_at_fork(self, key: Key, number: int, before: list[int], tails: list[int]) -> None:
         """Compare the table of a new fork with its source's, and carry the copies of its last block's pages."""
+        id, sequence = key
         computed, table = self.books[id].sequences[sequence].computed, self._table_of(id, number)
-        partial = (computed or 0) % self.world.block_size
+        filled = (computed or 0) % self.world.block_size
         # Where the hit of one that has computed nothing ended is not known.
-        num_shared = len(before) - bool(partial or computed is None)
+        num_shared = len(before) - bool(filled or computed is None)
         is_alike = table[:num_shared] == before[:num_shared] and len(table) == len(before)
         self._expect(is_alike, f"the fork of {id}/{sequence} has table {table}, made of {before}")
-        is_copied = not partial or table[-1:] != before[-1:]
+        is_copied = not filled or table[-1:] != before[-1:]
         self._expect(is_copied, f"{id}/{sequence} and its fork both write {before[-1:]}")
         copies = self._tails(id, number)
-        if partial or (computed is None and copies != tails):
+        if filled or (computed is None and copies != tails):
             self.device.carry(tails, copies)
 
     def _tails(self, id: str, sequence: int) -> list[int]:
@@ -488,8 +488,8 @@ class SchedulerRig(Rig):
             if (flight.number, place) in rests_on and count > 1:
                 # A later batch counts on one token.
                 two = flight.batch.samples + (np.arange(len(given)) == place).astype(np.int64)
-                several = flight.batch, np.zeros(int(two.sum()), np.int32), two
-                self._refused(errors.WrongTokens, "several tokens", self.scheduler.update, *several)
+                several = partial(self.scheduler.update, flight.batch, np.zeros(int(two.sum()), np.int32), two)
+                self._refused(errors.WrongTokens, "several tokens", several)
                 count = 1
             if num_drafts := flight.drafts(place):
                 # An engine may accept fewer than were right.
@@ -565,8 +565,8 @@ class SchedulerRig(Rig):
         self.events["cancel with full blocks"] += bool((batch.seq_lens >= self.world.block_size).any())
         if flight.number < self.device.last_moved and len(batch.moves):
             # Those of a later batch ran, so its own did: they cannot be carried over.
-            cancel = self.scheduler.cancel
-            self._refused(errors.BatchError, "a cancel without moves", cancel, batch, moved=False)
+            cancel = partial(self.scheduler.cancel, batch, moved=False)
+            self._refused(errors.BatchError, "a cancel without moves", cancel)
         self.scheduler.cancel(batch, moved=moved)
         self.events["cancel behind another"] += len(self.flights) > 0
         if not moved and len(batch.moves):
@@ -632,7 +632,7 @@ class SchedulerRig(Rig):
         self._expect(held == seen, f"{id} ended with {seen} in blocks {blocks}, and {held} was saved")
         self.scheduler.saved(id)
         self.events["saved"] += 1
-        self._refused(errors.InvalidRequest, "a second save", self.scheduler.saved, id)
+        self._refused(errors.InvalidRequest, "a second save", partial(self.scheduler.saved, id))
         self._check()
 
     def _note_saving(self) -> None:
@@ -720,12 +720,10 @@ class SchedulerRig(Rig):
             self.now += 1.0
         self.calls.append((verb, arguments))
 
-    def _refused(
-        self, error: type[Exception], what: str, call: Callable[..., Any], *arguments: Any, **named: Any
-    ) -> None:
+    def _refused(self, error: type[Exception], what: str, call: Callable[[], Any]) -> None:
         """The call has to raise this error."""
         try:
-            call(*arguments, **named)
+            call()
         except error:
             self.events[f"{what} refused"] += 1
         else:
