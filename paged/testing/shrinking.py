@@ -62,7 +62,10 @@ def _rig_in(world: AnyWorld, build: Build | None) -> Any:
 
 
 def _kind(world: AnyWorld) -> Any:
-    return next(rig for of, rig in KINDS if isinstance(world, of))
+    for of, rig in KINDS:
+        if isinstance(world, of):
+            return rig
+    raise InvalidProgram(f"{world!r} is no world; {', '.join(of.__name__ for of, _ in KINDS)} are.")
 
 
 def _make(rig: Any, call: Call, made: list[Call]) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from paged import BlockManager, Request
 from paged.block_manager import TierView
-from paged.errors import InvalidConfig
+from paged.errors import InvalidConfig, InvalidProgram
 from paged.testing import (
     EngineRequest,
     EngineWorld,
@@ -68,6 +68,11 @@ def test_a_program_of_a_manager_shrinks_to_the_calls_and_tokens_that_it_takes():
     short = shrink(WORLD, PROGRAM, builder_of(LeaksOnFree))
     assert short.world == ManagerWorld(num_blocks=2, block_size=1)
     assert short.calls == (("add", ([0, 0], None)), ("allocate", ([0], [2])))
+
+
+def test_what_is_no_world_is_refused():
+    with pytest.raises(InvalidProgram, match="8 is no world; ManagerWorld, World, EngineWorld are."):
+        replay(8, [])
 
 
 def test_a_program_that_breaks_no_rule_stays_as_it_is():
