@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from paged.testing.reserving import DRAWN
 from paged.testing.saved import kept
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.violation import Call
+from paged.testing.violation import Call, Violation
 from paged.testing.world import Builder, World, build_scheduler
 
 PATTERNS = ([0], [0, 1], [0, 0, 1], [1])
@@ -235,5 +235,6 @@ def soak(num_requests: int, *, seed: int = 0, world: World = TINY, build: Builde
         num_cached = int(rig.manager.device.num_cached)
         rig.manager.reset_cache()
         num_free = int(rig.manager.device.num_free)
-        rig._expect(num_free == world.num_blocks, f"12: {num_free} of {world.num_blocks} blocks are free in the end")
+        if num_free != world.num_blocks:
+            raise Violation([f"12: {num_free} of {world.num_blocks} blocks are free in the end"], rig.program)
     return SoakReport(rig.num_added, len(rig.calls), num_free, num_cached, rig.events)
