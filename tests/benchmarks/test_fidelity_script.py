@@ -4,9 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from paged.study.simulator import Percentiles
 from paged.testing.tiny_model import tiny_model
 

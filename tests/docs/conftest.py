@@ -3,6 +3,9 @@
 import shlex
 
 import pytest
+from typer.main import get_command
+
+from paged.cli.app import app, run
 
 
 @pytest.fixture
@@ -10,8 +13,6 @@ def answers(page, fences, capsys):
     """The command lines of the page in order, one after the other: each with its arguments, and what it prints. Each has to end well."""
 
     def each():
-        from paged.cli.app import run
-
         for line in (line for block in fences(page, "") for line in block.splitlines()):
             program, *arguments = shlex.split(line)
             assert (program, run(arguments)) == ("paged", 0), line
@@ -23,9 +24,6 @@ def answers(page, fences, capsys):
 @pytest.fixture(scope="session")
 def options_of():
     """options_of(command): every spelling of every option of a command."""
-    from typer.main import get_command
-
-    from paged.cli.app import app
 
     def options(command):
         params = get_command(app).commands[command].params

@@ -4,12 +4,6 @@ import io
 import json
 import re
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("llguidance")
-
 PAGE = "docs/decoding.md"
 
 

@@ -3,10 +3,6 @@
 import time
 from contextlib import closing
 
-import pytest
-
-pytest.importorskip("zmq")
-
 from paged import BlockManager
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_events import KvEventPublisher

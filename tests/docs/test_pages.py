@@ -4,8 +4,6 @@ import re
 
 import pytest
 
-pytest.importorskip("torch")
-
 from paged.engine.disk_tier import PATIENCE_S, PIECE_BYTES
 from paged.engine.routing import RoutingRules
 from paged.storage.disk_store import _BATCH_BYTES, QUEUE_BYTES

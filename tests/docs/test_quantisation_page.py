@@ -2,11 +2,6 @@
 
 import re
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 
 from paged.attention import KVPool

@@ -14,7 +14,6 @@ PAGE = "README.md"
 
 
 def test_the_python_of_the_readme_and_of_embedding_runs(page, fences, repository, text_of):
-    pytest.importorskip("torch")
     embed = runpy.run_path(str(repository / "examples" / "embed.py"), run_name="embed")
     prompt, delivered = list(range(100)), []
     # What the page says is the reader's own.
@@ -80,8 +79,6 @@ def test_the_glossary_has_every_word_once(text_of):
 
 
 def test_the_simulation_of_its_page_gives_its_table_and_policies_differ_in_it(text_of, tmp_path, capsys):
-    pytest.importorskip("typer")
-    pytest.importorskip("plotly")
     page = text_of("docs/simulator.md").split("## What is simulated")[0]
     (line,) = re.findall(r"^paged (simulate azure .*orca-max.*)$", page, flags=re.MULTILINE)
     report = tmp_path / "report.html"

@@ -3,8 +3,6 @@
 import re
 import shlex
 
-import pytest
-
 from paged.cli.app import run
 
 PAGE = "docs/tutorial.md"
@@ -20,7 +18,6 @@ def test_the_programs_of_the_tutorial_print_what_it_shows(page, capsys):
 
 
 def test_the_command_of_the_tutorial_prints_the_lines_that_it_shows(page, capsys):
-    pytest.importorskip("typer")
     command, shown = re.search(
         r"^```sh\npaged (simulate.*?)\n```\n\n```text\n(.*?)^```$", page, flags=re.M | re.S
     ).groups()

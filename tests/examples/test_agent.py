@@ -2,12 +2,6 @@
 
 import asyncio
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("uvicorn")
-pytest.importorskip("openai")
-
 from ..serving.serving_process import served  # noqa: TID252
 
 

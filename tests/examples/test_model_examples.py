@@ -1,10 +1,5 @@
 """The examples that run the model which ships: what they print."""
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 
 def test_generate_gives_the_same_words_together_and_alone(example, capsys):
     answers = example("generate").main()

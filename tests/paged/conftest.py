@@ -6,7 +6,12 @@ import json
 import pytest
 from rich.console import Console
 
+from paged.attention import backend
+from paged.attention.native import backend as native, build
 from paged.cli.app import run
+from paged.model.checkpoint import checkpoint_path
+from paged.model.loading import load_model
+from paged.model.native import coded, packed
 
 
 @pytest.fixture
@@ -68,9 +73,6 @@ def terminal(monkeypatch):
 @pytest.fixture
 def nothing_built(monkeypatch, tmp_path):
     """The folder for native code, which is not there yet: nothing is loaded, as in a new process."""
-    from paged.attention import backend
-    from paged.attention.native import backend as native, build
-    from paged.model.native import coded, packed
 
     def forget():
         remembered = (build.library, native.attention_function, backend._say_once, coded.coded_library)
@@ -98,19 +100,10 @@ def trace_file(tmp_path):
 @pytest.fixture(scope="session")
 def model():
     """The model that ships."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from paged.model.checkpoint import checkpoint_path
-    from paged.model.loading import load_model
-
     return load_model(checkpoint_path())
 
 
 @pytest.fixture(scope="session")
 def hybrid():
     """The hybrid that ships."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from paged.model.loading import load_model
-
     return load_model("hybrid")

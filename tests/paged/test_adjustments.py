@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
+import transformers.generation.logits_process as processors
 
-torch = pytest.importorskip("torch")
-processors = pytest.importorskip("transformers.generation.logits_process")
-
-from paged.errors import ProcessorFailed  # noqa: E402
-from paged.sampling import SamplingParams  # noqa: E402
-from paged.sampling.adjustments import NO_LANE, Adjustments  # noqa: E402
+from paged.errors import ProcessorFailed
+from paged.sampling import SamplingParams
+from paged.sampling.adjustments import NO_LANE, Adjustments
 
 VOCABULARY = 40
 STOPS = (3, 4)

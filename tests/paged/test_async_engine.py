@@ -5,9 +5,6 @@ import random
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from paged import AsyncEngine, BeamSearchParams, SamplingParams
 from paged.errors import DeadlineExceeded, DuplicateRequest, EngineClosed, InvalidRequest, NeverFits
 from paged.testing.tiny_model import tiny_model

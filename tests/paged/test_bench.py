@@ -3,13 +3,9 @@
 import itertools
 from pkgutil import resolve_name
 
+import msgspec
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-import msgspec
 import torch
 
 from paged.attention.native.backend import ELEMENTS

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 
 import pytest
 from msgspec.structs import replace
@@ -16,9 +15,6 @@ from paged.study.bench import decode_step
 from paged.study.simulator import run
 
 TINY = ["--limit", "12", "--length-scale", "0.02", "--blocks", "64", "--block-size", "8"]
-
-
-needs_a_model = pytest.mark.skipif(find_spec("torch") is None, reason="needs the extra engine")
 
 
 def test_the_version_is_the_packages_and_shells_can_complete(paged, printed):
@@ -92,7 +88,6 @@ def test_who_waits_at_a_terminal_is_told_before_torch_is_imported(command):
     assert "needs torch, which is not installed" in lines[1]
 
 
-@needs_a_model
 def test_the_demo_answers_under_pressure_as_without_and_draws_the_pool_and_then_a_table(
     printed, terminal, short_demo, monkeypatch
 ):

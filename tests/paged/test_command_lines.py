@@ -5,8 +5,6 @@ import pytest
 from ..shown import assert_shown, shown_in  # noqa: TID252
 from .files_of_others import write_folder, write_run  # noqa: TID252
 
-RUN_A_MODEL = ("generate", "profile", "bench attention", "bench engine", "bench step", "quantise", "accuracy")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -43,8 +41,6 @@ def test_a_command_prints_these_lines(printed, folder, monkeypatch, command, sho
 
 @pytest.mark.parametrize(("command", "shown"), shown_in("paged/fixtures/refused_commands.txt", "$ paged"))
 def test_a_command_that_is_refused_says_why_in_a_line_and_writes_nothing(refused, folder, monkeypatch, command, shown):
-    if command.startswith(RUN_A_MODEL):
-        pytest.importorskip("torch")
     monkeypatch.chdir(folder)
     before = contents_of(folder)
     assert_shown(refused(*command.split()), shown)

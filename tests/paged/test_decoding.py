@@ -1,15 +1,12 @@
 """How answers are chosen, through LLM, on the model that ships: several answers, log-probabilities, stop strings, penalties, drafts."""
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, SuppressTokensLogitsProcessor
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from transformers import AutoModelForCausalLM, SuppressTokensLogitsProcessor  # noqa: E402
-
-from paged import LLM, BeamSearchParams, ContrastiveSearchParams, SamplingParams  # noqa: E402
-from paged.model.checkpoint import checkpoint_path  # noqa: E402
-from paged.testing.tiny_model import tiny_model  # noqa: E402
+from paged import LLM, BeamSearchParams, ContrastiveSearchParams, SamplingParams
+from paged.model.checkpoint import checkpoint_path
+from paged.testing.tiny_model import tiny_model
 
 PROMPT = "The with statement is used to"
 # In a request of its own each, all of them at once. Every wish in more worlds, but for a step ahead: tests/properties/test_wishes.py.

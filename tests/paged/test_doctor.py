@@ -6,16 +6,14 @@ from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.cells import cell_len
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from paged.attention.native import build  # noqa: E402
-from paged.model import checkpoint  # noqa: E402
-from paged.model.doctor import backends, examine, machine as machines  # noqa: E402
-from paged.model.doctor.machine import machine, unfit_versions  # noqa: E402
-from paged.model.threads import FreeCores  # noqa: E402
+from paged.attention.native import build
+from paged.model import checkpoint
+from paged.model.doctor import backends, examine, machine as machines
+from paged.model.doctor.machine import machine, unfit_versions
+from paged.model.threads import FreeCores
 
 
 @pytest.fixture(scope="module")

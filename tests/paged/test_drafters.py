@@ -5,16 +5,14 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from paged import Engine, SamplingParams
+from paged.decoding.drafter import Drafter
+from paged.scheduler import Drafts
+from paged.testing.tiny_model import tiny_model
 
-from paged import Engine, SamplingParams  # noqa: E402
-from paged.decoding.drafter import Drafter  # noqa: E402
-from paged.scheduler import Drafts  # noqa: E402
-from paged.testing.tiny_model import tiny_model  # noqa: E402
-
-from ..driving import driven, tokens_of  # noqa: E402, TID252
+from ..driving import driven, tokens_of  # noqa: TID252
 
 PROMPTS = ["The with statement", "def", "a, b, c, a, b, c, a, b", "Changed in version 3.", "A generator is"]
 WISHES = {

@@ -4,9 +4,6 @@ from itertools import count
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from paged import LLM, BeamSearchParams, Engine, SamplingParams
 from paged.errors import BudgetTooSmall, InvalidRequest, UnknownRequest
 

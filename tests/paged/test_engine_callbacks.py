@@ -6,8 +6,6 @@ from threading import Event, Thread
 
 import pytest
 
-pytest.importorskip("torch")
-
 from paged import LLM, Engine, SamplingParams
 from paged.errors import EngineInUse
 from paged.testing.tiny_model import tiny_model

@@ -7,9 +7,6 @@ from threading import current_thread, main_thread
 from traceback import extract_tb
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from paged import LLM, Engine, SamplingParams

@@ -4,8 +4,6 @@ import asyncio
 
 import pytest
 
-pytest.importorskip("torch")
-
 from paged import AsyncEngine, Engine, Hint, SamplingParams
 from paged.errors import InvalidRequest, UnknownSession
 from paged.sampling.search_params import BeamSearchParams

@@ -5,8 +5,6 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
-
 from paged import LLM, Engine, SamplingParams
 from paged.testing.tiny_model import tiny_model
 

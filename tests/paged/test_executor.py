@@ -8,8 +8,6 @@ from signal import SIGINT, pthread_kill
 
 import pytest
 
-pytest.importorskip("torch")
-
 from paged import Engine, SamplingParams
 from paged.errors import EngineClosed
 from paged.testing.device_trace import traced

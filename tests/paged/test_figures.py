@@ -9,6 +9,7 @@ from msgspec.structs import astuple, replace
 from pytest import approx  # noqa: PT013
 
 from paged.model.layer_plan import Layers, Part
+from paged.model.limits import Limits
 from paged.model.model_shape import Mixers
 from paged.study.bench.engine import Floor
 from paged.study.hardware import (
@@ -113,8 +114,7 @@ def hybrid(**options):
 
 
 def floor(bytes_per_s, flops_per_s):
-    limits = pytest.importorskip("paged.model.limits")
-    return Floor(SMALL, limits.Limits(1, "float32", bytes_per_s, flops_per_s))
+    return Floor(SMALL, Limits(1, "float32", bytes_per_s, flops_per_s))
 
 
 @pytest.mark.parametrize(("call", "by_hand"), by_hand_in("figures.txt"))

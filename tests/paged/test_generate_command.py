@@ -10,14 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from safetensors.torch import load_file, save_file  # noqa: E402
-
-from paged.cli.app import run  # noqa: E402
-from paged.model.checkpoint import checkpoint_path  # noqa: E402
+from paged.cli.app import run
+from paged.model.checkpoint import checkpoint_path
 
 PROMPT = "The with statement is used to"
 

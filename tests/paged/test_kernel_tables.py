@@ -1,6 +1,8 @@
 """Tables of kernels, and of one model's layers: read from others' folders, fitted, kept in a file, and asked."""
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from paged.errors import BadHardwareFile
 from paged.study.hardware import device_named, model_named
@@ -39,8 +41,6 @@ def test_of_a_kernel_timed_twice_the_fastest_counts_and_a_device_may_be_named(tm
 
 
 def test_parquet_files_are_read_like_csv(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     for name, rows in kernel_tables().items():
         parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / f"{name}.parquet")
     assert is_the_law(fit_folder(tmp_path, "h100"))

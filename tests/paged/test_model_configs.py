@@ -54,7 +54,6 @@ def test_a_checkpoint_folder_is_simulated_and_planned_with_what_is_not_modelled(
 
 
 def test_simulate_and_plan_say_as_capacity_does_what_a_model_is_stored_as(document, written):
-    pytest.importorskip("torch")
     on = (written({**LLAMA, "quantization_config": GPTQ}), "--device", "h100")
     load = ("synthetic:poisson,rate=2,requests=4,prompt=100,output=5", "--model", *on)
     (simulated,) = document("simulate", *load)
@@ -121,8 +120,6 @@ FALCON = {"model_type": "falcon", "n_layer": 3, "n_head": 8, "hidden_size": 64, 
 
 @pytest.mark.parametrize(("call", "by_hand"), by_hand_in("configs.txt"))
 def test_a_configuration_is_the_model_that_it_is_by_hand(written, document, refused, call, by_hand):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers.models.auto.configuration_auto")
 
     def model(config):
         return model_named(str(written(config)))

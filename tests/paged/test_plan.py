@@ -7,17 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.study.simulator import (
-    Device,
-    Load,
-    Scenario,
-    StepTime,
-    Targets,
-    outcome_of,
-    plans,
-    run,
-    trial,
-)
+from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, outcome_of, plans, run, trial
 from paged.study.simulator.result import Percentiles
 from paged.study.simulator.search import REACH, Counts, Rates, search
 from paged.study.simulator.trial import Round, Trial, tried

@@ -74,7 +74,6 @@ def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_said(paged, tr
 
 
 def test_a_plan_is_written_as_a_page_and_as_a_table(printed, document, tmp_path):
-    pytest.importorskip("plotly")
     page, table = tmp_path / "plan.html", tmp_path / "plan.csv"
     targets = ["--find", "rate", "--ttft", 0.5, "--gap", 0.5, "--tolerance", 0.5]
     out = printed("plan", TRACE, *POOL, *targets, "--html", page, "--csv", table)

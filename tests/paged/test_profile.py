@@ -167,7 +167,6 @@ def saved(tmp_path):
 
 
 def test_a_profile_is_written_told_and_simulated_by(printed, document, tmp_path):
-    pytest.importorskip("torch")
     path = tmp_path / "here.json"
     head, *lines = printed("profile", *SMALL, "--backend", "torch_gather", "--out", path).splitlines()
     assert head.split()[:3] == ["steps", "fitted", "held"]
@@ -184,7 +183,6 @@ def test_a_profile_is_written_told_and_simulated_by(printed, document, tmp_path)
 
 
 def test_json_has_every_timed_step_and_a_terminal_a_table(printed, document, tmp_path, terminal):
-    pytest.importorskip("torch")
     asked = ("profile", *SMALL, "--fast", "--out", tmp_path / "fast.json")
     found = document(*asked, "--rounds", 2)
     assert found["tiling"] is None

@@ -11,12 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from ..shown import assert_refused, shown_in  # noqa: TID252
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
@@ -29,6 +23,8 @@ from paged.model.quantised.checkpoints import reader_of
 from paged.model.quantised.weights import quantise
 from paged.model.quantised.writing import packed, write_quantised
 from paged.study.accuracy import Read, compared, pieces_of
+
+from ..shown import assert_refused, shown_in  # noqa: TID252
 
 LAYER = "model.layers.0.mlp.down_proj"
 

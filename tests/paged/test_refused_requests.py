@@ -6,11 +6,6 @@ from math import inf, nan
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("llguidance")
-
 import torch
 
 from paged import (

@@ -68,7 +68,6 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(outcomes, tmp_path_factory):
-    pytest.importorskip("plotly")
     path = tmp_path_factory.mktemp("report") / "report.html"
     write_html(path, outcomes)
     return Page(path.read_text(encoding="utf-8"))
@@ -127,7 +126,6 @@ def test_the_plots_are_json_with_a_plot_for_each_outcome_of_a_setting_and_a_sent
 
 
 def test_names_that_are_no_html_are_shown_as_they_are_and_a_report_of_nothing_is_refused(outcomes, tmp_path):
-    pytest.importorskip("plotly")
     name, path = "</script><b>&mine", tmp_path / "odd.html"
     with pytest.raises(InvalidConfig, match="at least one outcome"):
         write_html(path, [])
@@ -139,7 +137,6 @@ def test_names_that_are_no_html_are_shown_as_they_are_and_a_report_of_nothing_is
 
 
 def test_a_run_in_which_every_request_was_rejected_is_reported(tmp_path):
-    pytest.importorskip("plotly")
     on_device = Device(model="llama-2-13b", device="a100-40g")
     outcome = run(Scenario(load=Load(trace="azure", limit=3), policy="vllm", blocks=1, device=on_device))
     assert (outcome.result.rejected, outcome.result.steps) == (3, 0)

@@ -4,15 +4,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
+import transformers.generation.logits_process as warpers
 
-torch = pytest.importorskip("torch")
-warpers = pytest.importorskip("transformers.generation.logits_process")
+from paged import Engine, SamplingParams
+from paged.sampling import sample
+from paged.testing.tiny_model import tiny_model
 
-from paged import Engine, SamplingParams  # noqa: E402
-from paged.sampling import sample  # noqa: E402
-from paged.testing.tiny_model import tiny_model  # noqa: E402
-
-from ..driving import outputs_of  # noqa: E402, TID252
+from ..driving import outputs_of  # noqa: TID252
 
 # A right sampler's counts have a chi-square of k - 1 degrees of freedom, for k tokens that can come up. By chance one run
 # in a million exceeds the value whose upper tail is this; the seeds here are fixed, so that a test that passes once always

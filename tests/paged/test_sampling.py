@@ -4,13 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from paged.errors import BadLogits, PagedError
 from paged.sampling import SamplingParams, sample, sampler as the_sampler, seed_of, weights as weights_of  # noqa: F401
 
 from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
-
-torch = pytest.importorskip("torch")
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 INF, NAN = math.inf, math.nan

@@ -9,17 +9,16 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from paged import LLM, BeamSearchParams, ContrastiveSearchParams, Engine, SamplingParams
+from paged.decoding.beams import BeamGroups, BeamSearch
+from paged.decoding.search import Ahead
+from paged.errors import NeverFits
+from paged.model.checkpoint import checkpoint_path
 
-from paged import LLM, BeamSearchParams, ContrastiveSearchParams, Engine, SamplingParams  # noqa: E402
-from paged.decoding.beams import BeamGroups, BeamSearch  # noqa: E402
-from paged.decoding.search import Ahead  # noqa: E402
-from paged.errors import NeverFits  # noqa: E402
-from paged.model.checkpoint import checkpoint_path  # noqa: E402
-
-from ..driving import driven  # noqa: E402, TID252
+from ..driving import driven  # noqa: TID252
 
 FIXTURES = json.loads((Path(__file__).parent / "fixtures" / "searches.json").read_text(encoding="utf-8"))
 TOKENS = FIXTURES["max_tokens"]

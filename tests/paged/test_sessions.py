@@ -107,7 +107,6 @@ def test_sessions_of_a_model_with_states_hit_where_one_is_kept(begun_of):
 
 
 def test_the_page_of_a_run_draws_what_hit_and_when_the_first_tokens_came(begun_of, tmp_path):
-    pytest.importorskip("plotly")
     begun, names = begun_of({0: turns_at(0, 9)}), {}
     for step in (None, SECOND_A_TOKEN):
         found = SessionRun(begun, Tiers(device_blocks=9), step, keeps="hints").run()

@@ -3,15 +3,13 @@
 import json
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+from paged import LLM, Engine, SamplingParams
+from paged.errors import CheckpointNotFound
+from paged.model.checkpoint import NAMES, checkpoint_path, hybrid_path, is_shipped, named_or_shipped
 
-from paged import LLM, Engine, SamplingParams  # noqa: E402
-from paged.errors import CheckpointNotFound  # noqa: E402
-from paged.model.checkpoint import NAMES, checkpoint_path, hybrid_path, is_shipped, named_or_shipped  # noqa: E402
-
-from ..driving import driven  # noqa: E402, TID252
+from ..driving import driven  # noqa: TID252
 
 MOST_BYTES = 2_000_000
 TEXT = "The with statement is used to wrap the execution of a block with methods defined by a context manager. "

@@ -3,14 +3,12 @@
 import warnings
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from paged import LLM, SamplingParams  # noqa: E402
-from paged.errors import BuildFailed, PagedWarning  # noqa: E402
-from paged.model import dtypes  # noqa: E402
-from paged.model.native import packed  # noqa: E402
+from paged import LLM, SamplingParams
+from paged.errors import BuildFailed, PagedWarning
+from paged.model import dtypes
+from paged.model.native import packed
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 

@@ -5,14 +5,10 @@ import re
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("llguidance")
+from paged import LLM, Engine, SamplingParams, StructuredOutputsParams
+from paged.errors import GrammarFailed, InvalidSampling
 
-from paged import LLM, Engine, SamplingParams, StructuredOutputsParams  # noqa: E402
-from paged.errors import GrammarFailed, InvalidSampling  # noqa: E402
-
-from ..driving import driven  # noqa: E402, TID252
+from ..driving import driven  # noqa: TID252
 
 SCHEMA = {
     "type": "object",

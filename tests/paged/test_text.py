@@ -5,19 +5,14 @@ with the space before it, which the first word loses, or a single byte of what i
 """
 
 import pytest
+import transformers
 from hypothesis import given, strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from paged.errors import InvalidTokens, PagedError
+from paged.decoding.text import TextStream
+from paged.errors import InvalidTokens, PagedError, TextEnded
 
-tokenizers = pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
-
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
-
-from paged.decoding.text import TextStream  # noqa: E402
-from paged.errors import TextEnded  # noqa: E402
-
-from .files_of_others import assert_by_hand, by_hand_in  # noqa: E402, TID252
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 LINES = ["the cat sat on the mat", "the dog sat on the cat", "你好，世界", "cafe\u0301", "so happy 😀 👩‍👩‍👧"] * 3
 # The end of one 你 and the beginning of the next: a token with which a text never stands between characters.

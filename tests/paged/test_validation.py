@@ -99,7 +99,6 @@ def run_folder(tmp_path):
 
 
 def test_a_run_is_a_table_and_a_page(printed, run_folder, tmp_path, monkeypatch):
-    pytest.importorskip("plotly")
     monkeypatch.chdir(tmp_path)
     out = printed("validate", run_folder)
     assert "time to first token, p90" in out
