@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from pytest import approx  # noqa: PT013
 
 from paged.study.hardware import Profile, Tiling
 from paged.study.simulator import RunOptions, read_run
@@ -47,9 +48,14 @@ def by_hand_in(name):
 
 
 def assert_by_hand(call, by_hand, names):
-    """Fail unless this call gives, to the rounding, what is said of it by hand."""
-    found, expected = eval(call, names), eval(by_hand, names)
-    assert found == expected or found == pytest.approx(expected, rel=1e-9), f"{found}, not {expected}"
+    """Fail unless this call gives, to the rounding, what is said of it by hand; both take these names and those of this file."""
+    found, expected = (eval(text, globals() | names) for text in (call, by_hand))
+    assert found == expected or found == approx(expected, rel=1e-9), f"{found}, not {expected}"
+
+
+def offered(*packages):
+    """All public names of these packages; where two offer the same, that of the later one."""
+    return {name: getattr(each, name) for each in packages for name in each.__all__}
 
 
 def of(found, names):

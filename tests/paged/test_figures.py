@@ -6,7 +6,6 @@ from math import inf
 import numpy as np
 import pytest
 from msgspec.structs import astuple, replace
-from pytest import approx  # noqa: PT013
 
 from paged.model.layer_plan import Layers, Part
 from paged.model.limits import Limits

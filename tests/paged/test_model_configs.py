@@ -4,13 +4,12 @@ import json
 import sys
 
 import pytest
-from pytest import approx  # noqa: F401, PT013
 
 from paged import PagedError
 from paged.errors import MissingExtra
 from paged.study.hardware import Device, ModelShape, device_named, device_names, layers_named, model_named, model_names
 
-from .files_of_others import BOX, CONFIGS, TINY, assert_by_hand, by_hand_in, of  # noqa: F401, TID252
+from .files_of_others import BOX, CONFIGS, TINY, assert_by_hand, by_hand_in  # noqa: TID252
 
 LLAMA, PHI_3, GPT_OSS, DEEPSEEK_V3 = (CONFIGS[name] for name in ("LLAMA", "PHI_3", "GPT_OSS", "DEEPSEEK_V3"))
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}

@@ -7,22 +7,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from paged import (
-    BeamSearchParams,
-    BlockManager,
-    ContrastiveSearchParams,
-    Costs,
-    Drafts,
-    EngineConfig,
-    LayerGroup,
-    PagedError,
-    Policy,
-    Request,
-    Retention,
-    SamplingParams,
-    Scheduler,
-    StructuredOutputsParams,
-)
+import paged
+from paged import BlockManager, PagedError, Request, Scheduler
 from paged.base.arguments import token_array
 from paged.model.layer_plan import Layers, Part, plan_layers
 from paged.model.model_shape import Mixers
@@ -38,10 +24,7 @@ from paged.study.traces import Begun, Trace, open_sessions
 from paged.testing.snapshots import snapshot
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
-from .files_of_others import TINY  # noqa: TID252
-
-OFFERED = {name: getattr(room, name) for room in (hardware, simulator, traces) for name in room.__all__}
-"""What these packages offer. Calls say `Device` of a simulation's."""
+from .files_of_others import TINY, offered  # noqa: TID252
 
 
 def roofline(model="llama-2-13b", device="a100-40g", **options):
@@ -141,4 +124,4 @@ def planned(find="rate", *, policy="paged", device=FORMULA, load="azure", client
 def test_a_call_that_makes_no_sense_is_refused_with_the_reason(monkeypatch, call, shown):
     # A plan is refused before anything is simulated.
     monkeypatch.setattr(Scenario, "simulation", None)
-    assert_refused(call, shown, OFFERED | globals())
+    assert_refused(call, shown, offered(paged, hardware, simulator, traces) | globals())

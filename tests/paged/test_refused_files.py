@@ -22,20 +22,8 @@ from paged.study.traces import read_sessions, read_trace
 from paged.testing.saved import load, rerun
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
-from .files_of_others import (  # noqa: TID252
-    BOX,
-    CONFIGS,
-    META,
-    PRICES as PROFILE,
-    TINY,
-    kernel_tables,
-    meta_of,
-    table,
-    without,
-    write_folder,
-    write_kernels,
-    write_run,
-)  # fmt: skip
+from . import files_of_others as theirs  # noqa: TID252
+from .files_of_others import CONFIGS, PRICES as PROFILE, kernel_tables, meta_of, without, write_kernels, write_run  # noqa: TID252
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 PLAIN = "arrival_s,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n"
@@ -126,6 +114,6 @@ def test_a_file_that_cannot_be_is_refused_where_it_is_wrong(tmp_path, monkeypatc
         return name
 
     monkeypatch.chdir(tmp_path)
-    error = assert_refused(call, shown, globals() | {"written": written}, PagedError)
+    error = assert_refused(call, shown, vars(theirs) | globals() | {"written": written}, PagedError)
     path, line = (getattr(error, name, None) for name in ("path", "line"))
     assert path is None or str(error).startswith(f"{path}, line {line}" if line else str(path))

@@ -8,19 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from paged import (
-    LLM,
-    BeamSearchParams,
-    ContrastiveSearchParams,
-    Engine,
-    PagedError,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+import paged
+from paged import LLM, PagedError, SamplingParams, StructuredOutputsParams
 from paged.sampling import sample
 from paged.testing.tiny_model import tiny_model
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
+from .files_of_others import offered  # noqa: TID252
 
 
 def form(**description):
@@ -41,6 +35,6 @@ def llms(model):
 
 @pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_requests.txt", ">>>"))
 def test_what_cannot_be_answered_is_refused_and_leaves_nothing(llms, call, shown):
-    assert_refused(call, shown, globals() | llms, PagedError)
+    assert_refused(call, shown, offered(paged) | globals() | llms, PagedError)
     for llm in llms.values():
         assert not llm.engine.has_unfinished and not llm.engine.scheduler.has_unfinished

@@ -1,14 +1,12 @@
 """A replica's report: what its scheduler foresees, in the seconds that its steps take, and how those are learnt."""
-# ruff: noqa: F401  # the calls of the file take them from here
 
 import pytest
-from pytest import approx  # noqa: PT013
 
 from paged import BlockManager, Request, Scheduler
 from paged.engine.pace import Pace
 from paged.engine.replica_load import load_of
 
-from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: TID252
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 
 def asked(prompt, outputs=1, tenant=None):

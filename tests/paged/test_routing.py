@@ -8,7 +8,7 @@ from paged.engine.replica_index import prompt_keys
 from paged.engine.routing import Prompt, ReplicaLoad, Router, RoutingRules
 from paged.errors import InvalidConfig, UnknownReplica
 
-from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: F401, TID252
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 TOKENS = list(range(1600))
 

@@ -13,7 +13,7 @@ from paged.study.simulator import Device, SessionRun, StepTime, Tiers
 from paged.study.simulator.sessions import KEEPS, blocks_if_all_kept, blocks_offline
 from paged.study.traces import Begun, draw_sessions, open_sessions, read_sessions
 
-from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: TID252
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 SECOND_A_TOKEN = StepTime(weights_ms=0.0, context_us=0.0, token_us=1e6, swap_us=0.0)
 

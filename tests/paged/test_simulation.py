@@ -14,7 +14,7 @@ from paged.study.simulator.result import Latencies, Percentiles
 from paged.study.traces import EXCERPTS, Trace, read_trace
 
 from ..driving import steps_of  # noqa: TID252
-from .files_of_others import assert_by_hand, by_hand_in, of  # noqa: F401, TID252
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
 

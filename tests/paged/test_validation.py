@@ -3,11 +3,9 @@
 
 import json
 from itertools import islice
-from math import inf
 
 import numpy as np
 import pytest
-from pytest import approx  # noqa: PT013
 
 from paged.errors import BadRun, InvalidConfig
 from paged.study.hardware.kernels.layer_tables import LayerTables
@@ -24,18 +22,7 @@ from paged.study.simulator import (
 from paged.study.simulator.validation import prepared, simulation_of, taken_in
 from paged.study.traces import Trace
 
-from .files_of_others import (  # noqa: TID252
-    ARRIVAL,
-    META,
-    assert_by_hand,
-    by_hand_in,
-    meta_of,
-    of,
-    simulated,
-    table,
-    write_folder,
-    write_run,
-)
+from .files_of_others import META, assert_by_hand, by_hand_in, meta_of, table, write_folder, write_run  # noqa: TID252
 
 
 def test_a_run_of_the_simulated_engine_is_met(tmp_path):
