@@ -1,4 +1,4 @@
-"""What the tests of pages share: what commands on them answer, and which options there are."""
+"""What the tests of pages share: what their programs and commands print, and which options there are."""
 
 import shlex
 
@@ -6,6 +6,18 @@ import pytest
 from typer.main import get_command
 
 from paged.cli.app import app, run
+
+
+@pytest.fixture
+def ran(text_of, fences, capsys):
+    """ran(page): what the one Python program of docs/page.md prints, which runs with these names."""
+
+    def of_page(page, names=None):
+        (program,) = fences(text_of(f"docs/{page}.md"), "python")
+        exec(compile(program, f"{page}.md", "exec"), {"__name__": page} if names is None else names)
+        return capsys.readouterr().out
+
+    return of_page
 
 
 @pytest.fixture

@@ -1,24 +1,53 @@
-"""Pages of a few figures: their Python runs, their options exist, and the names and limits on them are those of the code."""
+"""Pages: their links lead somewhere, their Python runs, their options exist, and the names, limits and tables on them are those of the code."""
 
 import re
+import shlex
+import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
+from paged import BlockManager, EngineConfig
+from paged.cli.app import run
+from paged.engine.config import fields_of
 from paged.engine.disk_tier import PATIENCE_S, PIECE_BYTES
 from paged.engine.routing import RoutingRules
+from paged.serving.kv_config import KvEventsConfig
+from paged.serving.kv_events import KvEventPublisher
+from paged.serving.kv_wire import BlockStored
+from paged.serving.settings import Settings
 from paged.storage.disk_store import _BATCH_BYTES, QUEUE_BYTES
 from paged.study.simulator import ROUTERS
+from paged.study.traces import PRESETS, PROCESSES, open_trace, read_trace
+from paged.study.traces.opening import KEYS
 
+REPOSITORY = Path(__file__).parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+PAGES += sorted(page.relative_to(REPOSITORY).as_posix() for page in (REPOSITORY / "docs").rglob("*.md"))
 # Of vLLM's own command, whose results are read.
 OF_VLLM = {"--save-result", "--save-detailed"}
 
 
-@pytest.mark.parametrize("page", ["routing", "sessions", "tiers", "decoding"])
-def test_the_program_of_a_page_runs_and_prints_what_the_page_says(page, text_of, fences, capsys):
-    text = text_of(f"docs/{page}.md")
-    (program,) = fences(text, "python")
-    exec(compile(program, f"{page}.md", "exec"), {"__name__": page})
-    assert capsys.readouterr().out == "".join(fences(text, "text")) or page != "sessions"
+def anchors_of(page):
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^a-z0-9_ -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_of_a_page_leads_somewhere(page):
+    page = REPOSITORY / page
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors_of(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", ["routing", "sessions", "tiers", "decoding", "configuration"])
+def test_the_program_of_a_page_runs_and_prints_what_the_page_says(page, ran, text_of, fences):
+    out, text = ran(page), text_of(f"docs/{page}.md")
+    assert page != "sessions" or out == "".join(fences(text, "text"))
+    assert page != "configuration" or (out and out.strip() in text)
 
 
 def test_the_program_that_splits_a_model_prints_an_answer(text_of, fences, capsys):
@@ -26,6 +55,19 @@ def test_the_program_that_splits_a_model_prints_an_answer(text_of, fences, capsy
     # Two ranks answer as one does in tests/model/parallel.
     exec(compile(program.replace("size=2", "size=1"), "scaling.md", "exec"), {"__name__": "__main__"})
     assert capsys.readouterr().out == " is used to wrap the execu\n"
+
+
+def test_the_programs_and_the_command_of_the_tutorial_print_what_it_shows(text_of, capsys):
+    page, names = text_of("docs/tutorial.md"), {}
+    steps = re.findall(r"^```(python|sh)\n(.*?)^```\n\n```text\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
+    assert len(steps) == page.count("```python") + 1 == 6
+    for language, program, shown in steps:
+        if language == "python":
+            exec(compile(program, "tutorial.md", "exec"), names)
+            assert capsys.readouterr().out == shown
+        else:
+            assert run(shlex.split(program.removeprefix("paged "))) == 0
+            assert set(shown.splitlines()) <= set(capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -59,3 +101,64 @@ def test_the_sizes_on_tiers_are_those_of_the_code(text_of):
     ):
         assert words.format(num_bytes // 2**20) in page
     assert PATIENCE_S == 10 and "after ten seconds" in page
+
+
+def test_every_setting_is_in_one_row_and_each_of_an_engine_says_when_to_change_it(text_of):
+    page = text_of("docs/configuration.md")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    by_name = [(row[0].split("`")[1], row) for row in rows if not row[0].startswith("`paged ")]
+    settings = fields_of(EngineConfig)
+    assert sorted(name for name, _ in by_name) == sorted({**settings, **fields_of(Settings)}.keys() - {"tenants"})
+    assert all(len(row) == 6 and row[5].endswith(".") for name, row in by_name if name in settings)
+
+
+def test_the_python_of_the_page_on_traces_runs(ran, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = ran("traces").splitlines()
+    assert said[0] == "half(half=2): 250 of 500 requests"
+    assert said[1].startswith("fitted(context=4096, how=clip): 250 of 250 requests, ")
+    assert said[-1].startswith("2000 ")
+
+
+def test_the_files_of_the_page_on_traces_can_be_read(text_of, fences, tmp_path):
+    as_csv, as_json = (text for text in fences(text_of("docs/traces.md"), "") if "arrival_s" in text)
+    path = tmp_path / "trace"
+    path.write_text(as_csv)
+    assert read_trace(path).prompt_tokens.tolist() == [812, 655, 90]
+    path.write_text(as_json)
+    trace = read_trace(path)
+    first, second = trace.prompt(0), trace.prompt(1)
+    assert (second[:812] == first).all()
+    assert (second[812:932] == trace.output(0)).all()
+    assert len(second) == 812 + 120 + 44
+
+
+def test_the_descriptions_of_traces_can_be_opened_and_every_key_process_and_preset_is_named(text_of):
+    page = text_of("docs/traces.md")
+    specs = re.findall(r"^synthetic:.*$", page, flags=re.MULTILINE)
+    assert [len(open_trace(spec)) for spec in specs] == [1000] * 3
+    synthetic = page.partition("## Synthetic traces")[2]
+    keys = [key for key in KEYS if not key.startswith("output_")]
+    assert [name for name in (*keys, *PROCESSES, *PRESETS) if f"`{name}`" not in synthetic] == []
+
+
+def test_the_reader_of_the_page_on_kv_events_knows_what_is_cached(ran):
+    names, any_port = {}, "tcp://127.0.0.1:*"
+    ran("kv_events", names)
+    manager = BlockManager(8, 4)
+    with closing(KvEventPublisher(manager, endpoint=any_port, replay_endpoint=any_port)) as publisher:
+        row = manager.add(range(10))
+        manager.allocate([row], [10])
+        manager.confirm()
+        publisher.publish(time.time())
+        assert names["cached_tokens"](publisher.endpoint, publisher.replay_endpoint, range(20)) == 8
+    manager.free([row])
+
+
+def test_the_page_on_kv_events_names_every_key_and_every_field_and_the_defaults(text_of):
+    page, default = text_of("docs/kv_events.md"), KvEventsConfig()
+    assert [key for key in KvEventsConfig.__struct_fields__ if f"| `{key}` |" not in page] == []
+    assert [field for field in BlockStored.__struct_fields__ if f'"{field}": ' not in page] == []
+    for key in ("buffer_steps", "hwm", "max_queue_size"):
+        assert f"| `{key}` | {getattr(default, key):,} |" in page
+    assert f"| `endpoint` | `{default.endpoint}` |" in page

@@ -26,9 +26,8 @@ def test_every_command_answers(answers, tmp_path, monkeypatch):
         elif arguments[0] == "quantise":
             assert (tmp_path / arguments[-1] / "config.json").is_file()
         else:
-            kv_dtype = arguments[
-                arguments.index(next(each for each in arguments if "kv" in each and each.endswith("dtype"))) + 1
-            ]
+            option = next(each for each in arguments if "kv" in each and each.endswith("dtype"))
+            kv_dtype = arguments[arguments.index(option) + 1]
             assert all(each in out for each in kv_dtype.split(",")), line
     assert num_found == 19
 
