@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 
 def driven(engine, most_steps=2000):
@@ -68,3 +69,12 @@ def steps_of(scheduler, token=7, now=0.0, most_steps=2000):
         assert len(batches) < most_steps, f"no end after {most_steps} steps: {scheduler.counts()}"
         batches.append(step(scheduler, token, now))
     return batches
+
+
+def around(owner, name):
+    """Call the decorated function in the place of a method, with that method before its arguments."""
+
+    def replace(function):
+        setattr(owner, name, partial(function, getattr(owner, name)))
+
+    return replace

@@ -13,7 +13,7 @@ from paged.errors import EngineClosed
 from paged.testing.device_trace import traced
 from paged.testing.tiny_model import tiny_model
 
-from ..driving import tokens_of  # noqa: TID252
+from ..driving import around, tokens_of  # noqa: TID252
 
 PROMPTS = [[1, 2, 3, 4, 5], [4, 5, 1], [6, 7, 1, 2]]
 SIX = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -34,24 +34,25 @@ def threads_of_models():
 def test_a_result_is_given_out_when_the_step_behind_it_computes():
     """The Python that prepares a step, and that which ends the one before it, take turns: a GPU waits for the first alone."""
     engine, trace, is_told = engine_with_requests(), [], threading.Event()
-    begin, logits, result = engine.worker.begin, engine.worker.logits, engine._steps._executor.result
 
-    def begins(step):
+    @around(engine.worker, "begin")
+    def begins(begin, step):
         # Time for a result that comes too early.
         is_told.wait(0.05)
         begin(step)
 
-    def computes(step):
+    @around(engine.worker, "logits")
+    def computes(logits, step):
         trace.append(("computes", step.input.number))
         return logits(step)
 
-    def told(launched):
+    @around(engine._steps._executor, "result")
+    def told(result, launched):
         found = result(launched)
         trace.append(("told", launched.step.number))
         is_told.set()
         return found
 
-    engine.worker.begin, engine.worker.logits, engine._steps._executor.result = begins, computes, told
     tokens_of(engine)
     engine.close()
     last = engine.stats().steps
@@ -63,14 +64,13 @@ def test_a_result_is_given_out_when_the_step_behind_it_computes():
 def test_a_step_that_has_ended_is_held_by_nothing_and_holds_no_later_one():
     """It has logits, which may be large."""
     engine, all_of_them = engine_with_requests(), []
-    launch = engine._steps._executor.launch
 
-    def launches(step, asked, *, samples):
+    @around(engine._steps._executor, "launch")
+    def launches(launch, step, asked, *, samples):
         launched = launch(step, asked, samples=samples)
         all_of_them.append(weakref.ref(launched))
         return launched
 
-    engine._steps._executor.launch = launches
     engine.step()
     kept = all_of_them[0]()
     gc.collect()
@@ -84,37 +84,25 @@ def test_a_step_that_has_ended_is_held_by_nothing_and_holds_no_later_one():
         gc.enable()
 
 
-def test_without_a_step_ahead_there_is_no_thread():
-    before = threads_of_models()
-    tokens_of(engine_with_requests(steps_ahead=0))
-    assert threads_of_models() == before
-
-
 @pytest.mark.parametrize(
-    "params", [SIX, SamplingParams(max_tokens=6, temperature=1.0, top_p=0.9, seed=3)], ids=["greedy", "drawn"]
-)
-def test_no_launch_waits_for_the_device_one_step_ahead(params):
+    ("wish", "waits"),
+    [
+        ({}, False), ({"temperature": 1.0, "top_p": 0.9, "seed": 3}, False), ({"frequency_penalty": 0.5}, True),
+        ({"logprobs": 1}, True), ({"logits_processors": (lambda ids, logits: logits,)}, True),
+    ],
+    ids=lambda its: next(iter(its), "greedy") if isinstance(its, dict) else "",
+)  # fmt: skip
+def test_no_launch_waits_for_the_device_one_step_ahead_unless_the_engine_does_something_to_logits(wish, waits):
     """The trace of the kit's device: with no step ahead the engine waits in every step, with one only for the last."""
+    params = SamplingParams(max_tokens=6, ignore_eos=True, **wish)
     plain, ahead = (engine_with_requests(params, steps_ahead=number) for number in (0, 1))
     before, after = traced(plain), traced(ahead)
     assert tokens_of(plain) == tokens_of(ahead)
     assert before[:6] == ["launch 1", "wait 1", "read 1", "launch 2", "wait 2", "read 2"]
-    assert after[:6] == ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "launch 4"]
-    last = max(at for at, line in enumerate(after) if line.startswith("launch"))
-    assert not [line for line in after[:last] if line.startswith("wait")]
     assert sum(line.startswith("wait") for line in before) == plain.stats().steps
-
-
-@pytest.mark.parametrize(
-    "wishes",
-    [{"frequency_penalty": 0.5}, {"logprobs": 1}, {"logits_processors": (lambda ids, logits: logits,)}],
-    ids=lambda its: next(iter(its)),
-)
-def test_what_the_engine_does_to_logits_is_done_before_the_next_launch(wishes):
-    engine = engine_with_requests(SamplingParams(max_tokens=6, ignore_eos=True, **wishes))
-    trace = traced(engine)
-    tokens_of(engine)
-    assert trace[:6] == ["launch 1", "wait 1", "read 1", "launch 2", "wait 2", "read 2"]
+    last = max(at for at, line in enumerate(after) if line.startswith("launch"))
+    assert any(line.startswith("wait") for line in after[:last]) == waits
+    assert after[:6] == (before[:6] if waits else ["launch 1", "launch 2", "read 1", "launch 3", "read 2", "launch 4"])
 
 
 def test_callbacks_are_called_in_the_thread_of_the_step():
@@ -129,26 +117,27 @@ def test_behind_a_step_that_failed_none_begins():
     """Chunks of a prompt, which await nothing that is sampled."""
     engine = Engine(tiny_model(), num_blocks=32, block_size=4, steps_ahead=1, max_tokens_per_step=2)
     engine.add_request([1, 2, 3, 4, 5, 6, 7, 1], SIX)
-    begin, launch, logits = engine.worker.begin, engine._steps._executor.launch, engine.worker.logits
     begun, is_second_out = [], threading.Event()
 
-    def begins(step):
+    @around(engine.worker, "begin")
+    def begins(begin, step):
         begun.append(step.number)
         begin(step)
 
-    def launches(step, asked, *, samples):
+    @around(engine._steps._executor, "launch")
+    def launches(launch, step, asked, *, samples):
         launched = launch(step, asked, samples=samples)
         if step.number == 2:
             is_second_out.set()
         return launched
 
-    def fails(step):
+    @around(engine.worker, "logits")
+    def fails(logits, step):
         assert is_second_out.wait(SOON_S)
         if step.input.number == 1:
             raise ZeroDivisionError
         return logits(step)
 
-    engine.worker.begin, engine._steps._executor.launch, engine.worker.logits = begins, launches, fails
     engine.step()
     with pytest.raises(ZeroDivisionError):
         engine.step()
@@ -159,22 +148,21 @@ def test_behind_a_step_that_failed_none_begins():
 
 @pytest.mark.usefixtures("handled_by_python")
 def test_ctrl_c_while_a_step_is_waited_for_costs_no_token():
-    engine = engine_with_requests()
-    logits, result = engine.worker.logits, engine._steps._executor.result
-    is_awaited = threading.Event()
+    engine, is_awaited = engine_with_requests(), threading.Event()
 
-    def read(launched):
+    @around(engine._steps._executor, "result")
+    def read(result, launched):
         if launched.step.number == 2:
             is_awaited.set()
         return result(launched)
 
-    def interrupts(step):
+    @around(engine.worker, "logits")
+    def interrupts(logits, step):
         if step.input.number == 2:
             assert is_awaited.wait(SOON_S)
             pthread_kill(threading.main_thread().ident, SIGINT)
         return logits(step)
 
-    engine.worker.logits, engine._steps._executor.result = interrupts, read
     found = {}
     with pytest.raises(KeyboardInterrupt):
         tokens_of(engine, found)
@@ -184,6 +172,8 @@ def test_ctrl_c_while_a_step_is_waited_for_costs_no_token():
 
 def test_a_closed_engine_has_no_thread_holds_nothing_and_says_so():
     before = set(threads_of_models())
+    tokens_of(engine_with_requests(steps_ahead=0))
+    assert set(threads_of_models()) == before, "without a step ahead there is no thread"
     engine = engine_with_requests()
     engine.step()
     (its,) = set(threads_of_models()) - before
@@ -211,21 +201,18 @@ def test_the_thread_of_an_engine_without_a_reference_ends():
 
 @pytest.mark.parametrize("params", [SIX, SamplingParams(max_tokens=6, ignore_eos=True, logprobs=1)])
 def test_what_a_step_wrote_counts_as_content_only_once_it_was_sampled_from(params):
-    engine, seen = engine_with_requests(params, steps_ahead=0), []
-    worker, has_failed = engine.worker, []
-    logits, read = worker.logits, worker.read
+    engine, seen, has_failed = engine_with_requests(params, steps_ahead=0), [], []
+    logits = engine.worker.logits
 
-    def broken(run):
-        def runs(*arguments):
-            found = run(*arguments)
-            if has_failed:
-                return found
-            has_failed.append(True)
-            return found * float("nan") if run is logits else found._replace(logits=found.logits * float("nan"))
+    def breaks(run, *arguments):
+        found = run(*arguments)
+        if has_failed:
+            return found
+        has_failed.append(True)
+        return found * float("nan") if run == logits else found._replace(logits=found.logits * float("nan"))
 
-        return runs
-
-    worker.logits, worker.read = broken(logits), broken(read)
+    for name in ("logits", "read"):
+        around(engine.worker, name)(breaks)
     engine._steps.on_ran = lambda batch, seconds: seen.append(batch.number)
     engine.step()
     assert has_failed and seen == []
@@ -235,11 +222,11 @@ def test_what_a_step_wrote_counts_as_content_only_once_it_was_sampled_from(param
 
 @pytest.mark.usefixtures("handled_by_python")
 def test_copies_that_fail_while_a_step_is_taken_back_end_what_rests_on_them():
-    engine = engine_with_requests()
-    begin, result = engine.worker.begin, engine._steps._executor.result
-    is_awaited, is_taken_back = threading.Event(), threading.Event()
+    engine, is_awaited, is_taken_back = engine_with_requests(), threading.Event(), threading.Event()
+    executor = engine._steps._executor
 
-    def read(launched):
+    @around(executor, "result")
+    def read(result, launched):
         # It is given out when step 2 computes.
         if launched.step.number == 1:
             is_awaited.set()
@@ -248,7 +235,8 @@ def test_copies_that_fail_while_a_step_is_taken_back_end_what_rests_on_them():
                 time.sleep(0.01)
         return result(launched)
 
-    def begins(step):
+    @around(engine.worker, "begin")
+    def begins(begin, step):
         if step.number == 2:
             assert is_awaited.wait(SOON_S)
             pthread_kill(threading.main_thread().ident, SIGINT)
@@ -256,14 +244,11 @@ def test_copies_that_fail_while_a_step_is_taken_back_end_what_rests_on_them():
             raise RuntimeError("the copy failed")
         return begin(step)
 
-    drop = engine._steps._executor.drop
-
-    def drops(launched):
+    @around(executor, "drop")
+    def drops(drop, launched):
         is_taken_back.set()
         return drop(launched)
 
-    executor = engine._steps._executor
-    engine.worker.begin, executor.result, executor.drop = begins, read, drops
     with pytest.raises(KeyboardInterrupt):
         tokens_of(engine)
     assert {each.finish_reason for each in engine.step()} == {"error"}
