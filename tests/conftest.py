@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,14 @@ def text_of(repository):
 def page(request, text_of):
     """The page that the file tests, which is named in its PAGE."""
     return text_of(request.module.PAGE)
+
+
+@pytest.fixture(scope="module")
+def tool(request, repository):
+    """The module of tools/ that the file names in its TOOL."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(repository / "tools")
+        yield import_module(request.module.TOOL)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import paged
 from paged.cli.app import run
 
 PAGE = "README.md"
+TOOL = "readme_pictures"
 
 
 def test_the_python_of_the_readme_and_of_embedding_runs(page, fences, repository, text_of):
@@ -31,10 +32,7 @@ def test_the_python_of_the_readme_and_of_embedding_runs(page, fences, repository
     assert delivered[-1][2] == "length"
 
 
-def test_the_pictures_of_the_readme_are_drawn_from_what_is_committed(monkeypatch, repository):
-    monkeypatch.syspath_prepend(repository / "tools")
-    import readme_pictures as tool
-
+def test_the_pictures_of_the_readme_are_drawn_from_what_is_committed(tool, repository):
     for name, draw in tool.PICTURES.items():
         assert draw() == (repository / "docs" / "images" / name).read_text(encoding="utf-8"), name
     look = tool.run()

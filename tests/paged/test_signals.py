@@ -1,6 +1,5 @@
 """Commands that a signal ends: the short form of `make signals`, and what each says of that which it had finished."""
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from paged.cli import signals
 from paged.study.simulator import workers
 from paged.study.simulator.workers import _Worker, processes
 
-TOOL = Path(__file__).parents[2] / "tools" / "try_signals.py"
+TOOL = "try_signals"
 # A machine that runs tests is busy: a limit here only ends a wait for what never comes. How soon a command ends on an idle machine is what
 # `make signals` measures.
 LIMIT_S = 120.0
@@ -26,14 +25,6 @@ LIMIT_S = 120.0
 def ended(*command):
     """A program of Python's that has ended by itself."""
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=LIMIT_S, check=False)
-
-
-def tool():
-    spec = importlib.util.spec_from_file_location("try_signals", TOOL)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["try_signals"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="sessions are looked up in /proc")
@@ -45,15 +36,13 @@ def tool():
         ("bench", signal.SIGTERM, 0.3),
     ],
 )  # fmt: skip
-def test_a_command_is_gone_and_leaves_nothing_half_done(tmp_path, name, number, after_s):
-    try_signals = tool()
-    command = try_signals.COMMANDS[name]
-    ran = try_signals.ran(command, tmp_path, number, after_s, to_all=number == signal.SIGINT, limit_s=LIMIT_S)
+def test_a_command_is_gone_and_leaves_nothing_half_done(tool, tmp_path, name, number, after_s):
+    command = tool.COMMANDS[name]
+    ran = tool.ran(command, tmp_path, number, after_s, to_all=number == signal.SIGINT, limit_s=LIMIT_S)
     assert ran.wrong == [], ran.said
 
 
-def test_workers_of_a_study_end_with_a_program_that_is_killed():
-    try_signals = tool()
+def test_workers_of_a_study_end_with_a_program_that_is_killed(tool):
     program = (
         "from paged.study.simulator import Load, Scenario, grid, run_all\n"
         "if __name__ == '__main__':\n"
@@ -66,56 +55,36 @@ def test_workers_of_a_study_end_with_a_program_that_is_killed():
     ) as process:
         process.stdout.readline()
         until = time.monotonic() + LIMIT_S
-        while len(try_signals.session(process.pid)) <= 2:
+        while len(tool.session(process.pid)) <= 2:
             assert time.monotonic() < until, "no workers have come"
             time.sleep(0.02)
         process.kill()
-    while try_signals.session(process.pid):
+    while tool.session(process.pid):
         assert time.monotonic() < until, "workers are left"
         time.sleep(0.02)
 
 
-def test_an_interrupt_while_workers_are_sent_home_comes_when_they_are_gone():
-    kept, workers = [], []
-
-    def study():
-        with processes(1) as pool:
-            assert pool.submit(int).result() == 0
-            workers.extend(pool._processes.values())
-            kept.append(weakref.ref(pool._call_queue))
-            manager = weakref.ref(pool._executor_manager_thread)
-
-            def interrupted():
-                signal.raise_signal(signal.SIGINT)
-                thread = manager()
-                type(thread).join(thread)
-
-            manager().join = interrupted
-
-    with tool().heard(), pytest.raises(KeyboardInterrupt) as caught:
-        study()
-    assert caught.tb is not None
-    assert [worker.is_alive() for worker in workers] == [False]
-    assert kept[0]() is None, "what the pool keeps holds its semaphores"
-
-
-def test_an_interrupt_while_the_pools_own_thread_starts_comes_when_it_has_started(monkeypatch):
-    kept, start = [], threading.Thread.start
+@pytest.mark.usefixtures("handled_by_python")
+@pytest.mark.parametrize("call", ["start", "join"])
+def test_an_interrupt_while_the_pools_own_thread_starts_or_is_waited_for_comes_behind_that(monkeypatch, call):
+    """A pool that cannot wait for a thread which never started ends half."""
+    kept, started, real = [], [], getattr(threading.Thread, call)
 
     def interrupted(self):
         signal.raise_signal(signal.SIGINT)
-        start(self)
+        real(self)
 
     def study():
         with processes(1) as pool:
             kept.append(weakref.ref(pool._call_queue))
-            pool.submit(int)
+            pool.submit(int).result()
+            started.extend(pool._processes.values())
 
-    monkeypatch.setattr("concurrent.futures.process._ExecutorManagerThread.start", interrupted)
-    # A pool that cannot wait for a thread which never started ends half.
-    with tool().heard(), pytest.raises(KeyboardInterrupt) as caught:
+    monkeypatch.setattr(f"concurrent.futures.process._ExecutorManagerThread.{call}", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
         study()
     assert caught.tb is not None
+    assert [worker.is_alive() for worker in started] == [False] * (call == "join")
     assert kept[0]() is None, "what the pool keeps holds its semaphores"
 
 
@@ -148,6 +117,7 @@ def interrupted_at(number, study):
     return seen >= number
 
 
+@pytest.mark.usefixtures("handled_by_python")
 def test_an_interrupt_before_any_line_leaves_no_pool(monkeypatch):
     pools = []
 
@@ -166,12 +136,11 @@ def test_an_interrupt_before_any_line_leaves_no_pool(monkeypatch):
 
     monkeypatch.setattr(workers, "_Pool", Pool)
     number, num_made = 1, 0
-    with tool().heard():
-        while interrupted_at(number, study):
-            assert pools in ([], ["made", "shut"]), f"line {number}"
-            num_made += "made" in pools
-            pools.clear()
-            number += 1
+    while interrupted_at(number, study):
+        assert pools in ([], ["made", "shut"]), f"line {number}"
+        num_made += "made" in pools
+        pools.clear()
+        number += 1
     assert num_made > 30
 
 
@@ -319,11 +288,6 @@ def test_an_error_raised_while_an_interrupt_passed_is_the_interrupt():
         ("policies > /dev/full", 2, "paged: standard output: No space left on device\n"),
         ("generate <&-", 2, "paged: no prompt; give --prompt TEXT, --file FILE, or lines on standard input.\n"),
         ("policies 2>&- > /dev/null", 0, ""),
-        (
-            "simulate azure --limit 5 --blocks 500 --log /dev/full > /dev/null",
-            2,
-            "paged: /dev/full: cannot be written, no space left on device\n",
-        ),
     ],
 )
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
