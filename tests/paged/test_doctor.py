@@ -2,7 +2,7 @@
 
 import json
 import re
-from importlib.metadata import PackageNotFoundError
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -183,10 +183,6 @@ def test_the_widest_vectors_are_named(monkeypatch, instructions, vectors):
     assert machine(FreeCores(lambda: None, cores=3)).instructions == vectors
 
 
-def no_record(name):
-    raise PackageNotFoundError(name)
-
-
 def test_a_library_that_is_too_old_is_named_with_the_versions_that_fit(monkeypatch):
     wanted = ["torch>=2.10; extra == 'engine'", "ruff>=9; extra == 'dev'"]
     monkeypatch.setattr(machines, "requires", lambda name: wanted)
@@ -197,41 +193,34 @@ def test_a_library_that_is_too_old_is_named_with_the_versions_that_fit(monkeypat
     monkeypatch.setattr(machines, "version", lambda name: "2.10.0+cpu")
     assert list(unfit_versions()) == []
     # Without a record of its own no version is judged.
-    monkeypatch.setattr(machines, "requires", no_record)
+    monkeypatch.setattr(machines, "requires", lambda name: metadata.requires("not installed"))
     monkeypatch.setattr(machines, "version", lambda name: "2.4.1")
     assert list(unfit_versions()) == []
 
 
-def driver(monkeypatch, tmp_path, *, is_there, built_for, devices=0):
-    """A machine with or without NVIDIA's driver, a torch built for some CUDA, and so many devices that it sees."""
-    file = tmp_path / "version"
-    if is_there:
-        file.touch()
-    monkeypatch.setattr(backends, "_DRIVER", file)
+@pytest.mark.parametrize(
+    ("is_there", "built_for", "devices", "words", "is_broken"),
+    [
+        (True, "13.0", 2, None, None), (False, "13.0", 0, None, None),
+        (True, None, 0, "is built without CUDA", False), (True, "13.0", 0, "finds no device", True),
+    ],
+)  # fmt: skip
+def test_devices_are_listed_and_a_driver_whose_device_torch_cannot_use_is_told(
+    monkeypatch, tmp_path, is_there, built_for, devices, words, is_broken
+):
+    monkeypatch.setattr(backends, "_DRIVER", tmp_path if is_there else tmp_path / "none")
     monkeypatch.setattr(backends, "which", lambda name: None)
     monkeypatch.setattr(torch.version, "cuda", built_for)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     about = SimpleNamespace(name="H200", total_memory=141 * 10**9, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: about)
-    return backends.cuda_devices()
-
-
-def test_devices_are_listed_and_none_is_no_problem(monkeypatch, tmp_path):
-    found, problems = driver(monkeypatch, tmp_path, is_there=True, built_for="13.0", devices=2)
-    assert [(each.name, each.total_bytes, each.capability) for each in found] == [("H200", 141 * 10**9, "9.0")] * 2
-    assert problems == []
-    assert driver(monkeypatch, tmp_path / "other", is_there=False, built_for="13.0") == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("built_for", "words", "is_broken"), [(None, "is built without CUDA", False), ("13.0", "finds no device", True)]
-)
-def test_a_driver_whose_device_torch_cannot_use_is_told(monkeypatch, tmp_path, built_for, words, is_broken):
-    found, (problem,) = driver(monkeypatch, tmp_path, is_there=True, built_for=built_for)
-    assert found == []
-    assert words in problem.what
-    assert problem.is_broken is is_broken
+    found, problems = backends.cuda_devices()
+    assert [(each.name, each.total_bytes, each.capability) for each in found] == [
+        ("H200", 141 * 10**9, "9.0")
+    ] * devices
+    assert [each.is_broken for each in problems] == ([] if words is None else [is_broken])
+    assert all(words in each.what for each in problems)
 
 
 def test_what_the_command_line_sets_for_itself_is_told_apart(monkeypatch):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, outcome_of, plans, run, trial
+from paged.study.hardware import budgets
+from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, outcome_of, plans, run, trial, what_binds
 from paged.study.simulator.result import Percentiles
 from paged.study.simulator.search import REACH, Counts, Rates, search
 from paged.study.simulator.trial import Round, Trial, tried
@@ -329,3 +330,64 @@ def test_rates_are_given_up_a_thousand_times_away_from_where_the_search_began_or
     answer, missed, tried = found(Rates(1.0, 1e-9), lambda rate: rate <= math.pi / 2)
     assert (answer, missed) == (1.57079, 1.5708)
     assert len(tried) < 30
+
+
+ON_TIME = Targets(ttft_s=1.0, gap_s=0.05)
+
+
+def on_a100(**options):
+    load = Load(trace="azure", limit=30, rate=40, context=8192)
+    return Scenario(load=load, device=Device(model="llama-3-8b", device="a100-80g"), **options)
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    return plan_of("devices", on_a100(), ON_TIME)
+
+
+def test_the_weighed_budget_has_the_best_answer_of_all_budgets(two_replicas):
+    plan = two_replicas
+    some = {budgets(16)[0], budgets(16)[-1], plan.scenario.max_tokens_per_step}
+    alone = {budget: plan_of("devices", on_a100(max_tokens_per_step=budget), ON_TIME).answer for budget in some}
+    assert (plan.answer, alone[plan.scenario.max_tokens_per_step]) == (min(alone.values()), plan.answer)
+    assert max(alone.values()) > plan.answer
+    weighed = plan.weighed
+    assert weighed.limit_s == 0.05
+    assert weighed.step_s < 0.05
+    assert set(weighed.against) | {plan.scenario.max_tokens_per_step} >= set(budgets(16))
+
+
+def small(**options):
+    """Six rows of a token each, 20 ms a step, and requests that come at once."""
+    usual = {"blocks": 400, "max_tokens_per_step": 128, "max_sequences": 64}
+    return scenario_of("synthetic:poisson,rate=20,requests=30,prompt=40,output=12", **{**usual, **options})
+
+
+def test_what_is_scarce_binds_and_its_effect_is_what_a_plan_with_more_of_it_finds():
+    """Of two plans, asked about together."""
+    scarce = {"rows": ("max_sequences", 2), "memory": ("blocks", 30)}
+    targets = Targets(ttft_s=0.5)
+    found = [plan_of("rate", small(**{option: few}), targets, tolerance=0.1) for option, few in scarce.values()]
+    for (knob, (option, few)), plan, binding in zip(scarce.items(), found, what_binds(found), strict=True):
+        assert binding.binds.knob == knob
+        with_more = plan_of("rate", small(**{option: 2 * few}), targets, tolerance=0.1)
+        assert binding.binds.answer == pytest.approx(with_more.answer, rel=0.1)
+        assert binding.binds.gain == pytest.approx(binding.binds.answer / plan.answer)
+        assert binding.binds.gain > 1.1
+        assert set(binding.not_varied) == {"arithmetic", "bandwidth", "host"}
+
+
+def test_where_nothing_meets_the_budget_that_would_is_said():
+    """A lone prompt of 2,000 tokens takes 0.4 s in one step, and another request decodes meanwhile."""
+    load = Load(trace="synthetic:deterministic,rate=1,requests=6,prompt=2000,output=60")
+    plan = plan_of("devices", REPLACE(small(blocks=9000, max_tokens_per_step=4096), load=load), Targets(ttft_s=0.3))
+    assert plan.answer is None
+    (binding,) = what_binds([plan])
+    assert binding.tried_at == plan.best.value == 6
+    assert binding.binds is None
+    assert {effect.answer for effect in binding.effects} == {None}
+    slow = Device(model="llama-3-8b", device="a100-80g", published=True)
+    tight = plan_of("devices", REPLACE(plan.scenario, device=slow, blocks=None), Targets(ttft_s=0.15))
+    (binding,) = what_binds([tight])
+    assert tight.answer is None
+    assert (binding.binds.knob, binding.binds.gain) == ("arithmetic", math.inf)
