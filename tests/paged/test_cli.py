@@ -9,8 +9,10 @@ from importlib import import_module
 
 import pytest
 from msgspec.structs import replace
+from typer.main import get_command
 
 from paged import __version__
+from paged.cli.app import app
 from paged.study.bench import decode_step
 from paged.study.simulator import run
 
@@ -22,21 +24,18 @@ def test_the_version_is_the_packages_and_shells_can_complete(paged, printed):
     assert "Usage" in paged()[1] and "--install-completion" in printed("--help")
 
 
-COMMANDS = [
-    "simulate", "sessions", "demo", "doctor", "generate", "chat", "serve", "capacity", "policies", "plan", "profile", "quantise",
-    "accuracy", "top",
-]  # fmt: skip
-COMMANDS += [f"bench {what}" for what in ("attention", "engine", "scheduler", "step")]
+def commands_of(group, name=""):
+    """Each command of the program, and each group of some: (what it is called by, whether it is a group)."""
+    yield name, hasattr(group, "commands")
+    for word, command in getattr(group, "commands", {}).items():
+        yield from commands_of(command, f"{name} {word}".strip())
 
 
-GROUPS = ["", "bench", "check replay"]
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, *GROUPS])
-def test_every_command_explains_itself_with_an_example_and_no_types(printed, command):
+@pytest.mark.parametrize(("command", "is_group"), [*commands_of(get_command(app))])
+def test_every_command_explains_itself_with_an_example_and_no_types(printed, command, is_group):
     out = printed(*command.split(), "--help")
     example = rf"Example[:,] ([^:]*: )?([^|]*\| )?paged {command}\b"
-    assert command in GROUPS or re.search(example, " ".join(out.replace("│", "").split()))
+    assert is_group or command == "check replay" or re.search(example, " ".join(out.replace("│", "").split()))
     assert "bool" not in out.lower()
 
 
@@ -143,12 +142,14 @@ def test_seeds_of_a_file_draw_its_requests_anew_so_that_an_interval_is_one(print
     assert second["load"]["note"] == "excerpt: the first 500 of 19,366 requests"
 
 
-def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_told(paged, trace_file):
-    arguments = ["simulate", trace_file("0,8,3", "1,65,9", "2,64,6"), "--max-tokens-per-step", 64, "--blocks", 50]
-    _, out, err = paged(*arguments, "--jobs", 1, "--policy", "tgi,paged,static", "--json")
-    assert err == (
+@pytest.mark.parametrize("command", ["simulate", "plan --find rate --ttft 9 --no-explain"])
+def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_told(paged, trace_file, command):
+    trace, size = trace_file("0,8,3", "1,65,9", "2,64,6"), ("--max-tokens-per-step", 64, "--blocks", 50)
+    status, out, err = paged(*command.split(), trace, *size, "--jobs", 1, "--policy", "tgi,paged,static", "--json")
+    assert (status, err) == (
+        0,
         "paged: tgi splits no prompt, and 1 of 3 prompts are over its token budget of 64: each is computed alone, over several "
-        "steps, where the system itself would refuse it\n"
+        "steps, where the system itself would refuse it\n",
     )
     assert [result["prompts_over_budget"] for result in json.loads(out)] == [1, 0, 0]
 

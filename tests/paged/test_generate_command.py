@@ -175,13 +175,3 @@ def test_where_attention_cannot_be_compiled_a_line_says_so_once(paged, nothing_b
         'paged: attention runs in torch, which is slower, because "native" cannot be compiled: '
         "CC names '/nonexistent', and there is no such compiler.\n"
     )
-
-
-def test_a_model_that_ships_is_named(printed):
-    own, embedded, hybrid = (
-        printed("generate", *named, "-p", PROMPT, "--max-tokens", 12)
-        for named in ((), ("--model", "embedded"), ("--model", "hybrid"))
-    )
-    assert own == embedded
-    assert hybrid.startswith(PROMPT) and len(hybrid.strip()) > len(PROMPT) + 10
-    assert printed("generate", "--model", "hybrid", "-p", PROMPT, "--max-tokens", 12, "--speculate", "lookup") == hybrid

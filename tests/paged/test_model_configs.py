@@ -1,4 +1,4 @@
-"""Models and devices as data, and a Hugging Face config.json in place of a name: right figures, what is not modelled by name, or a typed refusal."""
+"""Models and devices as data, or a Hugging Face config.json: right figures, what is not modelled by name, or a typed refusal; and what fits where."""
 
 import json
 import sys
@@ -7,7 +7,18 @@ import pytest
 
 from paged import PagedError
 from paged.errors import MissingExtra
-from paged.study.hardware import Device, ModelShape, device_named, device_names, layers_named, model_named, model_names
+from paged.study.hardware import (
+    Device,
+    ModelShape,
+    Roofline,
+    capacity_of,
+    device_named,
+    device_names,
+    layers_named,
+    model_named,
+    model_names,
+)
+from paged.study.hardware.device import Link
 
 from .files_of_others import BOX, CONFIGS, TINY, assert_by_hand, by_hand_in  # noqa: TID252
 
@@ -160,3 +171,55 @@ def test_without_transformers_a_hybrid_is_refused_and_a_llama_is_taken_to_keep_a
     kept = layers_named(str(written(LLAMA)))
     assert (kept.layers[0].kind, kept.layers[0].count) == ("full", 32)
     assert "needs transformers" in kept.doubt
+
+
+def fitting(model, device="a100-80g", *, batch=16, length=1024, **options):
+    place = Roofline(model=model_named(model), device=device_named(device), **options)
+    return place, capacity_of(place, batch=batch, length=length)
+
+
+def test_in_a_terminal_of_80_columns_nothing_is_cut(printed, terminal):
+    screen = terminal(80, color_system=None)
+    assert printed("capacity", "llama-2-70b", "--dtype", "bf16", "--batch", 16, "--length", 1024) == ""
+    drawn = screen.getvalue()
+    assert "…" not in drawn and max(map(len, drawn.splitlines())) <= 80
+    assert "42.9 GB" in " ".join(drawn.split())
+
+
+def test_the_page_shows_what_the_command_prints(printed, text_of, fences):
+    examples = [each for each in fences(text_of("docs/hardware.md"), "") if each.startswith("$ paged capacity ")]
+    assert examples
+    for example in examples:
+        command, _, lines = example.partition("\n")
+        assert printed(*command.split()[2:]) == lines
+
+
+def test_the_page_s_own_model_is_one(document, text_of, fences, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(fences(text_of("docs/hardware.md"), "json")[0])
+    assert document("capacity", path, "--device", "h100")["model"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "options"),
+    [("llama-2-70b", "h100", {"tensor_parallel": 4}), ("smollm-135m", "cpu", {"dtype": "fp32"})],
+)
+def test_so_many_sequences_fit_and_one_more_does_not(model, device, options):
+    place, figures = fitting(model, device, **options)
+    assert figures.fits
+    # More rows take more logits, so room is asked for with as many.
+    most = fitting(model, device, batch=figures.max_sequences, **options)[1].max_sequences
+    assert fitting(model, device, batch=most, **options)[1].fits
+    assert not fitting(model, device, batch=figures.max_sequences + 1, **options)[1].fits
+    assert figures.num_blocks == place.num_blocks(16, max_sequences=16)
+
+
+def test_the_fewest_devices_do_and_half_of_them_do_not_and_one_that_works_alone_has_no_such_number():
+    fewest = fitting("llama-3-70b", "a100-40g", batch=64)[1].fewest_devices
+    assert fitting("llama-3-70b", "a100-40g", batch=64, tensor_parallel=fewest)[1].fits
+    assert not fitting("llama-3-70b", "a100-40g", batch=64, tensor_parallel=fewest // 2)[1].fits
+    assert fitting("deepseek-v2", "cpu", batch=4096, length=2048)[1].fewest_devices is None
+    # A link that was named joins devices whose sheet has none, and does not count where one device does.
+    link = Link(bytes_per_s=1e10, latency_s=1e-5)
+    linked, figures = fitting("llama-2-13b", "rtx4090", batch=1, tensor_parallel=4, link=link)
+    assert linked.device.interconnect is None and figures.fewest_devices == 2

@@ -48,10 +48,7 @@ def test_what_nothing_meets_is_status_1_with_the_best_and_by_how_much_it_misses(
     path = trace_file("0,8,3", "1,999,9", "2,8,3")
     find = [*POOL, "--find", "rate", "--ttft", 10]
     status, _, err = paged("plan", path, *find, "--no-explain")
-    assert (status, [words for words in ("1 request rejected", "60 blocks", "--context") if words not in err]) == (
-        1,
-        [],
-    )
+    assert status == 1 and re.search("1 request rejected.*60 blocks.*--context", err)
     assert paged("plan", path, *find, "--no-explain", "--context", 200)[0] == 0
 
 
@@ -63,14 +60,6 @@ def test_what_binds_is_in_the_json_unless_nobody_asks(document):
     assert binds["answer"] == pytest.approx(binds["gain"] * plan["answer"])
     assert plan["binding"]["tried_at"] == pytest.approx(1.1 * plan["answer"], rel=1e-5)
     assert document(*rows, "--no-explain")[0]["binding"] is None
-
-
-def test_prompts_over_the_budget_of_a_policy_that_splits_none_are_said(paged, trace_file):
-    path = trace_file("0,8,3", "1,65,9", "2,64,6")
-    find = [*POOL, "--policy", "tgi", "--find", "rate", "--ttft", 1, "--no-explain"]
-    status, out, err = paged("plan", path, *find, "--json")
-    assert (status, json.loads(out)[0]["prompts_over_budget"]) == (0, 1)
-    assert err.startswith("paged: tgi splits no prompt, and 1 of 3 prompts are over its token budget of 64")
 
 
 def test_a_plan_is_written_as_a_page_and_as_a_table(printed, document, tmp_path):
@@ -88,8 +77,7 @@ def test_a_plan_is_written_as_a_page_and_as_a_table(printed, document, tmp_path)
     assert [row["met"] for row in rows] == [str(probe["met"]) for probe in plan["probes"]]
     assert [float(row["value"]) for row in rows if row["is_answer"] == "True"] == [plan["answer"]]
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, flags=re.DOTALL)[1])
-    (drawn,) = figures
-    met, missed, target = drawn["data"][:3]
+    met, missed, target = figures[0]["data"][:3]
     whole = [probe for probe in plan["probes"] if probe["p99"] is not None]
     assert met["x"] == [probe["value"] for probe in whole if probe["met"]]
     assert met["y"] == [probe["p99"]["ttft_s"] for probe in whole if probe["met"]]
