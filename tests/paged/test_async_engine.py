@@ -49,6 +49,11 @@ async def ask(engine, number, trouble=""):
     raise AssertionError("the last output is finished")
 
 
+async def alone(model, numbers):
+    async with AsyncEngine(model) as engine:
+        return [await ask(engine, number) for number in numbers]
+
+
 def test_many_tasks_leave_nothing_and_get_what_they_get_alone(model):
     chance = random.Random(0)
     troubles = [chance.choice(["", "", "", "late", "leaves", "raises", "cancelled"]) for _ in range(120)]
@@ -65,18 +70,11 @@ def test_many_tasks_leave_nothing_and_get_what_they_get_alone(model):
             assert engine.engine.check() == []
             while engine.engine.scheduler.has_unfinished:
                 engine.engine.step()
-            assert (engine.engine.manager.device.num_used, engine._queues, bool(engine.engine._searches)) == (
-                0,
-                {},
-                False,
-            )
+            assert engine.engine.manager.device.num_used == 0
+            assert not engine._queues and not engine.engine._searches
             return found
 
-    async def alone():
-        async with AsyncEngine(model) as engine:
-            return [await ask(engine, number) for number in range(len(troubles))]
-
-    found, expected = asyncio.run(together()), asyncio.run(alone())
+    found, expected = asyncio.run(together()), asyncio.run(alone(model, range(len(troubles))))
     kinds = {"late": DeadlineExceeded, "raises": RuntimeError, "cancelled": asyncio.CancelledError}
     num_whole = 0
     for got, wanted, trouble in zip(found, expected, troubles, strict=True):
@@ -93,23 +91,19 @@ def test_what_is_wrong_is_raised_where_it_was_asked_and_disturbs_nobody(model):
         async with AsyncEngine(model, num_blocks=8, block_size=4) as engine:
             going = asyncio.create_task(ask(engine, 3))
             await asyncio.sleep(0)
-            with pytest.raises(NeverFits):
-                await anext(engine.generate(list(range(100))))
-            with pytest.raises(InvalidRequest):
-                await anext(engine.generate([{}]))
-            with pytest.raises(DuplicateRequest):
-                await anext(engine.generate("a", request_id="3"))
-            with pytest.raises(InvalidRequest, match="id has to be a non-empty string"):
-                await anext(engine.generate("a", request_id=["3"]))
+            for error, words, prompt, id in (
+                (NeverFits, None, list(range(100)), None),
+                (InvalidRequest, None, [{}], None),
+                (DuplicateRequest, None, "a", "3"),
+                (InvalidRequest, "id has to be a non-empty string", "a", ["3"]),
+            ):
+                with pytest.raises(error, match=words):
+                    await anext(engine.generate(prompt, request_id=id))
             with pytest.raises(InvalidRequest, match="no task waits"):
                 await engine.abort("nobody")
             return await going
 
-    async def alone():
-        async with AsyncEngine(model) as engine:
-            return await ask(engine, 3)
-
-    assert asyncio.run(main()) == asyncio.run(alone())
+    assert asyncio.run(main()) == asyncio.run(alone(model, [3]))[0]
 
 
 def test_an_abort_by_id_gives_the_task_its_last_output(model):
@@ -130,11 +124,7 @@ def test_a_step_that_raises_is_told_to_all_who_wait_and_the_next_request_is_answ
     async def main():
         async with AsyncEngine(model) as engine:
             worker = engine.engine.worker
-
-            def broken(step):
-                raise ZeroDivisionError
-
-            worker.logits = broken
+            worker.logits = lambda step: 1 / 0
             found = await asyncio.gather(*(ask(engine, number) for number in (1, 2, 3)), return_exceptions=True)
             assert [type(each) for each in found] == [ZeroDivisionError] * 3
             del worker.logits
@@ -155,14 +145,8 @@ def test_a_task_without_an_id_gets_one_that_no_other_has():
 def test_a_step_that_raises_is_told_though_its_requests_cannot_be_ended():
     async def main():
         async with AsyncEngine(tiny_model(), num_blocks=8) as engine:
-
-            def broken(*_, **__):
-                raise ZeroDivisionError
-
-            def torn(*_):
-                raise KeyError
-
-            engine.engine.scheduler.update, engine.engine.scheduler.abort = broken, torn
+            engine.engine.scheduler.update = lambda *_, **__: 1 / 0
+            engine.engine.scheduler.abort = lambda _: {}["torn"]
             with pytest.raises(ZeroDivisionError):
                 await asyncio.wait_for(anext(engine.generate([1, 2, 3])), 60)
             del engine.engine.scheduler.abort

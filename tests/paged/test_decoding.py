@@ -126,14 +126,8 @@ def test_a_processor_of_transformers_does_its_work_and_one_that_fails_ends_its_o
     llm = LLM(model)
     (plain,) = llm.generate(PROMPT, SamplingParams(max_tokens=10))
     banned = plain.token_ids[3]
-    wishes = [
-        SamplingParams(max_tokens=10, **more)
-        for more in (
-            {"logits_processors": (fails,)},
-            {},
-            {"logits_processors": (SuppressTokensLogitsProcessor([banned]),)},
-        )
-    ]
+    processors = ((fails,), (), (SuppressTokensLogitsProcessor([banned]),))
+    wishes = [SamplingParams(max_tokens=10, logits_processors=each) for each in processors]
     failed, other, without = llm.generate([PROMPT] * 3, wishes)
     assert failed.finish_reason == "error" and "ValueError: no more" in failed.error
     assert other.token_ids == plain.token_ids and llm.engine.check() == []
@@ -150,10 +144,8 @@ def test_a_conversation_goes_on_from_what_is_known(model):
     (second,) = llm.chat(talk, SamplingParams(max_tokens=12))
     # All that was computed, but for what the tokenizer writes otherwise once more text follows.
     assert second.usage.hit_tokens >= len(first.prompt_token_ids) + 12 - 8
-    assert [each.token_ids for each in llm.chat([talk[:2], talk], SamplingParams(max_tokens=12))] == [
-        first.token_ids,
-        second.token_ids,
-    ]
+    both = llm.chat([talk[:2], talk], SamplingParams(max_tokens=12))
+    assert [each.token_ids for each in both] == [first.token_ids, second.token_ids]
 
 
 @pytest.mark.parametrize(
@@ -172,25 +164,17 @@ def test_the_farthest_numbers_that_may_be_given_are_answered(model, fields):
     assert (answer.finish_reason, len(answer.token_ids)) == ("length", 3)
 
 
-TINY = tiny_model()
-
-
-def kind_of(params):
-    return type(params).__name__
-
-
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(max_tokens=3, n=2, temperature=1.0),
-        BeamSearchParams(beam_width=3, n=3, max_tokens=3),
+        SamplingParams(max_tokens=3, n=2, temperature=1.0), BeamSearchParams(beam_width=3, n=3, max_tokens=3),
         ContrastiveSearchParams(max_tokens=3),
     ],
-    ids=kind_of,
-)
+    ids=lambda params: type(params).__name__,
+)  # fmt: skip
 def test_an_end_is_told_exactly_once(params):
     told = []
-    LLM(TINY, block_size=4).generate([[1, 2, 3]] * 3, params, on_output=told.append, use_tqdm=False)
+    LLM(tiny_model(), block_size=4).generate([[1, 2, 3]] * 3, params, on_output=told.append, use_tqdm=False)
     ends = [(output.id, output.sequence) for output in told if output.finish_reason is not None]
     assert len(ends) == len(set(ends)) == 3 * params.n
     assert sum(output.finished for output in told) == 3

@@ -87,9 +87,8 @@ def scripted(change, model):
     live = alone.live_request(alone.add_request([1, 2, 3], params))
     tokens_of(alone)
     engine = Engine(model, num_blocks=40, block_size=4)
-    drafter = engine._steps._drafter = Scripted(
-        [1, 2, 3, *(change(place, token) for place, token in enumerate(live.token_ids))]
-    )
+    changed = [change(place, token) for place, token in enumerate(live.token_ids)]
+    drafter = engine._steps._drafter = Scripted([1, 2, 3, *changed])
     ours = engine.live_request(engine.add_request([1, 2, 3], params))
     driven(engine)
     return ours.token_ids, live.token_ids, drafter.tried
@@ -153,11 +152,9 @@ def test_a_hit_is_one_for_both_models(model):
     assert found[True] == found[False] > 0
 
 
-SHORT = dataclasses.replace(tiny_model(), max_length=10)
-
-
 def test_a_draft_model_may_be_as_short_as_the_sequences_are():
-    assert Engine(tiny_model(), speculate="draft", draft_model=SHORT, max_model_len=10)
+    short = dataclasses.replace(tiny_model(), max_length=10)
+    assert Engine(tiny_model(), speculate="draft", draft_model=short, max_model_len=10)
 
 
 def test_logits_of_a_draft_model_that_are_no_numbers_cost_no_answer():

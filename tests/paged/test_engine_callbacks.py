@@ -10,14 +10,14 @@ from paged import LLM, Engine, SamplingParams
 from paged.errors import EngineInUse
 from paged.testing.tiny_model import tiny_model
 
-from ..driving import tokens_of  # noqa: TID252
+from ..driving import around, tokens_of  # noqa: TID252
 
 SIX = SamplingParams(max_tokens=6)
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 1, 2]]
 
 
 class Broken(Exception):
-    """What a callback raises."""
+    pass
 
 
 def fresh_llm(**options):
@@ -203,14 +203,13 @@ def test_abort_returns_the_tokens_and_the_end_that_step_could_not_return(max_tok
 def generating(llm, answers):
     """Another thread, "first", is in a forward pass of generate."""
     is_inside, may_go_on = Event(), Event()
-    logits = llm.engine.worker.logits
 
-    def waits(step):
+    @around(llm.engine.worker, "logits")
+    def waits(logits, step):
         is_inside.set()
         assert may_go_on.wait(600)
         return logits(step)
 
-    llm.engine.worker.logits = waits
     thread = Thread(target=lambda: answers.extend(llm.generate(PROMPTS, SIX)), name="first")
     thread.start()
     try:
@@ -224,17 +223,15 @@ def generating(llm, answers):
 def test_a_second_thread_on_one_engine_is_told_that_it_is_in_use():
     llm, answers = fresh_llm(), []
     calls = {
-        "generate": lambda: llm.generate(PROMPTS),
-        "step": llm.engine.step,
-        "add_request": lambda: llm.engine.add_request([1]),
-        "abort": lambda: llm.engine.abort("request-0"),
+        "generate": (llm, PROMPTS),
+        "step": (llm.engine,),
+        "add_request": (llm.engine, [1]),
+        "abort": (llm.engine, "a"),
     }
     with generating(llm, answers):
-        for name, call in calls.items():
-            with pytest.raises(
-                EngineInUse, match=f"^{name}: .* in use by another thread, first, .* in generate"
-            ) as caught:
-                call()
+        for name, (its, *arguments) in calls.items():
+            with pytest.raises(EngineInUse, match=f"^{name}: .* by another thread, first, .* in generate") as caught:
+                getattr(its, name)(*arguments)
             assert (caught.value.call, caught.value.running, caught.value.thread) == (name, "generate", "first")
     assert [answer.token_ids for answer in answers] == undisturbed()
     assert not llm.engine.has_unfinished

@@ -13,6 +13,8 @@ from paged import LLM, Engine, SamplingParams
 from paged.errors import EngineFailed
 from paged.testing.tiny_model import tiny_model
 
+from ..driving import around  # noqa: TID252
+
 pytestmark = pytest.mark.usefixtures("handled_by_python")
 SIX = SamplingParams(max_tokens=6)
 PROMPTS = [[1, 2, 3, 4, 5], [4, 5, 1], [6, 7, 1, 2]]
@@ -35,14 +37,13 @@ def engine_with_requests(**options):
 
 def failing(engine, at, error):
     """The forward pass fails, once for each of the calls `at`."""
-    logits, calls = engine.worker.logits, count()
+    calls = count()
 
-    def fails(step):
+    @around(engine.worker, "logits")
+    def fails(logits, step):
         if next(calls) in at:
             raise error
         return logits(step)
-
-    engine.worker.logits = fails
 
 
 def drained(engine, expected=(), most_steps=400):
@@ -159,15 +160,14 @@ def test_a_step_that_is_always_out_of_memory_ends_its_requests_with_the_reason()
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_a_request_whose_logits_are_no_numbers_ends_with_error_alone(steps_ahead):
     engine = engine_with_requests(num_blocks=32, max_tokens_per_step=32, steps_ahead=steps_ahead)
-    logits = engine.worker.logits
 
-    def poisoned(step):
+    @around(engine.worker, "logits")
+    def poisoned(logits, step):
         found, its = logits(step).clone(), step.input
         # Rows are given in order.
         found[torch.from_numpy(its.rows[its.samples] == 1)] = float("nan")
         return found
 
-    engine.worker.logits = poisoned
     found, _ = drained(engine)
     assert found["1"][-1].finish_reason == "error"
     assert "a logit is NaN" in found["1"][-1].error
@@ -177,15 +177,15 @@ def test_a_request_whose_logits_are_no_numbers_ends_with_error_alone(steps_ahead
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_copies_that_fail_midway_end_all_requests_and_the_next_ones_read_nothing_of_them(steps_ahead):
     engine = engine_with_requests(steps_ahead=steps_ahead)
-    copy, calls = engine.pool.host_to_device, []
+    calls = []
 
-    def fails(sources, destinations):
+    @around(engine.pool, "host_to_device")
+    def fails(copy, sources, destinations):
         calls.append(1)
         if len(calls) == 1:
             raise OSError("the bus is gone")
         copy(sources, destinations)
 
-    engine.pool.host_to_device = fails
     found, raised = drained(engine, expected=EngineFailed)
     assert len(raised) == 1, "no step copied a block from the host"
     ended_by_it = [outputs[-1] for outputs in found.values() if outputs[-1].finish_reason == "error"]

@@ -39,10 +39,6 @@ def test_keys_are_the_last_64_bits_of_the_hashes_of_memory(salt):
     ]
 
 
-def test_the_last_token_of_a_prompt_is_never_in_a_key():
-    assert [len(prompt_keys(range(length), 4)) for length in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
-
-
 @pytest.mark.parametrize("size", [0, -4, 2.5])
 def test_a_block_has_at_least_one_token(size):
     with pytest.raises(InvalidConfig, match="^block_size has to be "):
@@ -85,9 +81,14 @@ def test_depths_and_the_deepest_are_those_of_a_set_of_blocks_for_each_replica(se
         place = random.choice([DEVICE, HOST, RESTART] if name == "c" else [DEVICE, HOST])
         # Blocks go tail first: what is left is the beginning of a path.
         left = path[: random.integers(70)] if place != RESTART else random.choice(path, 5)
-        match random.integers(8):
+        match random.integers(9):
             case 0:
                 index.clear(name)
+                has.update({(name, each): set() for each in (DEVICE, HOST, RESTART)})
+            case 8:
+                index.remove(name)
+                assert name not in index.depths(path)
+                index.add(name, restart_points=name == "c")
                 has.update({(name, each): set() for each in (DEVICE, HOST, RESTART)})
             case 1 | 2:
                 index.drop(name, all_keys - set(left.tolist()), place)
@@ -139,17 +140,6 @@ def test_a_replica_with_layers_of_several_kinds_has_its_deepest_restart_point(si
             deeper += blocks.depths(keys).get("a", 0) != expected
     assert deeper, "some restart points were not the deepest blocks"
     assert index.depths(FOUR)["plain"] == 4
-
-
-def test_a_replica_that_is_cleared_has_nothing_and_others_keep_theirs():
-    index = index_of("a", "b")
-    for name in "ab":
-        index.store(name, FOUR)
-    index.clear("a")
-    assert index.depths(FOUR) == {"b": 4}
-    index.store("a", FOUR[:1])
-    index.remove("b")
-    assert index.depths(FOUR) == {"a": 1}
 
 
 def test_blocks_of_replicas_that_are_gone_are_swept():

@@ -18,7 +18,7 @@ from paged.decoding.search import Ahead
 from paged.errors import NeverFits
 from paged.model.checkpoint import checkpoint_path
 
-from ..driving import driven  # noqa: TID252
+from ..driving import around, driven  # noqa: TID252
 
 FIXTURES = json.loads((Path(__file__).parent / "fixtures" / "searches.json").read_text(encoding="utf-8"))
 TOKENS = FIXTURES["max_tokens"]
@@ -208,32 +208,27 @@ def test_a_prompt_that_leaves_no_room_for_candidates_is_refused_and_one_token_le
     assert len(live.completion().token_ids) == 1
 
 
+# At any time, and beside others: tests/properties/test_wishes.py.
 @pytest.mark.parametrize(("end", "reason"), [("abort", "abort"), ("finish", "stop")])
-@pytest.mark.parametrize("after", [0, 1, 4])
-def test_a_search_may_be_ended_at_any_time(model, after, end, reason):
+def test_a_search_that_is_ended_says_why_and_leaves_nothing(model, end, reason):
     engine = Engine(model, block_size=4, num_blocks=40)
     engine.add_request(PROMPTS[0], params(BEAMS[2]), id="a")
-    engine.add_request(PROMPTS[1], params(BEAMS[1]), id="b")
-    for _ in range(after):
-        engine.step()
+    engine.step()
     ended = getattr(engine, end)("a")
     assert (ended.id, ended.finish_reason, ended.finished, ended.token_ids) == ("a", reason, True, [])
-    outputs = driven(engine)
-    assert [output.id for output in outputs] == ["b"] and outputs[0].finish_reason in ("stop", "length")
-    assert engine.manager.device.num_used == 0
+    assert not engine.has_unfinished and engine.manager.device.num_used == 0
 
 
 def test_a_step_that_fails_is_taken_back_and_the_search_goes_on(model, expected):
     llm = LLM(model, block_size=4, num_blocks=40)
-    worker, calls = llm.engine.worker, count(1)
-    real = worker.logits
+    calls = count(1)
 
-    def now_and_then(step):
+    @around(llm.engine.worker, "logits")
+    def now_and_then(logits, step):
         if next(calls) % 3 == 0:
             raise MemoryError("too little")
-        return real(step)
+        return logits(step)
 
-    worker.logits = now_and_then
     found = llm.generate(PROMPTS, list(map(params, BEAMS)))
     assert [[each.token_ids for each in answer.outputs] for answer in found] == [tokens for tokens, _ in expected]
     assert llm.engine.stats().failed_steps > 3

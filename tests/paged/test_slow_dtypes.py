@@ -15,20 +15,17 @@ HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 
 @pytest.fixture
 def processor(monkeypatch):
-    """processor(*instructions): what it has."""
+    """processor(*instructions): what it has; and no C compiler."""
+
+    def refuse(*_arguments):
+        raise BuildFailed("there is no C compiler.")
+
+    monkeypatch.setattr(packed, "model_library", refuse)
 
     def has(*instructions):
         monkeypatch.setattr(dtypes, "has_instructions", lambda *names: set(names) <= set(instructions))
 
     return has
-
-
-@pytest.fixture
-def no_compiler(monkeypatch):
-    def refuse(*_arguments):
-        raise BuildFailed("there is no C compiler.")
-
-    monkeypatch.setattr(packed, "model_library", refuse)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +42,7 @@ def no_compiler(monkeypatch):
         (("avx2",), HALF, False, ("float32",)),
     ],
 )
-def test_what_is_faster_than_a_dtype_depends_on_the_processor(processor, no_compiler, has, dtype, is_native, faster):
+def test_what_is_faster_than_a_dtype_depends_on_the_processor(processor, has, dtype, is_native, faster):
     processor(*has)
     assert dtypes.faster_dtypes(dtype, is_native) == faster
 
@@ -61,7 +58,7 @@ def warned(dtype):
     return [str(each.message) for each in said]
 
 
-def test_it_is_said_once_a_process_and_dtype(processor, no_compiler):
+def test_it_is_said_once_a_process_and_dtype(processor):
     processor("avx2")
     dtypes._say_once.cache_clear()
     half, brain = (f"dtype {name} is slow on this processor; float32 is faster." for name in ("float16", "bfloat16"))

@@ -2,11 +2,14 @@
 
 import json
 import re
+import sys
 
+import llguidance
 import pytest
 
 from paged import LLM, Engine, SamplingParams, StructuredOutputsParams
-from paged.errors import GrammarFailed, InvalidSampling
+from paged.errors import InvalidSampling, MissingExtra
+from paged.sampling import form_probe, grammars
 
 from ..driving import driven  # noqa: TID252
 
@@ -42,8 +45,7 @@ def has_form(name, text):
     if name == "choice":
         return text in FORMS["choice"]["choice"]
     if name == "grammar":
-        depth = len(text) - len(text.lstrip("("))
-        return re.fullmatch(r"\(*ab+c\)*", text) is not None and text.endswith(")" * depth) and text.count(")") == depth
+        return re.fullmatch(r"\(*ab+c\)*", text) is not None and text.count("(") == text.count(")")
     return re.fullmatch(FORMS["regex"]["regex"], text) is not None
 
 
@@ -98,11 +100,7 @@ def test_what_is_allowed_is_what_could_be_drawn_before(model):
     form = StructuredOutputsParams(choice=("yes", "no"))
     (answer,) = LLM(model).generate("def", SamplingParams(structured_outputs=form, max_tokens=3, logprobs=1024))
     first = answer.outputs[0].logprobs[0]
-    starts = [
-        id
-        for id in first
-        if any(text.startswith(first[id].decoded_token) and first[id].decoded_token for text in ("yes", "no"))
-    ]
+    starts = [id for id in first if first[id].decoded_token in ("y", "ye", "yes", "n", "no")]
     assert answer.token_ids[0] == max(starts, key=lambda id: first[id].logprob)
 
 
@@ -119,10 +117,6 @@ def test_a_form_is_read_once_for_all_who_ask_for_it(model):
 
 @pytest.mark.parametrize("options", [{}, {"speculate": "draft"}], ids=str)
 def test_a_grammar_that_explodes_ends_its_request_and_no_other(model, monkeypatch, options):
-    import llguidance
-
-    from paged.sampling import form_probe
-
     monkeypatch.setattr(form_probe, "LIMITS", llguidance.LLParserLimits(max_items_in_row=12))
     form = StructuredOutputsParams(grammar='start: s\ns: s s | s s s | "a" | ""')
     engine = Engine(model, **options)
@@ -130,25 +124,17 @@ def test_a_grammar_that_explodes_ends_its_request_and_no_other(model, monkeypatc
     good, bad = (engine.live_request(engine.add_request("def", wish)) for wish in wishes)
     driven(engine)
     assert (good.completion().finish_reason, bad.completion().finish_reason) == ("length", "error")
-    reason = (
-        f"{GrammarFailed.__name__}: the grammar cannot be followed: Parser Error: Current row has 15 items; max is 12"
-    )
+    reason = "GrammarFailed: the grammar cannot be followed: Parser Error: Current row has 15 items; max is 12"
     assert bad.completion().error.startswith(reason) and "<state>" not in bad.completion().error
 
 
 def test_a_schema_without_rules_is_named_when_it_takes_too_long_to_read(monkeypatch):
-    from paged.sampling import grammars
-
     monkeypatch.setattr(grammars, "_PROBE_S", 0.0)
     with pytest.raises(InvalidSampling, match="^structured_outputs: json cannot be followed: it takes more than"):
         grammars.probe(StructuredOutputsParams(json={}))
 
 
 def test_the_extra_is_named_where_it_is_not_installed(model, monkeypatch):
-    import sys
-
-    from paged.errors import MissingExtra
-
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     monkeypatch.delitem(sys.modules, "paged.sampling.grammars", raising=False)
     engine = Engine(model)
