@@ -98,10 +98,11 @@ def test_the_embedding_runs_where_torch_cannot_be_imported(run_python, repositor
     assert result.stdout.startswith("48 requests, ")
 
 
-def test_under_pressure_each_request_gets_the_tokens_of_the_formula(embed, served):
+def test_under_pressure_each_request_gets_the_tokens_of_the_formula_and_nothing_is_left_behind(embed, served):
     outputs, scheduler = served
     stats = scheduler.stats()
     assert min(stats.preemptions_recompute, stats.preemptions_swap, stats.hit_tokens) > 0
+    assert (scheduler.manager.device.num_used, scheduler.check()) == (0, [])
     for request in embed.conversations():
         # Straight from the stand-in model's formula: no blocks, no tables, no scheduler.
         tokens = np.array(request.prompt, np.int64)
@@ -109,11 +110,6 @@ def test_under_pressure_each_request_gets_the_tokens_of_the_formula(embed, serve
             places = np.arange(len(tokens))
             tokens = np.append(tokens, (tokens + places) @ (places + 1) % embed.VOCABULARY)
         assert outputs[request.id] == tokens[len(request.prompt) :].tolist(), request.id
-
-
-def test_nothing_is_left_behind(served):
-    _, scheduler = served
-    assert (scheduler.manager.device.num_used, scheduler.check()) == (0, [])
 
 
 def test_with_one_kind_of_move_forgotten_the_tokens_differ(embed, served, monkeypatch):

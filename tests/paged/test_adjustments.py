@@ -127,16 +127,6 @@ def test_a_row_is_changed_in_a_batch_as_it_is_alone_and_one_that_wants_nothing_i
         assert torch.equal(alone[0], together[i])
 
 
-def test_only_what_came_before_a_place_counts_there():
-    params = SamplingParams(repetition_penalty=2.0)
-    adjustments = Adjustments()
-    lane = opened(adjustments, params, [1], [2, 3, 4])
-    found = torch.ones(4, VOCABULARY)
-    apply(adjustments, found, [lane] * 4, [0, 1, 2, 3])
-    halved = [(row == 0.5).nonzero().flatten().tolist() for row in found]
-    assert halved == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
-
-
 def test_a_sequence_that_has_ended_wants_nothing_even_if_another_has_its_lane():
     params = SamplingParams(allowed_token_ids=(1,))
     adjustments = Adjustments()

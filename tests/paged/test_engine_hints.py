@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from paged import AsyncEngine, Engine, Hint, SamplingParams
-from paged.errors import InvalidRequest, UnknownSession
-from paged.sampling.search_params import BeamSearchParams
+from paged.errors import UnknownSession
 from paged.testing.tiny_model import tiny_model
 
 from ..driving import driven  # noqa: TID252
@@ -71,13 +70,6 @@ def test_text_is_hinted_of_and_explained_as_its_tokens_are():
     found = engine.explain_prefix(text)
     assert found.device_tokens == whole * size
     assert "cached on the device" in str(found)
-
-
-def test_a_search_is_no_turn_of_a_session():
-    engine = engine_of()
-    with pytest.raises(InvalidRequest, match="a search is not a turn of a session"):
-        engine.add_request(PROMPT, BeamSearchParams(beam_width=2, max_tokens=2), session_id="a")
-    assert engine.sessions(5) == []
 
 
 WITH_HOST = {"num_blocks": 24, "host_blocks": 64, "host_caching": True}

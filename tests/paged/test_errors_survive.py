@@ -46,10 +46,3 @@ def test_every_public_error_has_the_same_text_and_attributes_as_a_copy_and_out_o
     assert vars(other) == vars(error)
     for name in ("name", "path"):
         assert getattr(other, name, None) == getattr(error, name, None)
-
-
-def test_the_texts_are_made_from_what_the_error_was_given():
-    assert "1,000 blocks wanted, 3 free on the host" in str(same_elsewhere(paged.errors.OutOfBlocks(1_000, 3, "host")))
-    assert 'known are paged, vllm. Did you mean "paged"?' in str(
-        same_elsewhere(paged.errors.UnknownPolicy("pagde", ["paged", "vllm"]))
-    )

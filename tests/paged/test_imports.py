@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -111,23 +110,3 @@ def test_an_error_is_a_name_of_paged_errors_alone_and_who_asks_paged_for_it_is_t
 def test_no_room_has_errors_of_its_own(room):
     module = importlib.import_module(f"paged.{room}")
     assert {name for name in vars(paged.errors) if name[0].isupper()}.isdisjoint(module.__all__)
-
-
-ACCEPTANCE = sorted((Path(__file__).resolve().parent.parent / "acceptance").glob("*.py"))
-ALLOWED = {"paged", "numpy", "pytest", "hypothesis", *sys.stdlib_module_names}
-
-
-def imported_packages(source):
-    """The top-level packages that a module imports."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found.update(alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module.split(".")[0])
-    return found
-
-
-@pytest.mark.parametrize("path", ACCEPTANCE, ids=lambda path: path.name)
-def test_acceptance_tests_import_only_paged(path):
-    assert imported_packages(path.read_text()) <= ALLOWED

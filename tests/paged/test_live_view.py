@@ -28,10 +28,13 @@ def drawn(frame, width=80, height=24, colour=False):
     return capture.get().rstrip("\n").split("\n")
 
 
-def test_every_block_is_drawn_once_with_its_sign():
-    lines = drawn(frame_of([SHARED, 7, 8, 8, CACHED, FREE]))
-    map_line = lines[2].strip("│ ")
-    assert map_line == "▓▓██████▒▒·"
+def test_every_block_is_drawn_once_with_its_sign_and_neighbouring_requests_have_different_colours():
+    assert drawn(frame_of([SHARED, 7, 8, 8, CACHED, FREE]))[2].strip("│ ") == "▓▓██████▒▒·"
+    text = "".join(drawn(frame_of([3, 4] + [FREE] * 4), colour=True))
+    for request in (3, 4):
+        red, green, blue = (int(colour_of(request)[i : i + 2], 16) for i in (1, 3, 5))
+        assert f"{red};{green};{blue}m██" in text
+    assert len(set(PALETTE)) == len(PALETTE) and colour_of(3) != colour_of(4)
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 50), (100, 30), (200, 60), (60, 20)])
@@ -44,23 +47,15 @@ def test_a_frame_fits_its_terminal(width, height, num_blocks):
 
 COUNTS = [
     "waiting 21", "running 9", "paused 2", "swapped 3", "57 of 160 requests ended", "14 by recompute", "22 by swap",
+    "12,032 of 60,230",
 ]  # fmt: skip
 
 
 def test_the_counts_are_on_the_screen_and_the_latest_events_last():
     lines = drawn(frame_of([FREE] * 228), width=100, height=30)
     text = "\n".join(lines)
-    assert [figure for figure in [*COUNTS, "12,032 of 60,230"] if figure not in text] == []
+    assert [figure for figure in COUNTS if figure not in text] == []
     assert "event 39" in lines[-1] and "event 38" in lines[-2]
     # Without a host tier there is no bar of it.
     hosts = [[line.strip("│ ")[:5] for line in drawn(frame_of([FREE] * 6, host_blocks=host))] for host in (8, 0)]
     assert ["host " in each for each in hosts] == [True, False]
-
-
-def test_neighbouring_requests_have_different_colours():
-    assert len(set(PALETTE)) == len(PALETTE)
-    assert colour_of(3) != colour_of(4)
-    text = "".join(drawn(frame_of([3, 4] + [FREE] * 4), colour=True))
-    for request in (3, 4):
-        red, green, blue = (int(colour_of(request)[i : i + 2], 16) for i in (1, 3, 5))
-        assert f"{red};{green};{blue}m██" in text

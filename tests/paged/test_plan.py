@@ -9,7 +9,6 @@ from hypothesis import given, strategies as st
 
 from paged.study.hardware import budgets
 from paged.study.simulator import Device, Load, Scenario, StepTime, Targets, outcome_of, plans, run, trial, what_binds
-from paged.study.simulator.result import Percentiles
 from paged.study.simulator.search import REACH, Counts, Rates, search
 from paged.study.simulator.trial import Round, Trial, tried
 from paged.study.traces import Trace
@@ -49,12 +48,6 @@ def meets(scenario, *, ttft_s=math.inf, gap_s=math.inf):
         outcome.result.output_tokens == scenario.load.build().output_tokens.sum()
     )
     return is_whole and p99(outcome.ttft_s) <= ttft_s and p99(outcome.longest_gap_s) <= gap_s
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=450), st.integers(0, 9))
-def test_the_99th_percentile_is_above_a_limit_exactly_when_more_than_the_spared_ones_are(values, limit):
-    found = Percentiles.of(np.array(values, float))
-    assert (found.p99 > limit) == (sum(value > limit for value in values) > Percentiles.spared(len(values)))
 
 
 CROWDED = {
@@ -317,11 +310,6 @@ def test_where_more_does_not_help_less_is_tried_down_to_the_fewest_that_meet(low
     answer, missed, tried = found(axis, lambda count: low <= count <= high)
     assert (answer, missed) == (low, low - 1 if low > 1 else None)
     assert tried[10_000] is False
-
-
-def test_without_turning_fewer_are_not_tried_where_more_do_not_meet():
-    answer, missed, tried = found(Counts(8, 1, 100), lambda count: False)
-    assert (answer, missed, list(tried)) == (None, 100, [8, 16, 32, 64, 100])
 
 
 def test_rates_are_given_up_a_thousand_times_away_from_where_the_search_began_or_when_no_figure_is_finer():

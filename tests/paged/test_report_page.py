@@ -16,7 +16,7 @@ from paged.study.report.comparisons import preemptions, under_load
 from paged.study.report.drawing import count_axis
 from paged.study.report.facts import facts, sentence
 from paged.study.report.naming import named
-from paged.study.report.over_time import averaged, edges_of, memory_parts, points, roofline
+from paged.study.report.over_time import edges_of, memory_parts, points, roofline
 from paged.study.report.table import lines
 from paged.study.simulator import Device, Load, Scenario, grouped, run
 
@@ -166,22 +166,6 @@ def test_a_report_says_what_its_steps_were_timed_by_also_where_a_file_of_kernels
     assert "steps are timed by measured kernels of h100" in dict(facts([outcome]))["Model and device"]
     assert "comes from kernels or layers that were timed" in sentence([outcome])
     assert "nothing here was timed" in sentence([run(scenario_of())])
-
-
-def test_a_long_timeline_keeps_its_integral_over_time():
-    generator = np.random.default_rng(0)
-    seconds = generator.random(5000)
-    idle = np.where(generator.random(5000) < 0.1, generator.random(5000) * 20, 0)
-    end_s = (seconds + idle).cumsum()
-    values = generator.random(5000) * 1e4
-    edges = edges_of(end_s, seconds, 300)
-    assert len(edges) == 301
-    shown = averaged(edges, end_s, seconds, values)
-    assert np.isclose((shown * np.diff(edges)).sum(), (values * seconds).sum(), rtol=1e-12)
-    # And so does its first half.
-    middle = edges[150]
-    overlap = np.clip(np.minimum(end_s, middle) - (end_s - seconds), 0, None)
-    assert np.isclose((shown[:150] * np.diff(edges)[:150]).sum(), (values * overlap).sum(), rtol=1e-12)
 
 
 def test_parts_of_memory_add_up_to_the_pool_and_keep_the_mean_of_filled_slots(outcomes):

@@ -55,11 +55,6 @@ def test_a_draw_is_what_it_is_by_hand(call, by_hand):
     assert_by_hand(call, by_hand, globals())
 
 
-def test_ties_at_the_last_candidate_are_broken_by_id(monkeypatch):
-    monkeypatch.setattr(the_sampler, "_NUM_CANDIDATES", 4)
-    assert seen([0.0] * 3 + [1.0] * 2 + [0.0] * 10, top_k=4) == {0, 1, 3, 4}
-
-
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.9}])
 def test_the_largest_uniform_number_draws_the_last_possible_token_and_the_smallest_the_first(options, monkeypatch):
     for uniform, token in ((0.0, 1), (1 - 2.0**-53, 2)):

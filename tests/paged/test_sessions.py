@@ -56,30 +56,6 @@ def turns_at(*times):
     return [request(at, [[0, 3]], think=max(0, at - 1)) for at in times]
 
 
-def test_a_turn_has_the_blocks_of_its_ranges(sessions_of):
-    (session,) = sessions_of([request(0, [[0, 2]]), request(5, [[0, 2], [7, 9]], think=4.0, stop="end_turn")])
-    (line,) = session.lines
-    assert [turn.blocks.tolist() for turn in line.turns] == [[0, 1], [0, 1, 7, 8]]
-    assert [turn.think_s for turn in line.turns] == [0.0, 4.0]
-    assert [turn.stop for turn in line.turns] == ["tool_use", "end_turn"]
-    assert session.num_ids == 9
-
-
-def test_a_sub_agent_is_a_line_that_begins_after_the_turn_before_it(sessions_of):
-    inner = agent(3, request(0, [[5, 6]]), request(2, [[5, 7]], think=1.0))
-    (session,) = sessions_of([request(0, [[0, 1]]), inner, request(9, [[0, 2]], think=8.0)])
-    own, child = session.lines
-    assert (len(own.turns), child.parent, child.after, child.delay_s) == (2, 0, 0, 2.0)
-    assert [turn.at_s for turn in child.turns] == [3.0, 5.0]
-    assert session.turns == [(0, 0), (1, 0), (1, 1), (0, 1)]
-
-
-@pytest.mark.parametrize(("api_s", "think", "pause"), [(1.0, None, 8.0), (None, 30.0, 9.0)])
-def test_a_pause_that_is_not_recorded_is_the_rest_of_the_gap_and_none_is_longer(sessions_of, api_s, think, pause):
-    (session,) = sessions_of([request(0, [[0, 1]], api_s=api_s), request(9, [[0, 1]], think=think)])
-    assert session.lines[0].turns[1].think_s == pause
-
-
 def test_what_is_drawn_depends_on_the_seed_alone(sessions_of):
     sessions = sessions_of(*[turns_at(0)] * 9)
     first, again, other = (draw_sessions(sessions, 4, random.Random(seed), spread_s=60) for seed in (1, 1, 2))
@@ -117,6 +93,11 @@ def test_the_page_of_a_run_draws_what_hit_and_when_the_first_tokens_came(begun_o
     assert names[SECOND_A_TOKEN] == [*names[None], "TTFT, hints"]
 
 
+WITH_AGENT = (
+    request(0, [[0, 1]]),
+    agent(3, request(0, [[5, 6]]), request(2, [[5, 7]], think=1.0)),
+    request(9, [[0, 2]], think=8.0),
+)
 IN_TURN = {at: turns_at(0, 10, 20) for at in (0, 1, 2)}
 PAUSED = [request(0, [[0, 3]]), request(5, [[0, 3]], think=4.0)]
 LONG_PAUSE = {0: [request(0, [[0, 3]]), request(90, [[0, 3]], think=90.0)], 20: turns_at(0)}
@@ -125,7 +106,11 @@ A, B = np.array([1, 2, 3]), np.array([4, 5, 6])
 
 
 @pytest.mark.parametrize(("call", "by_hand"), by_hand_in("sessions.txt"))
-def test_what_becomes_of_sessions_is_what_it_is_by_hand(begun_of, call, by_hand):
+def test_what_becomes_of_sessions_is_what_it_is_by_hand(sessions_of, begun_of, call, by_hand):
+    def recorded(*requests):
+        (session,) = sessions_of(requests)
+        return session
+
     def run_of(requests, step, options):
         tiers = {name: options.pop(name) for name in Tiers.__struct_fields__ if name in options}
         return SessionRun(begun_of(requests), Tiers(**tiers), step, **options)
@@ -138,4 +123,4 @@ def test_what_becomes_of_sessions_is_what_it_is_by_hand(begun_of, call, by_hand)
         found = run.run()
         return run.ttft_of_each().tolist(), found.makespan_s
 
-    assert_by_hand(call, by_hand, globals() | {"ran": ran, "timed": timed})
+    assert_by_hand(call, by_hand, globals() | locals())

@@ -43,13 +43,6 @@ def test_all_requests_end_once_and_none_before_it_came(router):
     assert result.output_tokens == CONVERSATIONS.output_tokens.sum()
 
 
-def test_two_runs_of_one_seed_are_equal():
-    short = CONVERSATIONS.halves()[0].halves()[0]
-    first, second = (replicas_of("exact", short, ingresses=2) for _ in range(2))
-    assert first.replica_of.tolist() == second.replica_of.tolist()
-    assert (first.latencies.e2e == second.latencies.e2e).all()
-
-
 def test_the_turns_of_a_conversation_stay_together_where_there_is_time():
     simulated = usual("exact")
     heads = [tuple(CONVERSATIONS.prompt(number)[:32].tolist()) for number in range(len(CONVERSATIONS))]
