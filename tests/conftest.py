@@ -65,7 +65,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 SHARED = ("tests/serving/", "tests/model/parallel/")
 LONG = """properties/test_state_machines properties/test_layer_groups properties/test_wishes faults/ storage/test_faults_of_disks paged/test_cli
-attention/test_on_gpus docs/test_simulator_page examples/ paged/test_doctor"""
+attention/test_on_gpus docs/test_pages examples/ paged/test_doctor"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ from paged.serving.kv_events import KvEventPublisher
 from paged.serving.kv_wire import BlockStored
 from paged.serving.settings import Settings
 from paged.storage.disk_store import _BATCH_BYTES, QUEUE_BYTES
-from paged.study.simulator import ROUTERS
+from paged.study.simulator import ROUTERS, SimulationResult
 from paged.study.traces import PRESETS, PROCESSES, open_trace, read_trace
 from paged.study.traces.opening import KEYS
 
@@ -162,3 +162,37 @@ def test_the_page_on_kv_events_names_every_key_and_every_field_and_the_defaults(
     for key in ("buffer_steps", "hwm", "max_queue_size"):
         assert f"| `{key}` | {getattr(default, key):,} |" in page
     assert f"| `endpoint` | `{default.endpoint}` |" in page
+
+
+def test_the_python_of_the_page_on_the_simulator_runs(text_of, fences, capsys):
+    for program in fences(text_of("docs/simulator.md"), "python"):
+        exec(compile(program, "simulator.md", "exec"), {})
+    *compared, planned = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in compared] == ["paged", "vllm"]
+    answer, missed, *_, rate = planned.split()
+    assert float(answer) == float(rate) < float(missed) <= float(answer) * 1.1
+
+
+def test_the_figures_of_the_page_on_the_simulator_are_those_of_a_result(text_of):
+    table = text_of("docs/simulator.md").partition("## What the figures mean")[2].partition("## What comes out")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    names = [name.partition(".")[0] for cell in cells for name in re.findall(r"`([a-z_.0-9]+)`", cell)]
+    assert len(names) > 12
+    assert set(names) <= set(SimulationResult.__struct_fields__)
+
+
+@pytest.mark.slow
+def test_the_plans_of_the_page_on_the_simulator_are_what_the_commands_print(text_of, fences, capsys):
+    """The same question twice: without a budget, and with one that binds."""
+    (shown,) = (block for block in fences(text_of("docs/simulator.md"), "") if block.startswith("$ paged plan "))
+    commands = [part.splitlines() for part in shown.split("$ paged ")[1:]]
+    replicas = []
+    for command, *lines in commands:
+        assert run([*command.split(), "--jobs", "1"]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if line not in printed] == []
+        assert len(lines) >= 3
+        replicas.append(int(re.search(r": ([\d,]+) replicas?; missed", lines[0])[1]))
+    unnamed, binding = replicas
+    assert unnamed < binding
+    assert f"What binds: token budget; with 512 tokens a step instead of 2,048: {unnamed} replicas." in shown

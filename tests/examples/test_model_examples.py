@@ -1,4 +1,8 @@
-"""The examples that run the model which ships: what they print."""
+"""The examples that run the model which ships: what they print, and agents that pause on a server whose pool is too small for them."""
+
+import asyncio
+
+from ..serving.serving_process import served  # noqa: TID252
 
 
 def test_generate_gives_the_same_words_together_and_alone(example, capsys):
@@ -40,3 +44,12 @@ def test_llamas_generate_repeats_the_prompt_and_says_how_likely_all_of_it_was(ex
         assert values[0] is None and all(value <= 0 for value in values[1:])
     out = capsys.readouterr().out
     assert (out.count("\n"), module.main()) == (4, answers)
+
+
+def test_hints_keep_what_agents_come_back_for(example, capsys):
+    with served(blocks=220, max_num_seqs=8) as server:
+        shares = asyncio.run(example("agent").main(f"{server.url}/v1"))
+    assert shares["with hints"] > shares["without hints"]
+    without, with_hints = capsys.readouterr().out.splitlines()
+    assert without.startswith("without hints  TTFT of later turns")
+    assert with_hints.startswith("with hints     TTFT of later turns")

@@ -1,31 +1,33 @@
-"""What sampling accepts and refuses, and that a row's draw is its own affair."""
+"""What sampling accepts and refuses, that a row's draw is its own affair, and that tokens come up as often as they should."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+import transformers.generation.logits_process as warpers
 
+from paged import Engine
 from paged.errors import BadLogits, PagedError
 from paged.sampling import SamplingParams, sample, sampler as the_sampler, seed_of, weights as weights_of  # noqa: F401
+from paged.testing.tiny_model import tiny_model
 
+from ..driving import outputs_of  # noqa: TID252
 from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 INF, NAN = math.inf, math.nan
 
 
-def drawn(logits, *, temperature=1.0, top_k=2**62, top_p=1.0, seeds=0, places=0):
+def drawn(logits, *, temperature=1.0, top_k=2**62, top_p=1.0, min_p=0.0, typical_p=1.0, seeds=0, places=0):
     """`sample` with one value for all rows where no array is given."""
-    num_rows = len(logits)
-
-    def column(value, dtype):
-        return np.broadcast_to(np.asarray(value, dtype), num_rows).copy()
-
-    return sample(
-        logits, temperature=column(temperature, np.float64), top_k=column(top_k, np.int64),
-        top_p=column(top_p, np.float64), seeds=column(seeds, np.uint64), places=column(places, np.int64),
-    )  # fmt: skip
+    floats = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "typical_p": typical_p}
+    columns = {name: (value, np.float64) for name, value in floats.items()}
+    columns |= {"top_k": (top_k, np.int64), "seeds": (seeds, np.uint64), "places": (places, np.int64)}
+    broadcast = {
+        name: np.broadcast_to(np.asarray(value, dtype), len(logits)).copy() for name, (value, dtype) in columns.items()
+    }
+    return sample(logits, **broadcast)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -167,3 +169,94 @@ def test_logits_that_no_token_can_be_chosen_from_are_refused(row, message, tempe
         drawn(logits, temperature=temperature)
     assert isinstance(refusal.value, PagedError)
     assert refusal.value.row == 2 and not math.isfinite(refusal.value.value)
+
+
+# A right sampler's counts have a chi-square of k - 1 degrees of freedom, for k tokens that can come up. By chance one run
+# in a million exceeds the value whose upper tail is this; the seeds here are fixed, so that a test that passes once always
+# does.
+LEAST_P = 1e-6
+
+
+def upper_tail(chi_square: float, freedom: int) -> float:
+    """Probability that a chi-square of so many degrees of freedom is at least that large."""
+    half = torch.tensor([freedom / 2, chi_square / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(*half))
+
+
+MANY = 20_000
+LOGITS = [0.2, 2.0, -1.0, 1.1, 2.0, -0.3, 0.7, 1.5, -2.0, 0.0, 1.3, -math.inf]
+
+LAWS = {
+    "nothing": {},
+    "cold": {"temperature": 0.7},
+    "hot": {"temperature": 3.0},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.8},
+    "top_k and top_p": {"top_k": 6, "top_p": 0.75},
+    "cold, top_k and top_p": {"temperature": 0.7, "top_k": 6, "top_p": 0.9},
+    "hot, top_k and top_p": {"temperature": 3.0, "top_k": 8, "top_p": 0.9},
+    "min_p": {"min_p": 0.3},
+    "typical": {"typical_p": 0.6},
+    "hot and typical": {"temperature": 2.0, "typical_p": 0.5},
+    "all": {"temperature": 1.5, "top_k": 9, "top_p": 0.97, "min_p": 0.1, "typical_p": 0.7},
+}
+
+
+def likelihood(counts, probabilities) -> float:
+    """How likely counts so far from the expected ones are."""
+    counts, expected = np.asarray(counts), np.asarray(probabilities) * MANY
+    assert counts.sum() == MANY and math.isclose(expected.sum(), MANY)
+    can_come = expected > 0
+    assert expected[can_come].min() > 5, "too few for a chi-square"
+    if counts[~can_come].any():
+        return 0.0
+    chi_square = ((counts - expected)[can_come] ** 2 / expected[can_come]).sum()
+    return upper_tail(float(chi_square), int(can_come.sum()) - 1)
+
+
+WARPERS = {
+    "temperature": warpers.TemperatureLogitsWarper,
+    "top_k": warpers.TopKLogitsWarper,
+    "top_p": warpers.TopPLogitsWarper,
+    "min_p": warpers.MinPLogitsWarper,
+    "typical_p": warpers.TypicalLogitsWarper,
+}
+
+
+def law(**wish):
+    """Each token's probability, as transformers has it."""
+    logits = torch.tensor([LOGITS], dtype=torch.float64)
+    for field, warper in WARPERS.items():
+        if field in wish:
+            logits = warper(wish[field])(None, logits)
+    return logits.softmax(-1)[0].numpy()
+
+
+SEEDS_AND_PLACES = {
+    "first tokens of many requests": (np.arange(MANY, dtype=np.uint64), np.zeros(MANY, np.int64)),
+    "tokens of one sequence": (np.full(MANY, 5, np.uint64), np.arange(MANY)),
+}
+
+
+@pytest.mark.parametrize("which", SEEDS_AND_PLACES)
+@pytest.mark.parametrize("name", LAWS)
+def test_tokens_come_up_as_often_as_they_should(name, which):
+    seeds, places = SEEDS_AND_PLACES[which]
+    tokens = drawn(torch.tensor([LOGITS]).repeat(MANY, 1), seeds=seeds, places=places, **LAWS[name])
+    counts = np.bincount(tokens, minlength=len(LOGITS))
+    assert likelihood(counts, law(**LAWS[name])) > LEAST_P
+
+
+@pytest.mark.parametrize(
+    "drafts", [{}, {"speculate": "draft", "draft_model": tiny_model(noise=0.03)}], ids=["none", "a model"]
+)
+def test_an_engine_draws_each_token_by_the_seed_of_its_request_and_its_place(drafts):
+    engine, logits = Engine(tiny_model(), num_blocks=40, **drafts), {}
+    engine.on_logits = lambda id, place, row: logits.__setitem__(place, row.clone())
+    params = SamplingParams(max_tokens=40, temperature=6.0, seed=7, ignore_eos=True)
+    live = engine.live_request(engine.add_request([1, 2, 1, 2], params))
+    outputs_of(engine)
+    rows = torch.stack([logits[place] for place in range(40)])
+    expected = drawn(rows, temperature=6.0, seeds=7, places=np.arange(40))
+    assert live.token_ids == expected.tolist()
+    assert engine.stats().accepted_tokens > 0 or not drafts
