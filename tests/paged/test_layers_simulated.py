@@ -121,11 +121,9 @@ def test_what_is_not_possible_with_these_layers_is_refused_by_name(refused, on_b
 def test_every_model_that_ships_with_layers_of_several_kinds_is_simulated(name):
     shape = model_named(name)
     scenario = Scenario(
-        load=Load(trace="synthetic:poisson,rate=2,requests=3,prompt=900,output=3"),
-        device=RunsOn(model=name, device="h100"),
-        blocks=4_000,
-        max_tokens_per_step=512,
-    )
+        load=Load(trace="synthetic:poisson,rate=2,requests=3,prompt=900,output=3"), blocks=4_000,
+        device=RunsOn(model=name, device="h100"), max_tokens_per_step=512,
+    )  # fmt: skip
     result = scenario.simulation().result()
     assert len(result.groups) == len({(each.kind, each.reach) for each in shape.kept})
     layout = scenario.layout()

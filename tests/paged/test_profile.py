@@ -139,9 +139,8 @@ def test_a_design_keeps_to_its_limits_and_holds_out_no_extreme(max_sequences, bl
     assert sum(fitted[-1].contexts) == sum(design.streams)
     rows = {len(scene.contexts) for scene in design.scenes}
     assert rows >= {0, 1, max_sequences - 1}
-    for kind in (lambda scene: not scene.contexts, lambda scene: scene.contexts):
-        assert any(map(kind, held_out))
-        assert any(map(kind, fitted))
+    for scenes in (held_out, fitted):
+        assert {bool(scene.contexts) for scene in scenes} == {False, True}
 
 
 PROFILE = Profile(
@@ -201,9 +200,8 @@ def test_a_simulation_by_a_profile_takes_what_its_prices_say(saved):
     scenario = Scenario(load=load, device=Device(profile=saved(seconds_per_computed_token=0)), blocks=64)
     outcome = run(scenario)
     result = outcome.result
-    assert (
-        f"mine ({scenario.device.profile}), by a profile of 0 timed steps: two cores" in dict(facts([outcome])).values()
-    )
+    said = f"mine ({scenario.device.profile}), by a profile of 0 timed steps: two cores"
+    assert said in dict(facts([outcome])).values()
     assert "fitted to steps that were timed" in sentence([outcome])
     # No step has more than 32 tokens, and each takes its own price and a tile's.
     assert result.busy_s == pytest.approx(result.steps * 6e-3)

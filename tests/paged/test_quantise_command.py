@@ -58,9 +58,8 @@ def test_what_is_written_is_read_as_the_nearest_codes(draft, tmp_path, weights, 
         assert layer.error == pytest.approx(float((ours.dequantised() - weight).norm() / weight.float().norm()))
     assert made.bytes_after == sum(each.nbytes for each in load_file(out / "model.safetensors").values())
     assert made.bytes_after < made.bytes_before * (0.55 if bits == 4 else 0.75)
-    assert torch.equal(
-        load_file(out / "model.safetensors")["model.embed_tokens.weight"], floats["model.embed_tokens.weight"]
-    )
+    embedding = "model.embed_tokens.weight"
+    assert torch.equal(load_file(out / "model.safetensors")[embedding], floats[embedding])
     assert load_model(out).tokenizer is not None
 
 
@@ -102,34 +101,35 @@ def test_what_cannot_be_written_is_refused_before_a_folder_is_made(draft, tmp_pa
     assert {each.name for each in tmp_path.iterdir()} == {"draft"}
 
 
-def test_weights_that_are_no_numbers_and_files_that_are_cut_leave_nothing_behind(draft, tmp_path):
+def assert_nothing_is_left(draft, error, words, **options):
+    """Fail unless writing this folder's weights raises that, and leaves nothing behind."""
+    with pytest.raises(error, match=words):
+        write_quantised(draft, draft.parent / "out", weights="int4", **options)
+    assert {each.name for each in draft.parent.iterdir()} == {"draft"}
+
+
+def test_weights_that_are_no_numbers_and_files_that_are_cut_leave_nothing_behind(draft):
     held = load_file(draft / "model.safetensors")
     held[f"{LAYER}.weight"][0, 0] = torch.nan
     save_file(held, draft / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InvalidConfig, match=f"{LAYER}.*NaN or infinite"):
-        write_quantised(draft, tmp_path / "out", weights="int4")
+    assert_nothing_is_left(draft, InvalidConfig, f"{LAYER}.*NaN or infinite")
     (draft / "model.safetensors").write_bytes((draft / "model.safetensors").read_bytes()[:-9])
-    with pytest.raises(BrokenCheckpoint, match="model.safetensors cannot be read"):
-        write_quantised(draft, tmp_path / "out", weights="int4")
-    assert {each.name for each in tmp_path.iterdir()} == {"draft"}
+    assert_nothing_is_left(draft, BrokenCheckpoint, "model.safetensors cannot be read")
 
 
 def test_a_full_disk_is_told_by_the_folder_and_leaves_nothing_behind(draft, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
     try:
-        with pytest.raises(UnwritablePath, match=rf"^{tmp_path / 'out'}: cannot be written, .*File too large"):
-            write_quantised(draft, tmp_path / "out", weights="int4")
+        assert_nothing_is_left(draft, UnwritablePath, f"^{tmp_path}/out: cannot be written, .*File too large")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert {each.name for each in tmp_path.iterdir()} == {"draft"}
 
 
 @pytest.mark.parametrize("call", ["chmod", "rename"])
 def test_a_file_system_that_refuses_a_mode_or_a_name_is_told_by_the_folder(draft, tmp_path, monkeypatch, call):
     monkeypatch.setattr(Path, call, lambda *_: os.rmdir("/proc/self/task"))
-    with pytest.raises(UnwritablePath, match=rf"^{tmp_path / 'out'}: cannot be written, .*Operation not permitted"):
-        write_quantised(draft, tmp_path / "out", weights="int4")
+    assert_nothing_is_left(draft, UnwritablePath, f"^{tmp_path}/out: cannot be written, .*Operation not permitted")
 
 
 def test_files_have_the_mode_that_the_process_gives(draft, tmp_path):
@@ -142,13 +142,11 @@ def test_files_have_the_mode_that_the_process_gives(draft, tmp_path):
     assert {each.stat().st_mode & 0o777 for each in (tmp_path / "out").iterdir()} == {0o640}
 
 
-def test_an_interrupt_leaves_nothing_behind(draft, tmp_path):
+def test_an_interrupt_leaves_nothing_behind(draft):
     def stop(layer, count):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        write_quantised(draft, tmp_path / "out", weights="int4", on_layer=stop)
-    assert {each.name for each in tmp_path.iterdir()} == {"draft"}
+    assert_nothing_is_left(draft, KeyboardInterrupt, None, on_layer=stop)
 
 
 def test_the_command_reports_bytes_errors_losses_and_what_stays_floats(document, printed, draft, tmp_path):

@@ -24,31 +24,16 @@ from paged.testing.machines import ManagerMachine, run_machine
 from paged.testing.saved import imported, keep, load, rerun, save
 from paged.testing.world import build_scheduler
 
-THEIRS = '''
-from paged import BlockManager
-
-
-class Forgets(BlockManager):
-    """Takes one block less than the cache holds."""
-
-    def add(self, tokens, *, namespace=None):
-        row = super().add(tokens, namespace=namespace)
-        self.truncate(row, max(0, len(self.table(row)) - 1))
-        return row
-
-
-def build(world):
-    return Forgets(world.num_blocks, world.block_size, host_blocks=world.host_blocks, prefix_caching=world.prefix_caching)
-'''
+FIXTURES = Path(__file__).with_name("fixtures")
 
 
 @pytest.fixture
 def theirs(tmp_path, monkeypatch):
     """What builds a manager with a fault, in a module of its own that can be imported."""
-    (tmp_path / "their_engine.py").write_text(THEIRS)
+    shutil.copy(FIXTURES / "theirs.txt", tmp_path / "theirs.py")
     monkeypatch.syspath_prepend(tmp_path)
-    yield imported("their_engine:build")
-    sys.modules.pop("their_engine")
+    yield imported("theirs:build")
+    sys.modules.pop("theirs")
 
 
 @pytest.fixture
@@ -60,7 +45,7 @@ def failing(theirs):
         row = rig.add([0, 1, 2], None)
         rig.allocate([row], [3])
         rig.confirm()
-        rig.add([0, 1, 2], None)
+        rig.free([row])
 
     return fail
 
@@ -124,7 +109,7 @@ def test_what_a_machine_finds_is_saved_and_says_how_to_run_it_again(theirs, fail
 
 def test_what_was_found_is_found_again_and_not_in_another_manager(failure):
     saved = load(failure)
-    assert saved.build == "their_engine:build"
+    assert saved.build == "theirs:build"
     again = rerun(saved)
     assert again is not None
     assert (again.found, again.program) == (saved.found, saved.program)
@@ -156,7 +141,7 @@ def test_the_command_says_whether_it_still_fails(failure, paged, tmp_path):
     status, out, err = paged("check", "replay", failure)
     assert (status, err) == (0, "")
     assert "nothing violated any more" in out
-    assert paged("check", "replay", failure, "--build", "their_engine:build")[0] == 1
+    assert paged("check", "replay", failure, "--build", "theirs:build")[0] == 1
 
 
 class Factory:
@@ -192,9 +177,6 @@ def test_what_cannot_be_saved_or_written_does_not_hide_what_was_found(argument, 
     monkeypatch.setenv("PAGED_FAILURES", str(tmp_path / folder))
     keep(violation)
     assert violation.__notes__[-1].startswith("Not saved: ") and why in violation.__notes__[-1]
-
-
-FIXTURES = Path(__file__).with_name("fixtures")
 
 
 def test_rigs_are_drained_what_is_watched_is_checked_what_shows_at_the_end_is_an_error_and_its_program_is_saved(

@@ -34,11 +34,9 @@ SECOND_A_STEP = StepTime(weights_ms=1000, context_us=0, token_us=0, swap_us=0)
 @pytest.fixture
 def trace_of(tmp_path):
     def made(*rows):
-        path = tmp_path / "trace.csv"
-        path.write_text(
-            "arrival_s,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n" + "".join(f"{row}\n" for row in rows)
-        )
-        return read_trace(path)
+        head = "arrival_s,prompt_tokens,output_tokens,prefix_id,prefix_tokens"
+        (tmp_path / "trace.csv").write_text("\n".join([head, *rows, ""]))
+        return read_trace(tmp_path / "trace.csv")
 
     return made
 
@@ -97,9 +95,8 @@ def test_blocks_kept_by_count_are_memory_that_is_taken(trace_of, fast_forward):
     """4 tokens of prompt and 12 of output are 4 blocks of 4: what the row does not hold of them yet is kept for it, in every step."""
     shares = {}
     for policy in ("trtllm-guaranteed-no-evict", "vllm"):
-        simulation = Simulation(
-            trace_of("0,4,12,,"), scheduler_of(policy=policy), SECOND_A_STEP, fast_forward=fast_forward
-        )
+        trace, scheduler = trace_of("0,4,12,,"), scheduler_of(policy=policy)
+        simulation = Simulation(trace, scheduler, SECOND_A_STEP, fast_forward=fast_forward)
         assert sum(1 + step.skipped for step in simulation.steps()) == 12
         columns = simulation.timeline.columns()
         if policy == "vllm":

@@ -1,5 +1,4 @@
 """Traces, read and made up: what each format's columns become, what holds for each transformation, and that statistics are those that were asked for."""
-# the calls of the file take them from here
 
 import json
 import math
@@ -322,10 +321,8 @@ def test_the_lengths_of_a_preset_have_its_means_and_spreads(preset, prompt_mean,
     trace = synthetic(lengths=preset, requests=MANY)
     assert trace.prompt_tokens.mean() == pytest.approx(prompt_mean, rel=0.01)
     assert trace.output_tokens.mean() == pytest.approx(output_mean, rel=0.01)
-    for tokens, distribution in (
-        (trace.prompt_tokens, PRESETS[preset].prompt),
-        (trace.output_tokens, PRESETS[preset].output),
-    ):
+    by = PRESETS[preset]
+    for tokens, distribution in ((trace.prompt_tokens, by.prompt), (trace.output_tokens, by.output)):
         assert np.median(tokens) == pytest.approx(math.exp(distribution.mu), abs=0.5 + 0.01 * np.median(tokens))
         assert np.log(tokens).std() == pytest.approx(distribution.sigma, rel=0.05)
         assert distribution.mean == pytest.approx(tokens.mean(), rel=0.01)
