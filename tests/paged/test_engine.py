@@ -123,26 +123,6 @@ def test_a_byte_budget_is_pages_and_holds_one_longest_sequence(model):
     assert Engine(model, kv_cache_bytes=caught.value.wanted, max_model_len=1024).pool.num_blocks == 64
 
 
-def test_a_hybrid_model_finds_on_the_host_what_its_pool_does_not_hold():
-    prompts = [" ".join([word] * 40) for word in ("cat", "dog", "sun")]
-    answers, hits = [], []
-    for sizes in (
-        {"num_blocks": 400},
-        {"num_blocks": 20},
-        {"num_blocks": 20, "host_blocks": 200, "host_caching": True},
-    ):
-        llm = LLM("hybrid", batch_invariant=True, **sizes)
-        # Each prompt twice, the others between.
-        outputs = [llm.generate([prompt], SamplingParams(max_tokens=4))[0] for prompt in prompts * 2]
-        answers.append([output.outputs[0].token_ids for output in outputs])
-        figures = llm.engine.manager.stats()
-        hits.append((figures.hit_tokens, figures.host_hit_tokens))
-        assert llm.engine.check() == []
-    (found, _), *small = hits
-    assert answers[0] == answers[1] == answers[2]
-    assert found > 0 and small == [(0, 0), (found, found)]
-
-
 def answer(prompt=(1, 2, 3), params=None, **options):
     return LLM(tiny_model(), **{"num_blocks": 40, "block_size": 4, **options}).generate([prompt], params)[0].token_ids
 

@@ -82,18 +82,6 @@ def send_to_the_host(engine):
     driven(engine)
 
 
-def test_an_idle_engine_has_a_step_to_make_for_a_prefetch_and_no_further_one():
-    engine = engine_of(**WITH_HOST)
-    send_to_the_host(engine)
-    assert engine.explain_prefix(PROMPT).device_tokens == 0
-    assert engine.hint(Hint(action="prefetch", tokens=PROMPT)).status == "accepted"
-    steps = 0
-    while engine.has_unfinished:
-        assert engine.step() == []
-        steps += 1
-    assert (steps, engine.explain_prefix(PROMPT).device_tokens, engine.check()) == (1, 24, [])
-
-
 def test_an_engine_for_asyncio_takes_the_same_and_makes_the_step_of_a_prefetch():
     async def main():
         async with AsyncEngine(tiny_model(64), block_size=4, **WITH_HOST) as engine:
@@ -101,6 +89,7 @@ def test_an_engine_for_asyncio_takes_the_same_and_makes_the_step_of_a_prefetch()
             outcome = await engine.hint(Hint(action="prefetch", tokens=PROMPT))
             found = [str(await engine.explain_prefix(PROMPT)) for _ in range(4)]
             assert (outcome.status, found[-1]) == ("accepted", "24 of 24 tokens are cached on the device.")
+            assert not engine.engine.has_unfinished and engine.engine.check() == []
             async for _ in engine.generate(PROMPT, SamplingParams(max_tokens=4, ignore_eos=True), session_id="a"):
                 pass
             kept = await engine.hint(Hint(action="retain", session="a", priority=2, waits_for="tool"))
