@@ -28,24 +28,18 @@ def test_decisions_are_numbered_have_the_same_sections_and_are_in_the_index(repo
         assert headings == ["Context", "Decision", "Figures", "What would change it"], page.name
 
 
-def frames_of(frame):
-    """What the two rooms have on the stack, outermost first: (qualified name, file)."""
-    found = []
-    while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if file.parent.name in ("scheduler", "block_manager"):
-            found.append((frame.f_code.co_qualname, f"{file.parent.name}/{file.name}"))
-        frame = frame.f_back
-    return found[::-1]
-
-
 def walk_of(call, last):
-    """The stack at the first call of `last` within `call`."""
+    """What the two rooms have on the stack at the first call of `last` within `call`, outermost first: (qualified name, file)."""
     found = []
 
     def watch(frame, event, _):
-        if event == "call" and not found and frame.f_code.co_qualname == last:
-            found.extend(frames_of(frame))
+        if event != "call" or found or frame.f_code.co_qualname != last:
+            return
+        while frame is not None:
+            file = Path(frame.f_code.co_filename)
+            if file.parent.name in ("scheduler", "block_manager"):
+                found.insert(0, (frame.f_code.co_qualname, f"{file.parent.name}/{file.name}"))
+            frame = frame.f_back
 
     sys.setprofile(watch)
     try:

@@ -72,20 +72,14 @@ def test_text_is_hinted_of_and_explained_as_its_tokens_are():
     assert "cached on the device" in str(found)
 
 
-WITH_HOST = {"num_blocks": 24, "host_blocks": 64, "host_caching": True}
-
-
-def send_to_the_host(engine):
-    """Compute PROMPT, push it to the host, and leave blocks of the device free."""
-    turn(engine, session=None)
-    engine.add_request([9] * 95, SamplingParams(max_tokens=1), writes_cache=False)
-    driven(engine)
-
-
 def test_an_engine_for_asyncio_takes_the_same_and_makes_the_step_of_a_prefetch():
     async def main():
-        async with AsyncEngine(tiny_model(64), block_size=4, **WITH_HOST) as engine:
-            await engine._call(lambda: send_to_the_host(engine.engine))
+        options = {"block_size": 4, "num_blocks": 24, "host_blocks": 64, "host_caching": True}
+        async with AsyncEngine(tiny_model(64), **options) as engine:
+            # What others compute sends the prompt to the host, and leaves blocks of the device free.
+            for prompt, writes in ((PROMPT, True), ([9] * 95, False)):
+                async for _ in engine.generate(prompt, SamplingParams(max_tokens=1), writes_cache=writes):
+                    pass
             outcome = await engine.hint(Hint(action="prefetch", tokens=PROMPT))
             found = [str(await engine.explain_prefix(PROMPT)) for _ in range(4)]
             assert (outcome.status, found[-1]) == ("accepted", "24 of 24 tokens are cached on the device.")

@@ -137,11 +137,7 @@ def instance_of(kind):
     return kind(*given.values(), **named)
 
 
-def same_elsewhere(error):
-    return pickle.loads(pickle.dumps(error))
-
-
-@pytest.mark.parametrize("taken", [same_elsewhere, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("taken", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
 @pytest.mark.parametrize("kind", PUBLIC_ERRORS, ids=lambda kind: kind.__name__)
 def test_every_public_error_has_the_same_text_and_attributes_as_a_copy_and_out_of_a_pickle(kind, taken):
     error = instance_of(kind)

@@ -13,6 +13,8 @@ from paged.study.simulator.search import REACH, Counts, Rates, search
 from paged.study.simulator.trial import Round, Trial, tried
 from paged.study.traces import Trace
 
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
+
 SLOW = StepTime(weights_ms=20, context_us=1, token_us=200)
 REPLACE = msgspec.structs.replace
 
@@ -147,32 +149,6 @@ def test_the_fewest_devices_are_those_that_dealing_by_hand_finds():
     assert plan.answer > 1
     assert dealt_p99(plan.answer) <= ttft_s < dealt_p99(plan.answer - 1)
     assert (plan.missed, plan.best.simulations) == (plan.answer - 1, plan.answer)
-
-
-@pytest.mark.parametrize("policy", ["paged", "vllm", "tgi", "static"])
-def test_no_memory_below_what_the_longest_request_takes_is_a_solution(policy, trace_file):
-    scenario = scenario_of(str(trace_file("0,8,30", "5,30,9", "10,20,3")), policy=policy)
-    plan = plan_of("memory", scenario, Targets(ttft_s=1e6))
-    # 39 tokens in blocks of 4.
-    assert (plan.answer, plan.missed) == (10, None)
-    short = tried(Trial(scenario=REPLACE(scenario, blocks=9)))
-    assert (short.num_rejected, short.num_cut_off > 0) == (0, True)
-    assert tried(Trial(scenario=REPLACE(scenario, blocks=7))).num_rejected == 1
-
-
-def test_a_request_that_the_pool_can_never_hold_is_no_matter_of_rate_or_of_more_such_pools(trace_file):
-    path = trace_file("0,8,3", "1,999,9", "2,8,3", "3,220,40")
-    for find in ("rate", "devices"):
-        (plan,) = plans(find, [scenario_of(str(path))], Targets(ttft_s=100))
-        assert plan.answer is None
-        (probe,) = plan.probes
-        assert [(miss.promise, miss.found) for miss in probe.misses] == [("rejected", 1), ("cut_off", 20)]
-
-
-def test_what_is_longer_than_the_context_is_counted_and_no_miss(trace_file):
-    scenario = scenario_of(str(trace_file("0,8,3", "1,999,9", "2,8,3")))
-    plan = plan_of("memory", REPLACE(scenario, load=REPLACE(scenario.load, context=100)), Targets(ttft_s=1))
-    assert (plan.answer, plan.requests, plan.left_out) == (3, 3, 1)
 
 
 def test_targets_that_nothing_meets_are_answered_with_the_best_at_its_end_and_by_how_much_it_misses():
@@ -312,14 +288,6 @@ def test_where_more_does_not_help_less_is_tried_down_to_the_fewest_that_meet(low
     assert tried[10_000] is False
 
 
-def test_rates_are_given_up_a_thousand_times_away_from_where_the_search_began_or_when_no_figure_is_finer():
-    assert found(Rates(1.0, 0.02), lambda rate: True)[:2] == (1024.0, None)
-    assert found(Rates(1.0, 0.02), lambda rate: False)[:2] == (None, 1 / 1024)
-    answer, missed, tried = found(Rates(1.0, 1e-9), lambda rate: rate <= math.pi / 2)
-    assert (answer, missed) == (1.57079, 1.5708)
-    assert len(tried) < 30
-
-
 ON_TIME = Targets(ttft_s=1.0, gap_s=0.05)
 
 
@@ -379,3 +347,15 @@ def test_where_nothing_meets_the_budget_that_would_is_said():
     (binding,) = what_binds([tight])
     assert tight.answer is None
     assert (binding.binds.knob, binding.binds.gain) == ("arithmetic", math.inf)
+
+
+NAMED = ("paged", "vllm", "tgi", "static")
+
+
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("plans.txt"))
+def test_a_plan_is_what_it_is_by_hand(trace_file, call, by_hand):
+    def of_rows(*rows, context=None, **options):
+        load = Load(trace=str(trace_file(*rows)), context=context)
+        return REPLACE(scenario_of(**options), load=load)
+
+    assert_by_hand(call, by_hand, globals() | locals())

@@ -73,15 +73,6 @@ def test_no_choice_is_expected_later_than_at_the_median_replica_by_more_than_the
     assert best <= alone[(len(names) - 1) // 2] * 1.5 + 0.2 + 1e-9
 
 
-@pytest.mark.parametrize(("others", "moves"), [(0.0, True), (3.0, False)])
-def test_one_replica_that_waits_little_does_not_take_requests_from_where_their_prompts_are(others, moves):
-    router = router_of(*"01234", bound_s=0.1, bound_times=1.0, spared=10.0)
-    router.index.store("0", prompt().keys)
-    for name, wait in zip("01234", (2.0, 0.0, others, others, others), strict=True):
-        router.report(name, ReplicaLoad(token_s=0.001, begin_s=wait), 0.0)
-    assert (router.choose(prompt(), 0.0).replicas[0] != "0") == moves
-
-
 def test_what_was_sent_since_a_report_counts_until_a_report_counts_it():
     router = router_of("a", "b")
     made = router.routed(prompt("1"), "a", 0.0)

@@ -177,12 +177,6 @@ def test_logits_that_no_token_can_be_chosen_from_are_refused(row, message, tempe
 LEAST_P = 1e-6
 
 
-def upper_tail(chi_square: float, freedom: int) -> float:
-    """Probability that a chi-square of so many degrees of freedom is at least that large."""
-    half = torch.tensor([freedom / 2, chi_square / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(*half))
-
-
 MANY = 20_000
 LOGITS = [0.2, 2.0, -1.0, 1.1, 2.0, -0.3, 0.7, 1.5, -2.0, 0.0, 1.3, -math.inf]
 
@@ -211,7 +205,9 @@ def likelihood(counts, probabilities) -> float:
     if counts[~can_come].any():
         return 0.0
     chi_square = ((counts - expected)[can_come] ** 2 / expected[can_come]).sum()
-    return upper_tail(float(chi_square), int(can_come.sum()) - 1)
+    # The probability that a chi-square of so many degrees of freedom is at least that large.
+    freedom = can_come.sum() - 1
+    return float(torch.special.gammaincc(*torch.tensor([freedom / 2, chi_square / 2], dtype=torch.float64)))
 
 
 WARPERS = {
