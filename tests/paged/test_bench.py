@@ -18,12 +18,14 @@ from paged.model.native.large_pages import aligned
 from paged.model.native.packed import is_compiled, model_library
 from paged.model.random_weights import random_model
 from paged.model.shape import shape_of
-from paged.study.bench import WORKLOADS, Measured, attention, step as bench_step, workload
-from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
+from paged.study.bench import WORKLOADS, Measured, attention, step as bench_step, workload  # noqa: F401
+from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends  # noqa: F401
 from paged.study.bench.engine import EngineTimes, Serving, blocks_wanted, engine_run
 from paged.study.bench.step import StepParts
 from paged.study.hardware import ModelShape
 from paged.study.traces import Trace
+
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 SHAPE = ModelShape(
     name="tiny", hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, intermediate=48, vocab=64, max_length=128,
@@ -70,20 +72,6 @@ def test_a_shared_prefix_is_computed_once_and_so_is_each_prompts_own_part(bench)
     assert (found.prompt_tokens, run.computed_prompt_tokens) == (16 * (64 + 4), 4 * 64 + 16 * 4)
 
 
-def test_the_three_workloads_are_as_they_are_described():
-    offline, shared, single = (workload(name) for name in WORKLOADS)
-    assert len(offline) == len(shared) == 64
-    assert offline.prompt_tokens.min() >= 8 and offline.prompt_tokens.max() <= 512
-    assert offline.output_tokens.min() >= 8 and offline.output_tokens.max() <= 256
-    assert 120 < offline.prompt_tokens.mean() < 200
-    assert 72 < offline.output_tokens.mean() < 120
-    assert set(shared.prompt_tokens) == {544} and set(shared.output_tokens) == {64}
-    prefixes = [shared.prompt(number)[:512].tolist() for number in range(64)]
-    assert prefixes[:4] * 16 == prefixes
-    assert len({tuple(shared.prompt(number)[512:].tolist()) for number in range(64)}) == 64
-    assert (single.prompt_tokens.tolist(), single.output_tokens.tolist()) == ([128], [128])
-
-
 def test_what_preemptions_cost_is_counted_beside_the_prompts(model):
     trace = Trace.from_lengths(np.zeros(8), np.full(8, 16), np.full(8, 50))
     run = engine_run(Serving(num_blocks=12).engine(model), trace)
@@ -113,8 +101,6 @@ def test_a_traces_lengths_are_divided_and_clipped_to_the_model_and_that_is_said(
 
 
 def test_the_pool_is_a_share_of_what_requests_that_run_at_once_want(bench):
-    trace = Trace.from_lengths(np.zeros(3), [10, 20, 30], [6, 12, 2])
-    assert [blocks_wanted(trace, 16, most) for most in (1, 2, 3, 9)] == [2, 4, 5, 5]
     wanted = blocks_wanted(workload("offline", limit=8, scale=4), 8, 128)
     found = bench("--limit", 8, "--scale", 4, "--block-size", 8, "--memory-share", 0.5, "--runs", 1)
     assert found.serving.num_blocks == round(wanted / 2)
@@ -186,31 +172,19 @@ def test_backends_shapes_and_block_sizes_are_crossed_and_shown_step_by_step(prin
     assert lines[25] == "steps: float32, 2 sequences of 4 tokens, 4 of them new in prompts"
 
 
-def test_steps_are_the_last_tokens_of_sequences_whose_blocks_lie_anywhere():
-    bench = AttentionBench([], HEADS, 4, LOAD, torch.float32)
-    lengths = {name: np.diff(step.query_start_loc).tolist() for name, step in bench.steps.items()}
-    assert lengths == {"decode": [1, 1, 1], "prefill": [3, 3, 3], "mixed": [1, 1, 3]}
-    mixed = bench.steps["mixed"]
-    assert (mixed.positions.tolist(), mixed.seq_lens.tolist()) == ([9, 9, 7, 8, 9], [10, 10, 10])
-    assert sorted(mixed.block_tables.ravel().tolist()) == list(range(9))
-    assert mixed.slot_mapping.tolist() == [
-        int(mixed.slots_of(i, 10)[p]) for i, p in zip((0, 1, 2, 2, 2), mixed.positions)
-    ]
-    assert not bench.pool.keys(0)[bench.pool.scratch_block].any()
+BENCH = AttentionBench([], HEADS, 4, LOAD, torch.float32)
+OFFLINE, SHARED, SINGLE = map(workload, WORKLOADS)
 
 
-def test_unasked_all_that_can_do_a_shape_are_chosen_but_the_reference_in_the_mode_that_is_wanted():
-    for invariant in (True, False):
-        chosen = chosen_backends(None, HEADS, 4, torch.float32, invariant=invariant)
-        assert {"torch_gather"} <= {backend.name for backend in chosen} <= {"native", "torch_gather"}
-        assert all(backend.is_invariant for backend in chosen) or not invariant
-    (only,) = chosen_backends(None, HeadShape(2, 1, 512), 4, torch.float32, invariant=True)
-    assert only.name == "torch_gather"
+def mixed_slots():
+    """Where the tokens of the mixed step are, by the blocks of their sequences."""
+    step = BENCH.steps["mixed"]
+    return [int(step.slots_of(row, 10)[place]) for row, place in zip((0, 1, 2, 2, 2), step.positions)]
 
 
-def test_a_figure_is_written_with_its_range_where_that_shows():
-    assert f"{Measured.of([2.0, 1.0, 4.0]):.1f}" == "2.0 (1.0 to 4.0)"
-    assert f"{Measured.of([2.01, 2.02]):.1f}" == "2.0"
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("benches.txt"))
+def test_what_is_timed_is_what_it_is_by_hand(call, by_hand):
+    assert_by_hand(call, by_hand, globals())
 
 
 STEP = ["--rows", 3, "--context", 8, "--steps", 4]

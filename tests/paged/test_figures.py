@@ -29,6 +29,7 @@ from paged.study.hardware.measured import measured_layers, step_of, timed_by
 from paged.study.hardware.measured_step import Launching
 from paged.study.hardware.step_work import Span
 from paged.study.report.comparisons import cumulative
+from paged.study.report.drawing import count_axis
 from paged.study.report.over_time import averaged, edges_of
 from paged.study.simulator import Device as RunsOn, Load, Scenario, StepTime
 

@@ -27,7 +27,6 @@ from paged.study.report import (
     write_validation_html,
 )
 from paged.study.report.comparisons import preemptions, under_load
-from paged.study.report.drawing import count_axis
 from paged.study.report.facts import facts, sentence
 from paged.study.report.naming import named
 from paged.study.report.over_time import edges_of, memory_parts, points, roofline
@@ -232,15 +231,6 @@ def test_no_step_lies_above_the_roof_that_its_time_comes_from_and_a_formula_has_
         memory = roof.device.bandwidth * roof.memory_efficiency
         assert (reached <= 1.000001 * np.minimum(compute, memory * intensity)).all()
     assert roofline(named([run(scenario_of())])) is None
-
-
-def test_an_axis_of_counts_has_each_whole_number_once(outcomes):
-    few = preemptions(named(outcomes[:1]))["layout"]["xaxis"]
-    assert few["tickformat"] == ",d"
-    assert few["range"][1] >= 6 or few["dtick"] == 1
-    none = count_axis("count", 1.35)
-    assert none["dtick"] == 1
-    assert "dtick" not in count_axis("count", 40)
 
 
 def test_the_setting_with_the_fullest_memory_is_shown_first(page, outcomes):

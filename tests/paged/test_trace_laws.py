@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+import paged.study.traces as all_of_traces
 from paged.errors import InvalidConfig, InvalidSpec
 from paged.study.traces import (
-    EXCERPTS,
     NOT_DECLARED,
     PRESETS,
     LogNormal,
@@ -22,7 +22,7 @@ from paged.study.traces import (
     synthetic,
 )
 
-from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
+from .files_of_others import assert_by_hand, by_hand_in, offered  # noqa: TID252
 
 COLUMNS = (
     "arrival_s", "output_tokens", "segment_starts", "segment_ids", "segment_lengths", "max_tokens", "priority",
@@ -166,28 +166,6 @@ def test_superposed_traces_keep_what_they_share_and_share_nothing_with_each_othe
     assert len(set(renamed.values())) == len(renamed)
 
 
-def test_superposing_a_trace_on_itself_doubles_its_rate_and_not_each_moment():
-    trace = synthetic("deterministic", rate=1, requests=1000, prompt=5, output=5)
-    at_once = superposed([trace, trace])
-    assert at_once.arrival_s[:4].tolist() == [0, 0, 1, 1]
-    turned = superposed([trace, trace], seed=3)
-    gaps = np.diff(turned.arrival_s)
-    assert gaps[::2] == pytest.approx(np.full(1000, gaps[0]))
-    assert 0.01 < gaps[0] < 0.99
-    assert turned.arrival_s[-1] < 1000
-    assert str(turned.applied[-1]) == "superposed(traces=2, seed=3): 2,000 of 1,000 requests"
-
-
-def test_an_output_is_said_the_same_again_and_unlike_the_prompt_and_others():
-    trace = Trace.from_lengths([0, 0], [8, 8], [8, 8])
-    first = trace.output(0)
-    assert np.array_equal(first, trace.output(0))
-    assert first.dtype == np.int32
-    assert first.min() >= 0
-    for other in (trace.output(1), trace.prompt(0)):
-        assert not (first == other).any()
-
-
 def test_a_resample_is_made_of_blocks_of_neighbours_with_the_gaps_between_them():
     arrivals = np.cumsum(np.arange(100.0))
     trace = Trace.from_lengths(arrivals, np.arange(1, 101), np.arange(201, 301))
@@ -228,13 +206,6 @@ def lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-@pytest.mark.parametrize("name", sorted(EXCERPTS))
-def test_every_excerpt_is_small_and_can_be_read(name):
-    path = EXCERPTS[name].path
-    assert path.stat().st_size < 100_000
-    assert len(read_trace(path)) >= 300
-
-
 def test_a_request_that_says_nothing_special_is_a_short_line(tmp_path):
     path = tmp_path / "trace.jsonl"
     save_trace(Trace.from_lengths([0.0, 1.5], [3, 4], [5, 6]), path)
@@ -258,6 +229,9 @@ OURS = [
     {"arrival_s": 2.0, "prompt_tokens": 9, "output_tokens": 1, "prefix_id": None, "prefix_tokens": None},
 ]
 ONE, FOUR = (Trace.from_lengths(*each) for each in (([0], [10], [100]), ([0] * 4, [90, 10, 80, 60], [20, 200, 80, 40])))
+TWINS = Trace.from_lengths([0, 0], [8, 8], [8, 8])
+EVEN = synthetic("deterministic", rate=1, requests=1000, prompt=5, output=5)
+TURNED = superposed([EVEN, EVEN], seed=3)
 FIVE = Trace.from_lengths([0, 1, 4, 9, 9], [10, 20, 30, 40, 50], [1, 2, 3, 4, 5])
 
 
@@ -291,7 +265,7 @@ def test_a_trace_is_what_it_is_by_hand(tmp_path, call, by_hand):
         (tmp_path / "trace").write_bytes(text.encode() if isinstance(text, str) else text)
         return read_trace(tmp_path / "trace", **options)
 
-    assert_by_hand(call, by_hand, globals() | {"read": read})
+    assert_by_hand(call, by_hand, offered(all_of_traces) | globals() | {"read": read})
 
 
 MANY = 200_000

@@ -52,25 +52,6 @@ def test_over_time_is_compared_where_it_was_recorded(tmp_path):
     assert error.kv_points_mean == pytest.approx(10)
 
 
-def test_a_result_of_bench_serve_is_a_run(tmp_path):
-    found = {
-        "model_id": "meta-llama/Llama-3.1-8B", "input_lens": [100, 200, 300], "output_lens": [3, 2, 0],
-        "ttfts": [0.1, 0.2, 0.0], "itls": [[0.02, 0.03], [0.04], []], "start_times": [5.0, 4.0, 4.5],
-    }  # fmt: skip
-    (tmp_path / "bench.json").write_text(json.dumps(found))
-    run = read_run(tmp_path / "bench.json")
-    # In order of arrival; who has no token is left out.
-    assert (run.arrival.tolist(), run.prompt_tokens.tolist()) == ([0, 1], [200, 100])
-    assert run.last == pytest.approx([0.24, 1.15])
-    assert validated(run, RunOptions(device="h100")).measured["tpot"].mean == pytest.approx((0.04 + 0.025) / 2)
-    del found["start_times"]
-    (tmp_path / "bench.json").write_text(json.dumps({**found, "max_concurrency": 2}))
-    assert read_run(tmp_path / "bench.json").clients == 2
-    (tmp_path / "bench.json").write_text(json.dumps(found))
-    with pytest.raises(BadRun, match="neither start_times nor max_concurrency"):
-        read_run(tmp_path / "bench.json")
-
-
 @pytest.mark.parametrize("name", engine_names())
 def test_engines_are_described_with_their_sources(name):
     found = engine_named(name)
@@ -130,6 +111,10 @@ RESOLVED = {
     **meta_of(),
     "resolved_config": {"parallel_config": {"data_parallel_size": 2}, "scheduler_config": {"async_scheduling": False}},
 }
+SERVED = {
+    "model_id": "meta-llama/Llama-3.1-8B", "input_lens": [100, 200, 300], "output_lens": [3, 2, 0],
+    "ttfts": [0.1, 0.2, 0.0], "itls": [[0.02, 0.03], [0.04], []], "start_times": [5.0, 4.0, 4.5],
+}  # fmt: skip
 SLOW = RunOptions(link_gbps=4, link_us=50)
 UNSTATED = {"precision": "", "backend": "trtllm", "version": "1.0"}
 
@@ -149,6 +134,12 @@ def test_what_is_made_of_a_run_is_what_it_is_by_hand(tmp_path, call, by_hand):
         write_run(folder, **options)
         (folder / "meta.json").write_text(json.dumps(described_as))
         return read_run(folder)
+
+    def served(**changed):
+        """A result of vLLM's bench serve, read; what is None is not in it."""
+        fields = {name: value for name, value in {**SERVED, **changed}.items() if value is not None}
+        (tmp_path / "bench.json").write_text(json.dumps(fields))
+        return read_run(tmp_path / "bench.json")
 
     def setup(described_as, **asked):
         run = recorded(described_as)
