@@ -9,7 +9,7 @@ from paged.model.checkpoint import checkpoint_path
 from paged.testing.tiny_model import tiny_model
 
 PROMPT = "The with statement is used to"
-# In a request of its own each, all of them at once. Every wish in more worlds, but for a step ahead: tests/properties/test_wishes.py.
+# In a request of its own each, all of them at once. Wishes in more worlds, but for a step ahead: tests/properties/test_wishes.py.
 WISHES = [
     {},
     {"n": 3, "temperature": 0.9, "seed": 5},
@@ -36,9 +36,8 @@ def answers(llm, prompts, wishes):
     return [(answer.outputs, answer.prompt_logprobs) for answer in found]
 
 
-@pytest.mark.parametrize("options", [{"max_tokens_per_step": 16, "steps_ahead": 1}, {"host_blocks": 40}], ids=str)
-def test_under_pressure_every_request_gets_what_it_gets_alone(model, options):
-    llm = LLM(model, block_size=4, num_blocks=40, **options)
+def test_under_pressure_and_a_step_ahead_every_request_gets_what_it_gets_alone(model):
+    llm = LLM(model, block_size=4, num_blocks=40, max_tokens_per_step=16, steps_ahead=1)
     ample = LLM(model, block_size=4, num_blocks=400)
     alone = [answers(ample, [prompt], [wish])[0] for prompt, wish in zip(PROMPTS, WISHES, strict=True)]
     assert answers(llm, PROMPTS, WISHES) == alone

@@ -26,12 +26,14 @@ from paged.study.report import (
     write_trace_events,
     write_validation_html,
 )
-from paged.study.report.comparisons import preemptions, under_load
+from paged.study.report.comparisons import preemptions, under_load  # noqa: F401
 from paged.study.report.facts import facts, sentence
 from paged.study.report.naming import named
-from paged.study.report.over_time import edges_of, memory_parts, points, roofline
+from paged.study.report.over_time import edges_of, memory_parts, points, roofline  # noqa: F401
 from paged.study.report.table import lines
 from paged.study.simulator import Device, Load, Scenario, SimulationResult, StepTime, grouped, outcome_of, run
+
+from .files_of_others import assert_by_hand, by_hand_in  # noqa: TID252
 
 
 def scenario_of(policy="vllm", rate=20.0, seed=0, **more):
@@ -186,23 +188,17 @@ def test_parts_of_memory_add_up_to_the_pool_and_keep_the_mean_of_filled_slots(ou
         assert np.isclose(total / outcome.result.busy_s / (48 * 8), outcome.result.memory.of_pool)
 
 
-def test_a_setting_is_what_tells_the_runs_of_one_policy_apart_and_a_policy_has_one_colour(outcomes):
-    groups = grouped(named(outcomes), lambda one: one.setting)
-    assert list(groups) == ["15.1 requests/s", "30.1 requests/s"]
-    first, second = groups.values()
-    assert [one.label for one in first] == ["vllm", "paged", "static"]
-    assert [one.look for one in first] == [one.look for one in second]
-    assert len({one.look.colour for one in first}) == 3
-
-
-def test_a_budget_of_a_policys_own_makes_no_setting_and_a_run_that_is_there_twice_is_numbered(outcomes):
-    found = named([outcomes[0], with_result(outcomes[1], max_tokens_per_step=512), outcomes[0]])
-    assert {one.setting for one in found} == {""}
-    assert [one.label for one in found] == ["vllm", "paged", "vllm (2)"]
-
-
 def with_result(outcome, **changes):
     return msgspec.structs.replace(outcome, result=msgspec.structs.replace(outcome.result, **changes))
+
+
+def settings_of(outcomes):
+    return list(grouped(named(outcomes), lambda one: one.setting).values())
+
+
+@pytest.mark.parametrize(("call", "by_hand"), by_hand_in("reports.txt"))
+def test_what_a_report_shows_is_what_it_is_by_hand(outcomes, call, by_hand):
+    assert_by_hand(call, by_hand, globals() | {"outcomes": outcomes})
 
 
 def test_latency_under_load_is_a_line_a_policy_whose_seeds_are_averaged():
@@ -215,14 +211,7 @@ def test_latency_under_load_is_a_line_a_policy_whose_seeds_are_averaged():
     assert gap["yaxis"] == "y2"
 
 
-def test_bars_have_the_counts_of_the_results(outcomes):
-    bars = [trace for trace in preemptions(named(outcomes[:3]))["data"] if trace["type"] == "bar"]
-    recomputed = {trace["y"][0]: trace["x"][0] for trace in bars if trace["name"] == "recompute"}
-    assert recomputed == {o.result.policy: o.result.preemptions.recompute for o in outcomes[:3]}
-    assert sum(recomputed.values()) > 0
-
-
-def test_no_step_lies_above_the_roof_that_its_time_comes_from_and_a_formula_has_none(outcomes):
+def test_no_step_lies_above_the_roof_that_its_time_comes_from(outcomes):
     roof = outcomes[0].scenario.device.roofline()
     for outcome in outcomes:
         intensity, reached = points(outcome, roof)
@@ -230,7 +219,6 @@ def test_no_step_lies_above_the_roof_that_its_time_comes_from_and_a_formula_has_
         compute = roof.device.peak("bf16") * roof.compute_efficiency
         memory = roof.device.bandwidth * roof.memory_efficiency
         assert (reached <= 1.000001 * np.minimum(compute, memory * intensity)).all()
-    assert roofline(named([run(scenario_of())])) is None
 
 
 def test_the_setting_with_the_fullest_memory_is_shown_first(page, outcomes):

@@ -61,31 +61,27 @@ def test_a_scheduler_that_does_nothing_is_reported_and_not_waited_for(trace_of, 
         list(Simulation(trace_of("0,5,3,,"), scheduler).steps())
 
 
-def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
+def latencies_of(*steps):
+    """Of two requests that arrive at 0 s and 1 s, and have tokens in these steps: (requests, when)."""
     latencies = Latencies(2)
     latencies.arrived(0, 0.0)
     latencies.arrived(1, 1.0)
-    latencies.tokens(np.array([0, 1]), 2.0)
-    latencies.tokens(np.array([0]), 3.0)
-    latencies.tokens(np.array([0, 1]), 7.0)
+    for requests, now in steps:
+        latencies.tokens(np.array(requests), now)
+    return latencies
+
+
+def test_latencies_count_gaps_between_tokens_and_keep_the_longest():
+    latencies = latencies_of(([0, 1], 2.0), ([0], 3.0), ([0, 1], 7.0))
     latencies.finished(np.array([0]), 7.0)
-    assert latencies.percentiles() == {
-        "ttft_s": Percentiles(1, 2, 2, 2),
-        "itl_s": Percentiles(4, 5, 5, 5),
-        "longest_gap_s": Percentiles(4, 5, 5, 5),
-        "e2e_s": Percentiles(7, 7, 7, 7),
-    }
+    found = {"ttft_s": (1, 2, 2, 2), "itl_s": (4, 5, 5, 5), "longest_gap_s": (4, 5, 5, 5), "e2e_s": (7, 7, 7, 7)}
+    assert latencies.percentiles() == {name: Percentiles(*values) for name, values in found.items()}
 
 
 def test_tokens_at_once_are_the_tokens_one_by_one():
-    at_once, one_by_one = Latencies(2), Latencies(2)
-    both, times = np.array([0, 1]), np.array([2.0, 3.0, 7.0, 8.0])
-    for latencies in (at_once, one_by_one):
-        latencies.arrived(0, 0.0)
-        latencies.arrived(1, 1.0)
-    at_once.steady_tokens(both, times)
-    for now in times:
-        one_by_one.tokens(both, now)
+    at_once, times = latencies_of(), [2.0, 3.0, 7.0, 8.0]
+    at_once.steady_tokens(np.array([0, 1]), np.array(times))
+    one_by_one = latencies_of(*(([0, 1], now) for now in times))
     assert at_once.longest_gap.tolist() == one_by_one.longest_gap.tolist() == [4, 4]
     assert at_once.percentiles() == one_by_one.percentiles()
 
