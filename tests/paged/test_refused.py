@@ -17,6 +17,8 @@ import paged
 from paged import LLM, BlockManager, PagedError, Request, SamplingParams, Scheduler, StructuredOutputsParams
 from paged.base.arguments import token_array
 from paged.base.whole_file import whole_file
+from paged.engine.replica_index import prompt_keys
+from paged.engine.routing import Router, RoutingRules
 from paged.model.layer_plan import Layers, Part, plan_layers
 from paged.model.model_shape import Mixers
 from paged.sampling import sample, seed_of
@@ -27,7 +29,7 @@ from paged.study.hardware import Roofline, StepWork, device_named, model_named
 from paged.study.hardware.device import Link, link_of
 from paged.study.hardware.kernels import KernelTables, fit_folder, kernels_named
 from paged.study.hardware.kernels.layer_measurements import read_layers
-from paged.study.hardware.measured import layers_in
+from paged.study.hardware.measured import layers_in, measured_layers
 from paged.study.profiling import designed
 from paged.study.report import writable
 from paged.study.simulator import Device, Load, Scenario, SessionRun, Targets, Tiers, plans, read_run
@@ -185,6 +187,7 @@ PROGRAM = {
 SERVED = {"input_lens": [3], "output_lens": [2], "ttfts": [0.1], "itls": [[0.1]], "start_times": [0.0]}
 HERE = Path()
 PRICES = msgspec.to_builtins(PROFILE)
+MINE = {"name": "mine", "layers": 30, "heads": 9, "kv_heads": 3, "head_dim": 64, "vocab": 49152}
 
 
 def spoilt(name, number, column, value):
@@ -241,6 +244,12 @@ def shipped_kernels():
     """The text of the file of kernels that ships."""
     kernels_named("h200").save("mine.json")
     return Path("mine.json").read_text()
+
+
+def layers_of(device):
+    """A file of the layers of llama-3.1-8b that are measured on a device."""
+    measured_layers(roofline("llama-3.1-8b", device)).save("own.json")
+    return "own.json"
 
 
 def kernel_file(spoil):

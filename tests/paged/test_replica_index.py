@@ -39,12 +39,6 @@ def test_keys_are_the_last_64_bits_of_the_hashes_of_memory(salt):
     ]
 
 
-@pytest.mark.parametrize("size", [0, -4, 2.5])
-def test_a_block_has_at_least_one_token(size):
-    with pytest.raises(InvalidConfig, match="^block_size has to be "):
-        prompt_keys(range(9), size)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_depths_are_those_of_a_look_up_in_each_memory(seed):
     random = np.random.default_rng(seed)
