@@ -1,4 +1,4 @@
-"""Pages of results are made from the runs that are committed beside them, and a measurement names its processor as all others do."""
+"""Pages of results are made from the runs beside them, and a measurement names its processor as all others do."""
 
 import json
 

@@ -29,7 +29,7 @@ def test_decisions_are_numbered_have_the_same_sections_and_are_in_the_index(repo
 
 
 def walk_of(call, last):
-    """What the two rooms have on the stack at the first call of `last` within `call`, outermost first: (qualified name, file)."""
+    """The stack at the first call of `last` within `call`, of the two rooms, outermost first: (qualified name, file)."""
     found = []
 
     def watch(frame, event, _):

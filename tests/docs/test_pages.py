@@ -1,4 +1,4 @@
-"""Pages: their links lead somewhere, their Python runs, their options exist, and the names, limits and tables on them are those of the code."""
+"""Pages: links lead somewhere, their Python runs, and options, names, limits and tables are those of the code."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The examples that run the model which ships: what they print, and agents that pause on a server whose pool is too small for them."""
+"""The examples that run the model which ships: what they print, and agents on a server whose pool is too small."""
 
 import asyncio
 

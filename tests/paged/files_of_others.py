@@ -48,7 +48,7 @@ def by_hand_in(name):
 
 
 def assert_by_hand(call, by_hand, names):
-    """Fail unless this call gives, to the rounding, what is said of it by hand; both take these names and those of this file."""
+    """Fail unless this call gives, to the rounding, what is said of it by hand. Names of this file are there, too."""
     found, expected = (eval(text, globals() | names) for text in (call, by_hand))
     assert found == expected or found == approx(expected, rel=1e-9), f"{found}, not {expected}"
 

@@ -1,4 +1,4 @@
-"""What all of paged stands on: blocks that Ctrl-C waits for, arrays that grow, and files that are written whole or not at all."""
+"""What paged stands on: blocks that Ctrl-C waits for, arrays that grow, and files that are written whole."""
 
 import signal as signals
 from signal import SIGINT, default_int_handler, getsignal, raise_signal, signal

@@ -19,7 +19,7 @@ from paged.model.native.packed import is_compiled, model_library
 from paged.model.random_weights import random_model
 from paged.model.shape import shape_of
 from paged.study.bench import WORKLOADS, Measured, attention, step as bench_step, workload  # noqa: F401
-from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends  # noqa: F401
+from paged.study.bench.attention import AttentionBench, AttentionTimes, HeadShape, Load, chosen_backends
 from paged.study.bench.engine import EngineTimes, Serving, blocks_wanted, engine_run
 from paged.study.bench.step import StepParts
 from paged.study.hardware import ModelShape
@@ -174,6 +174,10 @@ def test_backends_shapes_and_block_sizes_are_crossed_and_shown_step_by_step(prin
 
 BENCH = AttentionBench([], HEADS, 4, LOAD, torch.float32)
 OFFLINE, SHARED, SINGLE = map(workload, WORKLOADS)
+
+
+def chosen(heads, is_invariant):
+    return chosen_backends(None, heads, 4, torch.float32, invariant=is_invariant)
 
 
 def mixed_slots():

@@ -19,7 +19,7 @@ NAN = float("nan")
 
 
 def flat(config):
-    """The settings of a configuration, without their groups. What their defaults are, docs/configuration.md has, which is made of them."""
+    """The settings of a configuration, without their groups. docs/configuration.md, which is made of them, has their defaults."""
     return {name: getattr(getattr(config, its.group), name) for name, its in SETTINGS.items()}
 
 

@@ -9,7 +9,7 @@ from paged.model.checkpoint import checkpoint_path
 from paged.testing.tiny_model import tiny_model
 
 PROMPT = "The with statement is used to"
-# In a request of its own each, all of them at once. Wishes in more worlds, but for a step ahead: tests/properties/test_wishes.py.
+# In a request of its own each, all at once. In more worlds, but for a step ahead: tests/properties/test_wishes.py.
 WISHES = [
     {},
     {"n": 3, "temperature": 0.9, "seed": 5},

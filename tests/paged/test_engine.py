@@ -1,4 +1,4 @@
-"""The engine and LLM: what ends a request, seeds, times, and memory; numpy's small numbers do not overflow, and any sequence of integers is a prompt."""
+"""The engine and LLM: what ends a request, seeds, times, memory, and numpy's numbers in place of Python's."""
 
 import sys
 from itertools import count

@@ -1,4 +1,4 @@
-"""What importing costs, what it offers, and what stays out; and that a public error is the same in another process, and as a copy."""
+"""What importing costs, offers and leaves out; and that an error is the same in another process, and as a copy."""
 
 import ast
 import copy

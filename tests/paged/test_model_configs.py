@@ -1,4 +1,4 @@
-"""Models and devices as data, or a Hugging Face config.json: right figures, what is not modelled by name, or a typed refusal; and what fits where."""
+"""Models and devices as data, or a config.json: right figures, what is not modelled by name, and what fits where."""
 
 import json
 import sys

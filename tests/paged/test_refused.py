@@ -1,4 +1,4 @@
-"""Calls, requests, engines and files that cannot be: each is refused with the value or the place, the limit and what would do, and leaves nothing behind."""
+"""Calls, requests and files that cannot be: each is refused with what is wrong and what would do, and changes nothing."""
 # ruff: noqa: F401  # the calls of the file take them from here
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The HTML report: complete, self-contained, and its plots say what the outcomes say. Outcomes as rows, and Chrome traces."""
+"""The HTML report: complete, self-contained, with plots of what outcomes say. Outcomes as rows, and Chrome traces."""
 
 import csv
 import json

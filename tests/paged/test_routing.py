@@ -1,4 +1,4 @@
-"""A request goes where its first token is expected early and little is computed; what replicas report, and that routers do not follow one another."""
+"""A request goes where its first token is expected early and little is computed; and what replicas report."""
 
 from random import Random
 

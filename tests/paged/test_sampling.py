@@ -1,4 +1,4 @@
-"""What sampling accepts and refuses, that a row's draw is its own affair, and that tokens come up as often as they should."""
+"""What sampling refuses, that a row's draw is its own affair, and that tokens come up as often as they should."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the kit found is a small file, and running it again finds the same; the pytest plugin, in a folder with tests of somebody else."""
+"""What the kit found is a small file, and running it again finds the same; and the pytest plugin, in another folder."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Replays, on one engine and on replicas: every request of a trace ends, times follow the formula, and hits and outputs are what the trace says."""
+"""Replays, on one engine and on replicas: all requests end, and times, hits and outputs are what they have to be."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Traces, read and made up: what each format's columns become, what holds for each transformation, and that statistics are those that were asked for."""
+"""Traces, read and made up: what columns become, laws of transformations, and statistics that were asked for."""
 
 import json
 import math
