@@ -85,6 +85,11 @@ def test_a_saved_trace_comes_back_exactly(path, trace):
         assert np.array_equal(back.prompt(request), trace.prompt(request))
 
 
+def test_a_request_that_says_nothing_special_is_a_short_line(path):
+    save_trace(Trace.from_lengths([0.0, 1.5], [3, 4], [5, 6]), path)
+    assert json.loads(path.read_text().splitlines()[1]) == {"arrival_s": 1.5, "prompt_tokens": 4, "output_tokens": 6}
+
+
 @given(traces(), st.floats(0.05, 1), st.integers(0, 5), st.data())
 def test_a_subset_keeps_its_requests_whole_and_in_order(trace, share, seed, data):
     count = data.draw(st.integers(1, len(trace)))
@@ -206,12 +211,6 @@ def lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_a_request_that_says_nothing_special_is_a_short_line(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    save_trace(Trace.from_lengths([0.0, 1.5], [3, 4], [5, 6]), path)
-    assert json.loads(path.read_text().splitlines()[1]) == {"arrival_s": 1.5, "prompt_tokens": 4, "output_tokens": 6}
-
-
 def test_a_tenant_that_would_not_come_back_is_refused_before_anything_is_written(tmp_path):
     trace = replace(Trace.from_lengths([0], [3], [5]), tenant=np.array([" "]))
     path = tmp_path / "trace.jsonl"
@@ -229,6 +228,7 @@ OURS = [
     {"arrival_s": 2.0, "prompt_tokens": 9, "output_tokens": 1, "prefix_id": None, "prefix_tokens": None},
 ]
 ONE, FOUR = (Trace.from_lengths(*each) for each in (([0], [10], [100]), ([0] * 4, [90, 10, 80, 60], [20, 200, 80, 40])))
+QUANTILES = ((0.5, 60), (0.9, 220), (0.99, 900), (0.1, 20))
 TWINS = Trace.from_lengths([0, 0], [8, 8], [8, 8])
 EVEN = synthetic("deterministic", rate=1, requests=1000, prompt=5, output=5)
 TURNED = superposed([EVEN, EVEN], seed=3)
@@ -252,6 +252,11 @@ def columns_of(trace, names):
 
 def lengths_of(trace):
     return trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist()
+
+
+def quantile(share, tokens):
+    """Lengths of mean 100 of which this share is at most so many tokens."""
+    return LogNormal.of_quantile(100, share=share, tokens=tokens).draw(MANY, np.random.default_rng(1))
 
 
 def same(trace, first, its, second, others):
@@ -300,13 +305,6 @@ def test_the_lengths_of_a_preset_have_its_means_and_spreads(preset, prompt_mean,
         assert np.median(tokens) == pytest.approx(math.exp(distribution.mu), abs=0.5 + 0.01 * np.median(tokens))
         assert np.log(tokens).std() == pytest.approx(distribution.sigma, rel=0.05)
         assert distribution.mean == pytest.approx(tokens.mean(), rel=0.01)
-
-
-@pytest.mark.parametrize(("share", "tokens"), [(0.5, 60), (0.9, 220), (0.99, 900), (0.1, 20)])
-def test_a_log_normal_by_mean_and_quantile_has_both(share, tokens):
-    lengths = LogNormal.of_quantile(100, share=share, tokens=tokens).draw(MANY, np.random.default_rng(1))
-    assert lengths.mean() == pytest.approx(100, rel=0.02)
-    assert (lengths <= tokens).mean() == pytest.approx(share, abs=0.01)
 
 
 def test_prompts_and_outputs_of_a_preset_do_not_depend_on_each_other_and_those_of_a_trace_come_in_pairs():

@@ -52,14 +52,6 @@ def test_over_time_is_compared_where_it_was_recorded(tmp_path):
     assert error.kv_points_mean == pytest.approx(10)
 
 
-@pytest.mark.parametrize("name", engine_names())
-def test_engines_are_described_with_their_sources(name):
-    found = engine_named(name)
-    assert found.name == name
-    assert found.source
-    assert found.own_policy().watermark == found.watermark
-
-
 @pytest.fixture
 def run_folder(tmp_path):
     write_run(tmp_path / "run", slower=1.25)
