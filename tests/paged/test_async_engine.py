@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import wraps
 
 import pytest
 
@@ -86,86 +87,82 @@ def test_many_tasks_leave_nothing_and_get_what_they_get_alone(model):
     assert num_whole > 36 and "ValueError: no more" in " ".join(expected)
 
 
-def test_what_is_wrong_is_raised_where_it_was_asked_and_disturbs_nobody(model):
-    async def main():
-        async with AsyncEngine(model, num_blocks=8, block_size=4) as engine:
-            going = asyncio.create_task(ask(engine, 3))
-            await asyncio.sleep(0)
-            for error, words, prompt, id in (
-                (NeverFits, None, list(range(100)), None),
-                (InvalidRequest, None, [{}], None),
-                (DuplicateRequest, None, "a", "3"),
-                (InvalidRequest, "id has to be a non-empty string", "a", ["3"]),
-            ):
-                with pytest.raises(error, match=words):
-                    await anext(engine.generate(prompt, request_id=id))
-            with pytest.raises(InvalidRequest, match="no task waits"):
-                await engine.abort("nobody")
-            return await going
+def asynchronous(test):
+    """Run a test that is a coroutine to its end."""
 
-    assert asyncio.run(main()) == asyncio.run(alone(model, [3]))[0]
+    @wraps(test)
+    def run(*arguments, **fixtures):
+        return asyncio.run(test(*arguments, **fixtures))
+
+    return run
 
 
-def test_an_abort_by_id_gives_the_task_its_last_output(model):
-    async def main():
-        async with AsyncEngine(model) as engine:
-            outputs = []
-            async for output in engine.generate("def", SamplingParams(max_tokens=500, ignore_eos=True), request_id="a"):
-                outputs.append(output)
-                if len(outputs) == 3:
-                    await engine.abort("a")
-            return outputs
-
-    last = asyncio.run(main())[-1]
-    assert (last.finish_reason, last.finished) == ("abort", True)
-
-
-def test_a_step_that_raises_is_told_to_all_who_wait_and_the_next_request_is_answered(model):
-    async def main():
-        async with AsyncEngine(model) as engine:
-            worker = engine.engine.worker
-            worker.logits = lambda step: 1 / 0
-            found = await asyncio.gather(*(ask(engine, number) for number in (1, 2, 3)), return_exceptions=True)
-            assert [type(each) for each in found] == [ZeroDivisionError] * 3
-            del worker.logits
-            return await ask(engine, 1)
-
-    assert asyncio.run(main()).partition(":")[0] in ("stop", "length")
+@asynchronous
+async def test_what_is_wrong_is_raised_where_it_was_asked_and_disturbs_nobody(model):
+    async with AsyncEngine(model, num_blocks=8, block_size=4) as engine:
+        going = asyncio.create_task(ask(engine, 3))
+        await asyncio.sleep(0)
+        for error, words, prompt, id in (
+            (NeverFits, None, list(range(100)), None),
+            (InvalidRequest, None, [{}], None),
+            (DuplicateRequest, None, "a", "3"),
+            (InvalidRequest, "id has to be a non-empty string", "a", ["3"]),
+        ):
+            with pytest.raises(error, match=words):
+                await anext(engine.generate(prompt, request_id=id))
+        with pytest.raises(InvalidRequest, match="no task waits"):
+            await engine.abort("nobody")
+        assert [await going] == await alone(model, [3])
 
 
-def test_a_task_without_an_id_gets_one_that_no_other_has():
-    async def main():
-        async with AsyncEngine(tiny_model(), num_blocks=8) as engine:
-            both = [engine.generate([1, 2, 3], request_id=id) for id in ("async-0", None)]
-            return [(await anext(each)).id for each in both]
-
-    assert asyncio.run(main()) == ["async-0", "async-1"]
-
-
-def test_a_step_that_raises_is_told_though_its_requests_cannot_be_ended():
-    async def main():
-        async with AsyncEngine(tiny_model(), num_blocks=8) as engine:
-            engine.engine.scheduler.update = lambda *_, **__: 1 / 0
-            engine.engine.scheduler.abort = lambda _: {}["torn"]
-            with pytest.raises(ZeroDivisionError):
-                await asyncio.wait_for(anext(engine.generate([1, 2, 3])), 60)
-            del engine.engine.scheduler.abort
-
-    asyncio.run(main())
+@asynchronous
+async def test_an_abort_by_id_gives_the_task_its_last_output(model):
+    async with AsyncEngine(model) as engine:
+        outputs = []
+        async for output in engine.generate("def", SamplingParams(max_tokens=500, ignore_eos=True), request_id="a"):
+            outputs.append(output)
+            if len(outputs) == 3:
+                await engine.abort("a")
+        assert (output.finish_reason, output.finished) == ("abort", True)
 
 
-def test_an_engine_whose_requests_cannot_be_ended_is_closed_all_the_same():
-    async def main():
-        engine = AsyncEngine(tiny_model(), num_blocks=8)
-        outputs = engine.generate([1, 2, 3], SamplingParams(max_tokens=20, ignore_eos=True))
-        await anext(outputs)
-        engine.engine.scheduler.abort = lambda _: 1 / 0
+@asynchronous
+async def test_a_step_that_raises_is_told_to_all_who_wait_and_the_next_request_is_answered(model):
+    async with AsyncEngine(model) as engine:
+        engine.engine.worker.logits = lambda step: 1 / 0
+        found = await asyncio.gather(*(ask(engine, number) for number in (1, 2, 3)), return_exceptions=True)
+        assert [type(each) for each in found] == [ZeroDivisionError] * 3
+        del engine.engine.worker.logits
+        assert (await ask(engine, 1)).partition(":")[0] in ("stop", "length")
+
+
+@asynchronous
+async def test_a_task_without_an_id_gets_one_that_no_other_has():
+    async with AsyncEngine(tiny_model(), num_blocks=8) as engine:
+        both = [engine.generate([1, 2, 3], request_id=id) for id in ("async-0", None)]
+        assert [(await anext(each)).id for each in both] == ["async-0", "async-1"]
+
+
+@asynchronous
+async def test_a_step_that_raises_is_told_though_its_requests_cannot_be_ended():
+    async with AsyncEngine(tiny_model(), num_blocks=8) as engine:
+        engine.engine.scheduler.update = lambda *_, **__: 1 / 0
+        engine.engine.scheduler.abort = lambda _: {}["torn"]
         with pytest.raises(ZeroDivisionError):
-            await engine.close()
-        with pytest.raises(EngineClosed):
-            engine.engine.step()
+            await asyncio.wait_for(anext(engine.generate([1, 2, 3])), 60)
+        del engine.engine.scheduler.abort
 
-    asyncio.run(main())
+
+@asynchronous
+async def test_an_engine_whose_requests_cannot_be_ended_is_closed_all_the_same():
+    engine = AsyncEngine(tiny_model(), num_blocks=8)
+    outputs = engine.generate([1, 2, 3], SamplingParams(max_tokens=20, ignore_eos=True))
+    await anext(outputs)
+    engine.engine.scheduler.abort = lambda _: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        await engine.close()
+    with pytest.raises(EngineClosed):
+        engine.engine.step()
 
 
 async def read_on(outputs):
@@ -173,20 +170,17 @@ async def read_on(outputs):
         pass
 
 
-def test_a_closed_engine_says_so(model):
-    async def main():
-        engine = AsyncEngine(model)
-        # Far longer than it waits for the first token.
-        long = engine.generate("def", SamplingParams(max_tokens=900, ignore_eos=True))
-        await anext(long)
-        waiting = asyncio.create_task(read_on(long))
-        await asyncio.sleep(0)
-        await engine.close()
-        await engine.close()
+@asynchronous
+async def test_a_closed_engine_says_so(model):
+    engine = AsyncEngine(model)
+    # Far longer than it waits for the first token.
+    long = engine.generate("def", SamplingParams(max_tokens=900, ignore_eos=True))
+    await anext(long)
+    waiting = asyncio.create_task(read_on(long))
+    await asyncio.sleep(0)
+    await engine.close()
+    await engine.close()
+    for task in (waiting, ask(engine, 2)):
         with pytest.raises(EngineClosed):
-            await waiting
-        with pytest.raises(EngineClosed):
-            await ask(engine, 2)
-        assert engine.engine.manager.device.num_used == 0
-
-    asyncio.run(main())
+            await task
+    assert engine.engine.manager.device.num_used == 0

@@ -46,16 +46,12 @@ def test_every_backend_that_works_gives_the_same_answer(found):
         )  # fmt: skip
 
 
-SHOWN = [
-    "paged", "extra engine", "processor", "native code uses", "cores", "memory", "a large copy", "C compiler",
-    "native code",
-]  # fmt: skip
-
-
 def test_the_command_prints_a_figure_a_line_and_a_verdict_and_no_table_wider_than_a_terminal(printed, terminal):
     head, *lines, verdict = printed("doctor").splitlines()
     assert head.split() == ["what", "found"]
-    assert [name for name in SHOWN if not any(line.startswith(f"{name}  ") for line in lines)] == []
+    names = {line.partition("  ")[0] for line in lines}
+    assert names >= {"paged", "extra engine", "processor", "native code uses", "cores", "memory", "a large copy"}
+    assert names >= {"C compiler", "native code"}
     assert any(line.startswith("native ") and "yes, the default" in line for line in lines)
     assert verdict == "Everything that should work here works."
     screen = terminal(80, modules=("doctor", "show"), highlight=False)
