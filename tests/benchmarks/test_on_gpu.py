@@ -13,16 +13,10 @@ def script(benchmark_script):
 @pytest.mark.parametrize(
     ("part", "held"),
     [
-        ("attention", 5),
-        ("bits", 0),
-        ("pressure", 2),
-        ("captures", 1),
-        ("copies", 1),
-        ("8 billion parameters", 0),
-        ("experts and windows", 0),
-        ("decode", 0),
+        ("attention", 5), ("bits", 0), ("pressure", 2), ("captures", 1), ("copies", 1), ("8 billion parameters", 0),
+        ("experts and windows", 0), ("decode", 0),
     ],
-)
+)  # fmt: skip
 def test_a_part_holds_on_a_stand_in(script, part, held):
     found = script.PARTS[part].run()
     values = [value for _, value in found]

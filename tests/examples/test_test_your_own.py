@@ -3,8 +3,6 @@
 import dataclasses
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -16,18 +14,14 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "test_your_own.py"
 TESTING = EXAMPLE.parents[1] / "docs" / "testing.md"
 
 
-def test_the_mended_manager_passes_and_the_bug_is_expected_and_reported_by_its_rule_and_a_short_program(tmp_path):
+def test_the_mended_manager_passes_and_the_bug_is_expected_and_reported_by_its_rule_and_a_short_program(
+    run_python, tmp_path
+):
     # As a user has it who installed `paged[testing]` and nothing else: in a folder of its own, without our settings.
     shutil.copy(EXAMPLE, tmp_path)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_your_own.py", "--xfail-tb"]
     # With a seed, because which rule the bug breaks first is drawn.
-    done = subprocess.run(
-        [*command, "--paged-examples", "40", "--hypothesis-seed=0"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    options = ["--xfail-tb", "--paged-examples", "40", "--hypothesis-seed=0"]
+    done = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_your_own.py", *options)
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 xfailed" in done.stdout
     lines = [line.removeprefix("E").strip() for line in done.stdout.splitlines() if line.startswith("E ")]
@@ -61,8 +55,7 @@ def test_the_page_begins_with_a_bug_and_what_is_said_of_it():
 
 
 def test_the_table_of_what_may_be_left_out_has_every_capability():
-    rows = re.findall(
-        r"^\| (`\w+`(?:, `\w+`)*) \|", TESTING.read_text(encoding="utf-8").split("## What may be left out")[1], re.M
-    )
+    table = TESTING.read_text(encoding="utf-8").split("## What may be left out")[1]
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", table, re.M)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(named) == sorted(field.name for field in dataclasses.fields(Capabilities))

@@ -89,15 +89,15 @@ def test_a_device_says_where_its_figures_come_from(name):
     assert all(device.ridge(dtype) == rate / device.bandwidth for dtype, rate in device.peak_flops.items())
 
 
-def test_an_unknown_name_comes_with_the_nearest_and_all_that_are_known():
-    for call, name, nearest, known in (
-        (model_named, "lama-3-8b", "llama-3-8b", model_names()),
-        (device_named, "b200", None, device_names()),
-    ):
-        with pytest.raises(PagedError) as raised:
-            call(name)
-        assert (raised.value.nearest, list(raised.value.known)) == (nearest, known)
-        assert all(each in str(raised.value) for each in known)
+@pytest.mark.parametrize(
+    ("call", "name", "nearest", "known"),
+    [(model_named, "lama-3-8b", "llama-3-8b", model_names()), (device_named, "b200", None, device_names())],
+)
+def test_an_unknown_name_comes_with_the_nearest_and_all_that_are_known(call, name, nearest, known):
+    with pytest.raises(PagedError) as raised:
+        call(name)
+    assert (raised.value.nearest, list(raised.value.known)) == (nearest, known)
+    assert all(each in str(raised.value) for each in known)
 
 
 def test_a_file_of_ones_own_is_a_model_or_a_device(tmp_path):

@@ -88,9 +88,6 @@ class Chances(transformers.PreTrainedModel, transformers.GenerationMixin):
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **_):
         return {"input_ids": input_ids}
 
-    def _supports_default_dynamic_cache(self):
-        return False
-
 
 def their_beams(model, ids, width, most_tokens, stops, **options):
     """transformers' answers, each up to its end, and their scores."""
