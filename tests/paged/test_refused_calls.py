@@ -1,7 +1,6 @@
-"""Calls, requests and files that cannot be: each is refused with what is wrong and what would do, and changes nothing."""
+"""Calls and files that cannot be: each is refused with what is wrong and what would do, and changes nothing."""
 # ruff: noqa: F401  # the calls of the file take them from here
 
-import dataclasses
 import json
 from functools import cache
 from math import inf, nan
@@ -10,18 +9,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch
 from msgspec.structs import replace
 
 import paged
-from paged import LLM, BlockManager, PagedError, Request, SamplingParams, Scheduler, StructuredOutputsParams
+from paged import BlockManager, PagedError, Request, Scheduler
 from paged.base.arguments import token_array
 from paged.base.whole_file import whole_file
 from paged.engine.replica_index import prompt_keys
 from paged.engine.routing import Router, RoutingRules
 from paged.model.layer_plan import Layers, Part, plan_layers
 from paged.model.model_shape import Mixers
-from paged.sampling import sample, seed_of
+from paged.sampling import seed_of
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.settings import read_settings
 from paged.study import hardware, simulator, tgi, traces
@@ -38,7 +36,6 @@ from paged.study.simulator.stretch import skip
 from paged.study.traces import Begun, Trace, open_sessions
 from paged.testing.saved import load, rerun
 from paged.testing.snapshots import snapshot
-from paged.testing.tiny_model import tiny_model
 
 from ..shown import assert_refused, shown_in  # noqa: TID252
 from . import files_of_others as theirs  # noqa: TID252
@@ -46,8 +43,10 @@ from .files_of_others import CONFIGS, PRICES as PROFILE, kernel_tables, meta_of,
 
 
 def names(**more):
-    """What calls may say: all that is offered (a Device is a simulation's), that others write, and that this file has."""
-    return theirs.offered(paged, hardware, simulator, traces) | vars(theirs) | globals() | more
+    """What calls may say: what is offered without torch (a Device is a simulation's), what others write, and what is here."""
+    needs_torch = {"LLM", "AsyncEngine", "Engine", "LoadedModel", "load_model"}
+    ours = {name: getattr(paged, name) for name in set(paged.__all__) - needs_torch}
+    return ours | theirs.offered(hardware, simulator, traces) | vars(theirs) | globals() | more
 
 
 def roofline(model="llama-2-13b", device="a100-40g", **options):
@@ -148,29 +147,6 @@ def test_a_call_that_makes_no_sense_is_refused_with_the_reason(monkeypatch, call
     # A plan is refused before anything is simulated.
     monkeypatch.setattr(Scenario, "simulation", None)
     assert_refused(call, shown, names())
-
-
-def form(**description):
-    return SamplingParams(structured_outputs=StructuredOutputsParams(**description))
-
-
-def sampled(logits=None, **wrong):
-    """A token for each of three rows, with a column that does not fit them."""
-    columns = {"temperature": np.ones(3), "top_k": np.ones(3, np.int64), "top_p": np.ones(3)}
-    columns |= {"seeds": np.ones(3, np.uint64), "places": np.ones(3, np.int64)}
-    return sample(torch.zeros(3, 5) if logits is None else logits, **columns | wrong)
-
-
-@pytest.fixture(scope="module")
-def llms(model):
-    return {"tiny": LLM(tiny_model(), num_blocks=8), "shipped": LLM(model)}
-
-
-@pytest.mark.parametrize(("call", "shown"), shown_in("paged/fixtures/refused_requests.txt", ">>>"))
-def test_what_cannot_be_answered_is_refused_and_leaves_nothing(llms, call, shown):
-    assert_refused(call, shown, names(**llms), PagedError)
-    for llm in llms.values():
-        assert not llm.engine.has_unfinished and not llm.engine.scheduler.has_unfinished
 
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
