@@ -487,9 +487,10 @@ class SchedulerRig(Rig):
             count = counts[number % len(counts)] if counts else 1
             if (flight.number, place) in rests_on and count > 1:
                 # A later batch counts on one token.
-                two = flight.batch.samples + (np.arange(len(given)) == place).astype(np.int64)
-                several = partial(self.scheduler.update, flight.batch, np.zeros(int(two.sum()), np.int32), two)
-                self._refused(errors.WrongTokens, "several tokens", several)
+                two = flight.batch.samples.astype(np.int64)
+                two[place] = 2
+                update = partial(self.scheduler.update, flight.batch, np.zeros(int(two.sum()), np.int32), two)
+                self._refused(errors.WrongTokens, "several tokens", update)
                 count = 1
             if num_drafts := flight.drafts(place):
                 # An engine may accept fewer than were right.
