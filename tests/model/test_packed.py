@@ -5,7 +5,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 
+from paged.model.native.coded import QuantisedLinear
 from paged.model.native.packed import PackedEmbedding, PackedLinear, model_library, multiply, pack, pack_linears, padded
+from paged.model.quantised.weights import quantise
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Around a tile of 6 or 16 rows, a piece of 96, a panel of 16 or 64 results, and the depth of 512 that stays in a cache.
@@ -47,12 +49,19 @@ def test_neither_the_number_of_threads_nor_nan_in_another_row_changes_a_row(dtyp
     assert multiply(x, weights, bias, 300).isnan().all(1).nonzero().flatten().tolist() == [3]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+LAYERS = {
+    "float32": lambda: PackedLinear(nn.Linear(34, 97)),
+    "bfloat16": lambda: PackedLinear(nn.Linear(34, 97, dtype=torch.bfloat16)),
+    "codes": lambda: QuantisedLinear(quantise(torch.randn(97, 34), bits=4, group_size=17), torch.randn(97)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
 @torch.inference_mode()
-def test_padding_is_not_computed_and_changes_nothing(dtype):
+def test_padding_is_not_computed_and_changes_nothing(name):
     torch.manual_seed(0)
-    layer = PackedLinear(nn.Linear(34, 97, dtype=dtype))
-    x = torch.randn(1, 32, 34).to(dtype)
+    layer = LAYERS[name]()
+    x = torch.randn(1, 32, 34).to(torch.bfloat16 if name == "bfloat16" else torch.float32)
     whole = layer(x)
     for num_tokens in (1, 7, 32):
         with padded(32, num_tokens):

@@ -10,7 +10,6 @@ from hypothesis import given, settings, strategies as st
 from torch import nn
 
 from paged.model.native.coded import PackedCodes, QuantisedEmbedding, QuantisedLinear, coded_library, replace_linears
-from paged.model.native.packed import padded
 from paged.model.quantised.weights import QuantisedWeight, quantise
 
 BITS = st.sampled_from([8, 4])
@@ -122,18 +121,6 @@ def test_what_was_packed_comes_out_again_and_so_do_the_numbers_of_a_result(outs,
         assert torch.equal(getattr(found.weight, name), getattr(weight, name))
     rows = QuantisedEmbedding(found, torch.float32)(torch.arange(outs)[None])
     assert torch.equal(rows[0], weight.dequantised())
-
-
-@torch.inference_mode()
-def test_padding_is_not_computed_and_changes_nothing():
-    layer = QuantisedLinear(random_weight(97, 2, 17, 4), torch.randn(97))
-    x = numbers(32, 34)[None]
-    whole = layer(x)
-    for num_tokens in (1, 7, 32):
-        with padded(32, num_tokens):
-            found = layer(x)
-        assert torch.equal(found[:, :num_tokens], whole[:, :num_tokens])
-        assert (found[:, num_tokens:] == 0).all()
 
 
 @torch.inference_mode()
