@@ -128,7 +128,7 @@ def generate() -> Callable[..., list[list[int]]]:
 
 
 def poisoned(engine: Engine) -> Engine:
-    """The same engine, in which free pages are NaN before each step that follows no other on its way."""
+    """The same engine. Before each step its free pages become NaN, unless an earlier step still runs."""
     step = engine.step
 
     def poison_and_step() -> list[Any]:

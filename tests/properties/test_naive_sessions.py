@@ -278,13 +278,10 @@ def is_clean(program):
     return True
 
 
+# Some of what comes here is known well enough to be guessed from, and sessions are forgotten.
+@patch.multiple(ours, REMEMBERED=REMEMBERED, FEWEST=2)
 def run(program):
-    # Some of what comes here is known well enough to be guessed from, and sessions are forgotten.
-    with patch.multiple(ours, REMEMBERED=REMEMBERED, FEWEST=2):
-        compare(Pair(), program)
-
-
-def compare(pair, program):
+    pair = Pair()
     for gap, (verb, id, *rest) in program:
         pair.now += gap
         pair.model.now = pair.now
