@@ -5,6 +5,8 @@ import copy
 import importlib
 import inspect
 import pickle
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,6 +115,13 @@ def test_an_error_is_a_name_of_paged_errors_alone_and_who_asks_paged_for_it_is_t
 def test_no_room_has_errors_of_its_own(room):
     module = importlib.import_module(f"paged.{room}")
     assert {name for name in vars(paged.errors) if name[0].isupper()}.isdisjoint(module.__all__)
+
+
+def test_acceptance_tests_import_only_paged(repository):
+    allowed = {"paged", "numpy", "pytest", "hypothesis", *sys.stdlib_module_names}
+    sources = [path.read_text() for path in (repository / "tests" / "acceptance").glob("*.py")]
+    found = {name for text in sources for name in re.findall(r"^ *(?:from|import) (\w+)", text, flags=re.MULTILINE)}
+    assert len(sources) > 40 and found <= allowed
 
 
 PUBLIC_ERRORS = [
