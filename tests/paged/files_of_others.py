@@ -102,8 +102,7 @@ def simulated():
         write_rows(Path(folder), blank)
         run = read_run(Path(folder))
     simulation = simulation_of(Trace.from_lengths(ARRIVAL, PROMPTS, OUTPUTS), prepared(run.setup, RunOptions()))
-    for _ in simulation.steps():
-        pass
+    simulation.run()
     return simulation, blank
 
 

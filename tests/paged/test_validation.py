@@ -27,7 +27,7 @@ from .files_of_others import META, assert_by_hand, by_hand_in, meta_of, table, w
 
 def test_a_run_of_the_simulated_engine_is_met(tmp_path):
     simulation = write_run(tmp_path / "run")
-    assert simulation.scheduler.stats().preemptions_recompute > 0, "the pool is to be too small"
+    assert simulation.ranks[0].scheduler.stats().preemptions_recompute > 0, "the pool is to be too small"
     found = validated(read_run(tmp_path / "run"))
     for metric in METRICS:
         assert found.errors[metric] == pytest.approx(dict.fromkeys(STATISTICS, 0.0), abs=1e-6)
@@ -37,7 +37,7 @@ def test_a_run_of_the_simulated_engine_is_met(tmp_path):
 
 def test_over_time_is_compared_where_it_was_recorded(tmp_path):
     simulation = write_run(tmp_path / "run")
-    columns = simulation.timeline.columns()
+    columns = simulation.ranks[0].timeline.columns()
     ticks = np.arange(0.5, columns["end_s"][-1], 0.5)
     place = np.searchsorted(columns["end_s"], ticks)
     lines = ["t,running,waiting,kv_cache_pct"]

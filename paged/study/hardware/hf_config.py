@@ -1,8 +1,8 @@
 """A model's shape, read from a config.json in the Hugging Face layout.
 
 Kinds of models (`model_type`) are in `KINDS` if their count of parameters is within a hundredth of that of transformers' own module; others are
-refused by name. So are fields that change the figures and are not modelled,
-such as a state that layers keep. `ModelShape.not_modelled` names the parts that the figures leave out.
+refused by name. So are fields that change the figures and are not modelled, such as a state that layers keep. `ModelShape.not_modelled` names the
+parts that the figures leave out.
 """
 
 from pathlib import Path
@@ -72,7 +72,7 @@ class _Reader:
         self.model_type = str(self.text.get("model_type") or document.get("model_type"))
         self._refuse_states()
         if self.model_type not in KINDS:
-            known = ", ".join(KINDS)
+            known = ", ".join(sorted(KINDS))
             raise NotModelled(path, "model_type", f"{self.model_type} is not known; known are {known}")
         self.kind = KINDS[self.model_type]
 
@@ -371,46 +371,27 @@ _GEMMA3 = {
     "sliding_window": 4096,
 }
 KINDS = {
-    "cohere": Kind(tied=True),
     "cohere2": Kind(tied=True, full_every=4),
-    "deepseek_v2": Kind(experts=True),
-    "deepseek_v3": Kind(experts=True),
-    "ernie4_5": Kind(tied=True),
-    "exaone4": Kind(qk_norm=True, full_every=4),
     "falcon": Kind(gated=False, tied=True, defaults={"max_position_embeddings": 2048}),
     "gemma": Kind(tied=True, defaults={"head_dim": 256}),
     "gemma2": Kind(tied=True, full_every=2, defaults={"head_dim": 256}),
     "gemma3_text": Kind(tied=True, qk_norm=True, full_every=6, defaults=_GEMMA3),
     "glm4": Kind(defaults={"head_dim": 128}),
-    "glm4_moe": Kind(experts=True),
-    "gpt2": Kind(gated=False, bias="all", tied=True, positions=0),
-    "gpt_bigcode": Kind(gated=False, bias="all", tied=True, positions=0),
-    "gpt_neox": Kind(gated=False, bias="all"),
     "gpt_oss": Kind(bias="all", full_every=2, experts=True),
-    "granite": Kind(),
-    "llama": Kind(),
     "llama4_text": Kind(experts=True, full_every=4),
-    "ministral": Kind(),
-    "mistral": Kind(),
-    "mixtral": Kind(experts=True),
-    "olmo": Kind(),
     "olmo2": Kind(qk_norm=True),
-    "olmo3": Kind(qk_norm=True, full_every=4),
-    "olmoe": Kind(experts=True),
     "opt": Kind(gated=False, bias="all", tied=True, positions=2),
-    "phi": Kind(gated=False, bias="all"),
-    "phi3": Kind(),
-    "phimoe": Kind(experts=True),
-    "qwen2": Kind(bias="qkv"),
-    "qwen2_5_vl": Kind(bias="qkv"),
-    "qwen2_5_vl_text": Kind(bias="qkv"),
     "qwen2_moe": Kind(bias="qkv", experts=True),
     "qwen3": Kind(qk_norm=True, defaults={"head_dim": 128}),
-    "qwen2_vl": Kind(bias="qkv"),
-    "qwen2_vl_text": Kind(bias="qkv"),
     "qwen3_moe": Kind(qk_norm=True, experts=True),
-    "seed_oss": Kind(bias="qkv"),
-    "smollm3": Kind(tied=True),
-    "stablelm": Kind(),
     "starcoder2": Kind(gated=False, bias="all", tied=True),
+    **dict.fromkeys(("cohere", "ernie4_5", "smollm3"), Kind(tied=True)),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe", "mixtral", "olmoe", "phimoe"), Kind(experts=True)),
+    **dict.fromkeys(("exaone4", "olmo3"), Kind(qk_norm=True, full_every=4)),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), Kind(gated=False, bias="all", tied=True, positions=0)),
+    **dict.fromkeys(("gpt_neox", "phi"), Kind(gated=False, bias="all")),
+    **dict.fromkeys(("granite", "llama", "ministral", "mistral", "olmo", "phi3", "stablelm"), Kind()),
+    **dict.fromkeys(
+        ("qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text", "seed_oss"), Kind(bias="qkv")
+    ),
 }

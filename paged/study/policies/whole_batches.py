@@ -60,7 +60,8 @@ class WholeBatches(Admission):
     def _blocks_together(self, state: State, requests: Sequence[RequestState]) -> int:
         """Return the blocks that these waiting requests need as one batch."""
         if self._longest is not None:
-            return self._longest.blocks_together(state.books, state.limits, requests)
+            num_rows = sum(request.num_live for request in requests)
+            return num_rows * state.books.blocks_for(_common_total(state.limits, requests))
         return sum(state.books.to_enter(request) for request in requests)
 
 
@@ -76,10 +77,6 @@ class Longest(Reservation):
         """Return the most tokens of the request's sequences; once it is in a batch, at least what the batch reserves."""
         own = max(request.max_total)
         return max(own, self._total) if request.rows[sequence] >= 0 else own
-
-    def blocks_together(self, books: Books, limits: Limits, requests: Sequence[RequestState]) -> int:
-        """Return the blocks that these waiting requests draw as one batch."""
-        return sum(request.num_live for request in requests) * books.blocks_for(_common_total(limits, requests))
 
     def begin_batch(self, limits: Limits, requests: Sequence[RequestState]) -> None:
         """Reserve for these requests as one batch."""

@@ -38,7 +38,12 @@ def facts(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
         ("Not modelled", lambda outcome: "; ".join(outcome.scenario.device.not_modelled())),
         ("KV memory", _memory),
         ("A step", _step),
-        ("Price", _price),
+        (
+            "Price",
+            lambda outcome: (
+                f"{price:g} an hour for all devices" if (price := outcome.scenario.price_per_hour) is not None else ""
+            ),
+        ),
     ]
     found = []
     for name, text_of in named:
@@ -104,8 +109,3 @@ def _step(outcome: Outcome) -> str:
     result = outcome.result
     budget = "any number of" if result.max_tokens_per_step is None else f"at most {result.max_tokens_per_step:,}"
     return f"{budget} tokens, at most {result.max_sequences:,} sequences"
-
-
-def _price(outcome: Outcome) -> str:
-    price = outcome.scenario.price_per_hour
-    return "" if price is None else f"{price:g} an hour for all devices"

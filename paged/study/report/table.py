@@ -115,19 +115,11 @@ def lines(outcomes: Sequence[Named]) -> list[tuple[str, list[Line]]]:
 
 Cell = str | int | float | bool | None
 
-_WITH_UNITS = {
-    "throughput": "throughput_tokens_per_s",
-    "memory_of_held": "memory_of_held_share",
-    "memory_of_pool": "memory_of_pool_share",
-    "memory_while_waiting_of_held": "memory_while_waiting_of_held_share",
-    "memory_while_waiting_of_pool": "memory_while_waiting_of_pool_share",
-    "peak_block_usage": "peak_block_usage_share",
-    "mean_block_usage": "mean_block_usage_share",
-    "row_occupancy": "row_occupancy_share",
-    "token_occupancy": "token_occupancy_share",
-    "prefix_hit_rate": "prefix_hit_rate_share",
-    "waste": "waste_share",
-}
+_SHARES = (
+    "memory_of_held", "memory_of_pool", "memory_while_waiting_of_held", "memory_while_waiting_of_pool",
+    "peak_block_usage", "mean_block_usage", "row_occupancy", "token_occupancy", "prefix_hit_rate", "waste",
+)  # fmt: skip
+_WITH_UNITS = {"throughput": "throughput_tokens_per_s", **{name: f"{name}_share" for name in _SHARES}}
 """Columns of fields without a unit in their name. Shares are from 0 to 1."""
 
 

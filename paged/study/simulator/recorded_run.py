@@ -187,22 +187,17 @@ def _setup(path: Path) -> RunSetup:
     # The requested value counts before the engine's resolved one.
     asked = (*parts, meta.kv_cache or {}, own, {"model": meta.model})
     given = {name: value for part in asked for name, value in part.items() if value is not None}
+    unknown = fields_unknown(own)
+    if given.get("enable_expert_parallel") and (given.get("tensor_parallel_size") or 1) > 1:
+        unknown.append("that experts lie on devices whole; they are counted as if each device had an even part of all")
     setup = {
         "engine_version": meta.vllm_version,
         "device_name": (meta.hardware or {}).get("device_name"),
         **fields_read(given),
         "refused": fields_refused(given),
-        "not_modelled": _left_out(own, given),
+        "not_modelled": [f"not modelled: {each}" for each in unknown],
     }
     return Line(path, None, setup, bad_run).read(RunSetup)
-
-
-def _left_out(own: dict[str, Any], given: dict[str, Any]) -> list[str]:
-    """Return sentences on the fields that a simulation leaves out."""
-    found = fields_unknown(own)
-    if given.get("enable_expert_parallel") and (given.get("tensor_parallel_size") or 1) > 1:
-        found.append("that experts lie on devices whole; they are counted as if each device had an even part of all")
-    return [f"not modelled: {each}" for each in found]
 
 
 def _series(path: Path) -> Series | None:

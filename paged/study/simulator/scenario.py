@@ -18,6 +18,7 @@ from paged.study.hardware import (
     Faster,
     Profile,
     Roofline,
+    StepWork,
     device_named,
     is_path,
     model_named,
@@ -32,7 +33,7 @@ from paged.study.simulator.ledger import UNBOUNDED, Timeline
 from paged.study.simulator.replicas import Replicas, Routing
 from paged.study.simulator.result import SimulationResult
 from paged.study.simulator.simulation import Simulation
-from paged.study.simulator.trace_facts import TraceFacts, settling_s
+from paged.study.simulator.trace_facts import TraceFacts
 from paged.study.traces import Trace, is_synthetic, open_trace
 
 Budget = int | Literal["auto", "knee", "own"]
@@ -40,6 +41,8 @@ USUAL_BUDGET = 2048
 """The token budget without a model to choose it by."""
 MOST_DRAWN = 100_000
 """The most requests to draw from a trace that is too short: more take minutes to simulate, and such a rate is far beyond one device."""
+_TIMES, _LONG = 4, 0.99
+"""A trace has to last so many residences of a long request, whose output is at this quantile."""
 MOST_AT_ONCE = 8192
 """The most tokens of a step for whose activations memory is reserved."""
 
@@ -305,10 +308,18 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def settles_in_s(self, trace: Trace) -> float:
-        """Return the seconds that the load's trace has to last (`settling_s`); 0 in a closed loop."""
-        if self.load.clients is not None:
+        """Return the seconds that the load's trace has to last, in two figures: four times the decoding of a request with the 99th percentile of outputs,
+        beside as many others as run at once. 0 in a closed loop, and if all requests come at once: they have no rate."""
+        if self.load.clients is not None or not trace.arrival_s[-1]:
             return 0.0
-        return settling_s(trace, self.device.cost_model(), rows_at=self.rows_at)
+        length = max(1, int(trace.prompt_tokens.mean() + trace.output_tokens.mean() / 2))
+        rows, cost_model = self.rows_at(length), self.device.cost_model()
+        decoding = StepWork.of_rows([1] * rows, [length] * rows, sampled_rows=rows, spans=cost_model.spans)
+        needed = _TIMES * float(cost_model.seconds(decoding)) * float(np.quantile(trace.output_tokens, _LONG))
+        if needed <= 0:
+            return 0.0
+        digit = 10.0 ** (math.floor(math.log10(needed)) - 1)
+        return float(f"{math.ceil(needed / digit) * digit:.6g}")
 
     def layout(self) -> Layout:
         """Return the kinds of layers and their pages."""

@@ -1,25 +1,16 @@
 """The facts of a trace that a reader needs before its figures: number, rate and lengths of requests, and what is left out.
 
 A service that begins empty is full once as many requests end as come, after about the longest residence. A trace has to last several times that
-(`settling_s`) to show its load: then most requests see a full service, and a growing queue has time to grow.
+(`Scenario.settles_in_s`) to show its load: then most requests see a full service, and a growing queue has time to grow.
 """
-
-import math
-from collections.abc import Callable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from paged.base.budget import short
-from paged.study.hardware import CostModel, StepWork
 from paged.study.simulator.result import Percentiles
 from paged.study.traces import Trace
-
-_TIMES = 4
-"""A trace has to last so many residences of a long request."""
-_LONG = 0.99
-"""The quantile of a long request."""
 
 
 class Lengths(msgspec.Struct, frozen=True):
@@ -43,7 +34,7 @@ class TraceFacts(msgspec.Struct, frozen=True, kw_only=True):
     per_s       requests ÷ span_s; None if all come at once, or in a closed loop
     drawn_from  requests of the trace itself, if more were drawn because it was too short; None: it was not
     settles_in_s
-                seconds until its load has settled (`settling_s`); 0: it has no rate
+                seconds until its load has settled (`Scenario.settles_in_s`); 0: it has no rate
     note        the source of an excerpt and its filter; "": not known
     """
 
@@ -97,18 +88,3 @@ def per_second(rate: float) -> str:
     shown = short(rate) if rate >= 1 else f"{rate:.3g}"
     whole, _, rest = shown.partition(".")
     return shown if rest.strip("0") else whole
-
-
-def settling_s(trace: Trace, cost_model: CostModel, *, rows_at: Callable[[int], int]) -> float:
-    """Return the seconds that a trace has to last, in two figures: four times the decoding of a request with the 99th percentile of outputs, beside as
-    many others as run at once (`rows_at` a length). 0 if all requests come at once: they have no rate."""
-    if not trace.arrival_s[-1]:
-        return 0.0
-    length = max(1, int(trace.prompt_tokens.mean() + trace.output_tokens.mean() / 2))
-    rows = rows_at(length)
-    decoding = StepWork.of_rows([1] * rows, [length] * rows, sampled_rows=rows, spans=cost_model.spans)
-    needed = _TIMES * float(cost_model.seconds(decoding)) * float(np.quantile(trace.output_tokens, _LONG))
-    if needed <= 0:
-        return 0.0
-    digit = 10.0 ** (math.floor(math.log10(needed)) - 1)
-    return float(f"{math.ceil(needed / digit) * digit:.6g}")

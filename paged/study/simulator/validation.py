@@ -26,7 +26,6 @@ from paged.study.hardware.measured_step import Launching, MeasuredStep
 from paged.study.limits import check
 from paged.study.simulator.recorded_run import RecordedRun, RunSetup, Series
 from paged.study.simulator.replicas import Replicas, Routing
-from paged.study.simulator.simulation import Simulation
 from paged.study.traces import Trace
 
 Times = NDArray[np.float64]
@@ -179,7 +178,7 @@ def prepared(
     )
 
 
-def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) -> Simulation | Replicas:
+def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) -> Replicas:
     """Make the simulation of a trace under a run's setup. Raises InvalidConfig."""
     engine = setup.engine
     schedulers = [
@@ -192,17 +191,8 @@ def simulation_of(trace: Trace, setup: Prepared, *, clients: int | None = None) 
         )
         for _ in range(setup.data_parallel)
     ]
-    ahead = engine.runs_ahead
-    if setup.data_parallel > 1:
-        return Replicas(
-            trace,
-            schedulers,
-            setup.step,
-            Routing(replicas=setup.data_parallel, router="least-loaded"),
-            runs_ahead=ahead,
-            clients=clients,
-        )
-    return Simulation(trace, schedulers[0], setup.step, runs_ahead=ahead, clients=clients)
+    routing = Routing(replicas=setup.data_parallel, router="least-loaded")
+    return Replicas(trace, schedulers, setup.step, routing, runs_ahead=engine.runs_ahead, clients=clients)
 
 
 def _of_ranks(roofline: Roofline) -> list[str]:
@@ -260,7 +250,7 @@ def validated(
         measured=measured,
         simulated=simulated,
         errors=errors,
-        preemptions=sum(rank.scheduler.stats().preemptions_recompute for rank in ranks_of(simulation)),
+        preemptions=sum(rank.scheduler.stats().preemptions_recompute for rank in simulation.ranks),
         series_error=error,
         series=series,
     )
@@ -285,17 +275,11 @@ def _figures(queued: Times, first: Times, last: Times, output_tokens: NDArray[np
     }
 
 
-def ranks_of(simulation: Simulation | Replicas) -> list[Simulation]:
-    """Return the simulations of its data-parallel ranks, or itself without ranks."""
-    return simulation.ranks if isinstance(simulation, Replicas) else [simulation]
-
-
-def taken_in(arrival: Times, simulation: Simulation | Replicas) -> Times:
+def taken_in(arrival: Times, simulation: Replicas) -> Times:
     """Return when the simulated engine takes requests in: at once if nothing runs, else at the end of the running step."""
     found = arrival.copy()
-    replica_of = simulation.replica_of if isinstance(simulation, Replicas) else np.zeros(len(arrival), np.int64)
-    for number, rank in enumerate(ranks_of(simulation)):
-        columns, own = rank.timeline.columns(), replica_of == number
+    for number, rank in enumerate(simulation.ranks):
+        columns, own = rank.timeline.columns(), simulation.replica_of == number
         ends = columns["end_s"]
         if not len(ends):
             continue
@@ -305,11 +289,9 @@ def taken_in(arrival: Times, simulation: Simulation | Replicas) -> Times:
     return found
 
 
-def _series_error(
-    series: Series, simulation: Simulation | Replicas, blocks: int
-) -> tuple[SeriesError, dict[str, list[float]]]:
+def _series_error(series: Series, simulation: Replicas, blocks: int) -> tuple[SeriesError, dict[str, list[float]]]:
     running, waiting, held = (np.zeros(len(series.t)) for _ in range(3))
-    ranks = ranks_of(simulation)
+    ranks = simulation.ranks
     for rank in ranks:
         columns = rank.timeline.columns()
         ends = columns["end_s"]

@@ -11,7 +11,6 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from paged.base.fields import converted
-from paged.base.words import shown
 from paged.errors import InvalidConfig
 from paged.study.limits import MAX_TOKENS, at_least, between, generators, positive
 from paged.study.traces.content import MAX_REQUESTS, UNSHARED, Ids, ranges, starts_of
@@ -73,20 +72,6 @@ class LogNormal(msgspec.Struct, frozen=True):
         return np.clip(lengths, 1, MAX_TOKENS).astype(np.int64)
 
 
-class Fixed(msgspec.Struct, frozen=True):
-    """Lengths of the same number of tokens."""
-
-    tokens: int
-
-    def check(self, what: str) -> None:
-        """Raise InvalidConfig unless a request can have so many tokens."""
-        at_least(what, self.tokens, 1, MAX_TOKENS)
-
-    def draw(self, count: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """Return the number, int64 [count]; draws nothing."""
-        return np.full(count, self.tokens, np.int64)
-
-
 class LengthPreset(msgspec.Struct, frozen=True):
     """Named lengths; `source` says what is published and what we assume."""
 
@@ -123,7 +108,7 @@ PROCESSES = {
     "at-once": "all at 0",
 }
 
-Lengths = int | Fixed | LogNormal
+Lengths = int | LogNormal
 
 DEFAULT_RATE = 1.0
 
@@ -177,17 +162,21 @@ def synthetic(
     between("turns", turns, 1, MAX_TURNS)
     between("think_s", think_s, 0, MAX_PAUSE_S)
     between("token_s", token_s, 0, MAX_PAUSE_S)
-    prompts_of, outputs_of = _checked(prompt, "prompts"), _checked(output, "outputs")
+    for what, side in (("prompts", prompt), ("outputs", output)):
+        if isinstance(side, LogNormal):
+            side.check(what)
+        elif side is not None:
+            at_least(what, side, 1, MAX_TOKENS)
     if not isinstance(lengths, Trace) and (not isinstance(lengths, str) or lengths not in PRESETS):
         raise InvalidConfig(f'lengths are "{lengths}"; known are {", ".join(PRESETS)}, and those of a trace')
     at, lengths_at, turns_at, pauses = generators(seed, 4)
 
     new_tokens, output_tokens = _drawn(lengths, requests, lengths_at)
     prompt_random, output_random = lengths_at.spawn(2)
-    if prompts_of is not None:
-        new_tokens = prompts_of.draw(requests, prompt_random)
-    if outputs_of is not None:
-        output_tokens = outputs_of.draw(requests, output_random)
+    if prompt is not None:
+        new_tokens = _of_side(prompt, requests, prompt_random)
+    if output is not None:
+        output_tokens = _of_side(output, requests, output_random)
 
     num_turns = _turns(requests, turns, turns_at)
     num_segments = int((num_turns**2).sum())
@@ -234,15 +223,9 @@ def _arrivals(
     return np.concatenate((np.zeros(1), np.cumsum(gaps)))
 
 
-def _checked(lengths: Lengths | None, what: str) -> Fixed | LogNormal | None:
-    if lengths is None:
-        return None
-    if isinstance(lengths, int | np.integer):
-        lengths = Fixed(int(lengths))
-    if not isinstance(lengths, Fixed | LogNormal):
-        raise InvalidConfig(f"{what} has to be a number of tokens, Fixed or LogNormal; got {shown(lengths)}.")
-    lengths.check(what)
-    return lengths
+def _of_side(lengths: Lengths, count: int, random: np.random.Generator) -> Ids:
+    """Return the same number of tokens, or draw; int64 [count]."""
+    return lengths.draw(count, random) if isinstance(lengths, LogNormal) else np.full(count, lengths, np.int64)
 
 
 def _drawn(lengths: str | Trace, count: int, random: np.random.Generator) -> tuple[Ids, Ids]:
