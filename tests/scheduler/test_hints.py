@@ -26,6 +26,17 @@ def test_a_higher_priority_goes_after_a_lower_one_and_a_time_ends_it(desk):
     assert (desk.on_device([1] * 3), desk.on_device([2] * 3)) == (0, 1)
 
 
+def test_what_is_demoted_goes_first_whatever_retained_it(desk):
+    desk = desk(6)
+    desk.serve([1, 1])
+    desk.serve([1, 1, 1], "s")
+    desk.hint("retain", session="s", priority=3)
+    desk.serve([2, 2, 2])
+    assert said(desk.hint("demote", tokens=[1, 1, 1])) == ("accepted", 3)
+    desk.serve([3, 3])
+    assert (desk.on_device([1] * 3), desk.on_device([2] * 3)) == (1, 3)
+
+
 def test_only_the_end_that_nothing_goes_on_behind_is_demoted(desk):
     desk = desk(8)
     desk.serve([1, 1, 1, 2])
@@ -120,6 +131,17 @@ def test_what_is_pinned_is_never_evicted_and_counts_as_used_until_it_is_unpinned
     desk.serve([8] * 4)
     desk.serve([9] * 2)
     assert desk.on_device([1] * 3) == 2
+
+
+def test_a_pin_ends_when_its_time_is_over(desk):
+    desk = desk(8, max_pinned=3)
+    desk.serve([1] * 3, "s")
+    desk.hint("pin", now=1.0, session="s", lasts=4.0)
+    assert desk.scheduler.session("s").pinned_blocks == 3
+    desk.serve([2], now=4.9)
+    assert desk.manager.device.num_used == 3
+    desk.serve([3], now=5.0)
+    assert (desk.manager.device.num_used, desk.scheduler.session("s").pinned_blocks) == (0, 0)
 
 
 @pytest.mark.parametrize(

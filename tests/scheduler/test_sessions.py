@@ -18,6 +18,22 @@ def train(desk, waits_for, gap, start):
     return now
 
 
+@pytest.mark.parametrize(("first", "second"), [("tool", "person"), ("person", "tool")])
+def test_the_end_of_the_session_whose_next_turn_is_expected_last_goes_first(desk, first, second):
+    desk = desk(8)
+    now = train(desk, "person", 300.0, train(desk, "tool", 5.0, 0.0))
+    for name, waits_for, token in (("a", first, 1), ("b", second, 2)):
+        desk.serve([token] * 4, name, now)
+        desk.hint("retain", now, session=name, waits_for=waits_for)
+    # 5 seconds are expected for a tool and 300 for a person, whichever was used last.
+    assert [desk.scheduler.session(name).expected_at - now for name in "ab"] == [
+        {"tool": 5.0, "person": 300.0}[each] for each in (first, second)
+    ]
+    desk.serve([3, 3], now=now)
+    kept = {"tool": 4, "person": 2}
+    assert (desk.on_device([1] * 4), desk.on_device([2] * 4)) == (kept[first], kept[second])
+
+
 @pytest.mark.parametrize("waits", [("tool", "person"), ("person", "tool")])
 @pytest.mark.parametrize("sides", [[LayerGroup("window", 6)], [LayerGroup("state", pages=3)]])
 @pytest.mark.parametrize("has_full", [True, False])
@@ -86,6 +102,18 @@ def test_a_session_shows_what_its_last_turn_left_and_when_the_next_one_is_expect
     desk.run(12.0)
     desk.serve([2], now=12.0 + PATIENCE)
     assert desk.scheduler.session("s").retained_until is None
+
+
+def test_a_turn_that_is_aborted_leaves_what_the_last_one_left(desk):
+    desk = desk(8)
+    desk.serve([1, 1], "s")
+    id = desk.add([1, 1, 2, 2], "s", max_tokens=3)
+    desk.step()
+    desk.scheduler.abort(id)
+    view = desk.scheduler.session("s")
+    assert (view.live, view.blocks) == (0, 2)
+    desk.scheduler.abort(id)
+    assert desk.scheduler.session("s").live == 0
 
 
 def test_two_turns_of_a_session_may_live_at_once_and_the_last_one_that_ends_counts(desk):
