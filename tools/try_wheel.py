@@ -73,7 +73,7 @@ def readers_folder(folder: Path) -> Path:
 
 def with_tests(folder: Path) -> Path:
     """The folder, with the acceptance tests and the settings that they run under."""
-    for name in ("pyproject.toml", "tests/conftest.py", "tests/driving.py", "tests/shown.py"):
+    for name in ("pyproject.toml", "tests/conftest.py", "tests/driving.py", "tests/shown.py", "tests/strange.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, folder / name)
     ignored = shutil.ignore_patterns("__pycache__")
