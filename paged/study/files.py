@@ -102,6 +102,8 @@ class Line:
             given = {name: value for name, value in given.items() if value is not None and value != ""}
         try:
             return msgspec.convert(given, kind, strict=strict)
+        except UnicodeEncodeError as error:
+            raise self.error(None, f"{shown(error.object)} is no text: it has half of a surrogate pair") from None
         except msgspec.ValidationError as error:
             problem, place, _ = re.split(r" - at `(?:key` in `)?\$\.?(.*)`$|$", str(error), maxsplit=1)
             place = place or ""
