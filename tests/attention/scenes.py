@@ -1,8 +1,8 @@
 """Sequences in plain contiguous memory, and steps that read them through block tables.
 
-All that nobody owns is NaN: other layers, spare blocks, and the slots of a block that its sequence has not reached. Entries
-behind a table's end name such blocks, or none that there is. So whoever reads what is not theirs, even to multiply it by 0,
-returns NaN. Under the address sanitizer (`make sanitize`) C code that reads it at all ends the process.
+Memory of no sequence is NaN: other layers, spare blocks, and the slots of a block beyond its sequence's tokens. Entries
+behind a table's end name such blocks, or blocks that do not exist. A backend that reads any of them, even to multiply it by
+0, returns NaN. Under the address sanitizer (`make sanitize`) C code that reads one at all ends the process.
 """
 
 from __future__ import annotations
