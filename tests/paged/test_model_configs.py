@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from paged import PagedError
 from paged.errors import MissingExtra
@@ -19,10 +20,12 @@ from paged.study.hardware import (
     model_names,
 )
 from paged.study.hardware.device import Link
+from paged.study.hardware.hf_config import KINDS
 
 from .files_of_others import BOX, CONFIGS, TINY, assert_by_hand, by_hand_in  # noqa: TID252
 
 LLAMA, PHI_3, GPT_OSS, DEEPSEEK_V3 = (CONFIGS[name] for name in ("LLAMA", "PHI_3", "GPT_OSS", "DEEPSEEK_V3"))
+WINDOWS = ("sliding_window", "attention_chunk_size")
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 
 
@@ -145,6 +148,18 @@ def test_a_configuration_is_the_model_that_it_is_by_hand(written, document, refu
         return [(each.kind, each.count, each.reach) for each in found]
 
     assert_by_hand(call, by_hand, globals() | locals())
+
+
+@pytest.mark.parametrize("model_type", sorted(KINDS))
+def test_a_window_that_a_configuration_leaves_out_is_that_of_transformers_and_null_is_none(written, model_type):
+    usual = CONFIG_MAPPING[model_type]()
+    usual = getattr(usual, "text_config", usual)
+    reach = getattr(usual, "sliding_window", None) or getattr(usual, "attention_chunk_size", None)
+    config = {**usual.to_dict(), "max_position_embeddings": 65536, "head_dim": 128, "num_experts_per_tok": 2}
+    config = {name: value for name, value in config.items() if name not in (*WINDOWS, "layer_types")}
+    narrow = [layers.reach for layers in model_named(str(written(config))).kept if layers.kind != "full"]
+    assert narrow == ([reach] if reach else [])
+    assert not model_named(str(written(config | dict.fromkeys(WINDOWS)))).kept
 
 
 def test_a_configuration_s_model_is_called_as_its_folder_or_its_file(document, written, tmp_path):

@@ -124,10 +124,10 @@ class _Reader:
             raise BadHardwareFile(self.path, None, str(error)) from None
 
     def given(self, name: str) -> Any:
-        """Return a field by any of its names, or its kind's default; None if there is neither."""
+        """Return a field by any of its names, or its kind's default if it is left out; None if there is neither."""
         found = {each: self.text[each] for each in (name, *_NAMES.get(name, ())) if self.text.get(each) is not None}
         if not found:
-            return self.kind.defaults.get(name)
+            return None if name in self.text else self.kind.defaults.get(name)
         (first, value), *others = found.items()
         # A tokenizer's longest text may differ.
         if name != "max_position_embeddings" and (differing := [each for each, other in others if other != value]):
@@ -362,23 +362,24 @@ class Kind(msgspec.Struct, frozen=True):
     defaults: dict[str, Any] = {}
 
 
+_WINDOW = {"sliding_window": 4096}
 _GEMMA3 = {
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
-    "sliding_window": 4096,
+    **_WINDOW,
 }
 KINDS = {
-    "cohere2": Kind(tied=True, full_every=4),
+    "cohere2": Kind(tied=True, full_every=4, defaults=_WINDOW),
     "falcon": Kind(gated=False, tied=True, defaults={"max_position_embeddings": 2048}),
     "gemma": Kind(tied=True, defaults={"head_dim": 256}),
-    "gemma2": Kind(tied=True, full_every=2, defaults={"head_dim": 256}),
+    "gemma2": Kind(tied=True, full_every=2, defaults={"head_dim": 256, **_WINDOW}),
     "gemma3_text": Kind(tied=True, qk_norm=True, full_every=6, defaults=_GEMMA3),
     "glm4": Kind(defaults={"head_dim": 128}),
-    "gpt_oss": Kind(bias="all", full_every=2, experts=True),
-    "llama4_text": Kind(experts=True, full_every=4),
+    "gpt_oss": Kind(bias="all", full_every=2, experts=True, defaults={"sliding_window": 128}),
+    "llama4_text": Kind(experts=True, full_every=4, defaults={"attention_chunk_size": 8192}),
     "olmo2": Kind(qk_norm=True),
     "opt": Kind(gated=False, bias="all", tied=True, positions=2),
     "qwen2_moe": Kind(bias="qkv", experts=True),
@@ -387,10 +388,11 @@ KINDS = {
     "starcoder2": Kind(gated=False, bias="all", tied=True),
     **dict.fromkeys(("cohere", "ernie4_5", "smollm3"), Kind(tied=True)),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe", "mixtral", "olmoe", "phimoe"), Kind(experts=True)),
-    **dict.fromkeys(("exaone4", "olmo3"), Kind(qk_norm=True, full_every=4)),
+    **dict.fromkeys(("exaone4", "olmo3"), Kind(qk_norm=True, full_every=4, defaults=_WINDOW)),
+    **dict.fromkeys(("ministral", "mistral"), Kind(defaults=_WINDOW)),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), Kind(gated=False, bias="all", tied=True, positions=0)),
     **dict.fromkeys(("gpt_neox", "phi"), Kind(gated=False, bias="all")),
-    **dict.fromkeys(("granite", "llama", "ministral", "mistral", "olmo", "phi3", "stablelm"), Kind()),
+    **dict.fromkeys(("granite", "llama", "olmo", "phi3", "stablelm"), Kind()),
     **dict.fromkeys(
         ("qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text", "seed_oss"), Kind(bias="qkv")
     ),
