@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401  # the calls of the file take them from here
 
+import ctypes
 import math
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from paged.attention import LayeredPool, StatePlace
 from paged.errors import UnsupportedModel
 from paged.model.hook import under_way
+from paged.model.native import recurrences
 from paged.model.native.recurrences import (
     MOST_KEY_SIZE,
     MOST_TAPS,
@@ -283,6 +285,17 @@ def test_the_number_of_threads_changes_nothing(kind, on_any_threads):
         return [*memory.run(shares, [-1] * 3, [0, 1, 2]), *map(memory.at, range(3))]
 
     assert on_any_threads(run)
+
+
+def test_memory_that_c_lacks_is_an_error(monkeypatch):
+    def lack(call, rows):
+        ctypes.c_int64.from_address(rows._obj.lacks_memory).value = 1
+
+    kind = Scan(1, 3, 8)
+    memory = Memory(kind)
+    monkeypatch.setattr(recurrences, "model_library", lambda: SimpleNamespace(paged_advance_scan=lack))
+    with pytest.raises(MemoryError, match="a state that is not kept"):
+        memory.run([kind.tokens(3, 3)], [-1], [-1])
 
 
 def test_two_rows_read_one_state():

@@ -134,8 +134,8 @@ typedef struct {
     float *state, *nowhere;
 } head_state;
 
-/* Finds a head's state. `state` NULL: there is nothing to compute, or no memory for a state that is not kept. Copies the state of a row without
- * tokens. */
+/* Finds a head's state. `state` NULL: there is nothing to compute, or no memory for a state that is not kept, which is noted. Copies the state of a
+ * row without tokens. */
 static head_state head_of(const paged_rows *rows, int64_t row, int64_t head, size_t size) {
     head_state found = {(const float *)unit_at(rows, rows->read, row, head), (float *)unit_at(rows, rows->write, row, head), NULL};
     if (rows->starts[row] == rows->starts[row + 1]) {
@@ -146,6 +146,10 @@ static head_state head_of(const paged_rows *rows, int64_t row, int64_t head, siz
         return (head_state){NULL, NULL, NULL};
     }
     if (!found.state) found.state = found.nowhere = malloc(size * sizeof(float));
+    if (!found.state) {
+#pragma omp atomic write
+        *rows->lacks_memory = 1;
+    }
     return found;
 }
 

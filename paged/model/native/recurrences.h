@@ -11,6 +11,7 @@ typedef struct {
     const int64_t *parts, *offsets;   /* [units] */
     const int64_t *starts;            /* [n + 1]: row i has places starts[i] to starts[i + 1] - 1 */
     int64_t page_bytes, stride, units, n;
+    int64_t *lacks_memory;            /* becomes 1 if memory is short: results and states are not whole then */
 } paged_rows;
 
 /* A short convolution over time, over `taps` tokens, for each channel alone. A state is [channels, taps - 1] of `element`, the last tokens; all units

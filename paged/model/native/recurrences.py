@@ -42,6 +42,7 @@ class Rows(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("pages", "read", "write", "parts", "offsets", "starts")),
         *((name, _int64) for name in ("page_bytes", "stride", "units", "n")),
+        ("lacks_memory", _pointer),
     )
 
 
@@ -88,7 +89,8 @@ def convolve(
     bias    float32 [channels]
     starts  int64 [n + 1]: row i has places starts[i] to starts[i + 1] - 1; places after the last row are padding, and give zeros
 
-    This and the other recurrences raise UnsupportedModel for shapes and dtypes that C does not take.
+    This and the other recurrences raise UnsupportedModel for shapes and dtypes that C does not take. Those of states that are float32
+    also raise MemoryError where there is no memory for a state that is not written.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     _check(rows, (x.shape[1], len(weight) - 1), x.dtype)
@@ -312,7 +314,10 @@ def rows_of(pages: Pages, read: NDArray[np.int32], write: NDArray[np.int32], sta
 
 
 def _run(function: Any, call: ctypes.Structure, starts: NDArray[np.int64], rows: RowPages) -> None:
-    state = rows.state
+    state, lacks_memory = rows.state, np.zeros(1, np.int64)
     its = rows_of(state.pages, rows.read, rows.write, starts)
     its.parts, its.offsets, its.units = state.parts.ctypes.data, state.offsets.ctypes.data, len(state.parts)
+    its.lacks_memory = lacks_memory.ctypes.data
     function(ctypes.byref(call), ctypes.byref(its))
+    if lacks_memory[0]:
+        raise MemoryError("a recurrence needs memory for a state that is not kept.")
