@@ -127,14 +127,14 @@ class BlockManager(Uncopyable):
     def must_fit(self, pool: Any) -> None:
         """Raise InvalidConfig unless a pool of tensors has the same `num_blocks`, `block_size` and `num_host_blocks`.
         If it has a `host_block_size`, that must equal `block_size`: a block moves between the tiers as a whole."""
-        host_size = getattr(pool, "host_block_size", pool.block_size)
-        if host_size != pool.block_size:
+        size = getattr(pool, "block_size", None)
+        if (host_size := getattr(pool, "host_block_size", size)) != size:
             raise InvalidConfig(
-                f"host blocks hold {host_size} tokens and device blocks {pool.block_size}; a block moves whole, so they have to be of one size."
+                f"host blocks hold {host_size} tokens and device blocks {size}; a block moves whole, so they have to be of one size."
             )
         for name in ("block_size", "num_blocks", "num_host_blocks"):
-            if getattr(pool, name) != (ours := getattr(self, name)):
-                raise InvalidConfig(f"the pool has {name} {getattr(pool, name)}; the manager counts {ours}.")
+            if (its := getattr(pool, name, None)) != (ours := getattr(self, name)):
+                raise InvalidConfig(f"the pool has {name} {its}; the manager counts {ours}.")
 
     def next_batch(self) -> int:
         """Begin another batch, which runs after the earlier ones; `allocate` now fills it. Returns its number."""
