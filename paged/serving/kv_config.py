@@ -42,7 +42,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if isinstance(given, str):
                 given = msgspec.json.decode(given)
             return msgspec.convert(given, cls)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
             known = ", ".join(cls.__struct_fields__)
             raise InvalidConfig(
                 f"KV events are described by a JSON object with any of {known}; got {given!r}: {error}."

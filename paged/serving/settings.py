@@ -49,7 +49,7 @@ _LISTEN, _WHO, _LIMITS, _TIMES, _SAYS = "Address", "Keys and tenants", "Limits",
 def _tenants(value: Any) -> tuple[Tenant, ...]:
     try:
         tenants = msgspec.convert(value, tuple[Tenant, ...])
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise InvalidConfig(f"tenants: {error}") from None
     seen: set[str] = set()
     keys: set[bytes] = set()

@@ -103,7 +103,7 @@ def must_be_carried(settings: Settings, refused: Iterable[str] = ("kv_events",))
 def _replicas(given: Any) -> Replicas:
     try:
         found = Replicas(least=given, most=given) if isinstance(given, int) else msgspec.convert(given, Replicas)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise InvalidConfig(f"replicas: {error}") from None
     if found.least < 1 or found.most < found.least:
         raise InvalidConfig(

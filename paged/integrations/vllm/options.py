@@ -66,7 +66,7 @@ def host_blocks_of(connector: Any) -> int:
 def _checked(value: Any, where: str) -> Options:
     try:
         options = msgspec.convert(value, Options)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         known = ", ".join(Options.__struct_fields__)
         raise RefusedByPaged(f"{where}: {error}; options are {known}.") from None
     if options.policy not in POLICIES:
