@@ -520,11 +520,13 @@ class RowEnds:
         column, rest = divmod(computed, self._size)
         path = self._index.paths[row].closed(self._index.confirmed_length)
         stands = rest and computed == tables.num_launched.item(row) and path.published == column > 0
-        # The partial block is not on the host.
-        stands = stands and column < tables.num_blocks[row]
-        if not stands or not path.writes:
+        if not (stands and path.writes and column < tables.num_blocks[row]):
+            # Or the partial block is on the host.
             return
         pools, blocks = self._index.pools, {DEVICE: tables.blocks.item(0, row, column)}
+        if pools[DEVICE].refs(blocks[DEVICE]) > 1 and not tables.shares_tail[row]:
+            # Another row has computed all of the block, which this one held ahead: it will be a node of that row's run.
+            return
         for side in self._layout.sides:
             blocks[side.place] = tables.blocks.item(side.table, row, 0 if side.is_state else column)
         if not any(pools[place].has_content(block) for place, block in blocks.items()):

@@ -67,6 +67,21 @@ def test_who_shares_nothing_leaves_no_end_and_one_who_does_not_read_begins_at_no
     assert manager.device.num_cached == 0
 
 
+def test_a_row_leaves_no_end_on_a_block_that_another_row_has_computed():
+    manager = BlockManager(10, 4, groups=GROUPS)
+    first = manager.add([0] * 12)
+    manager.allocate(first, 8)
+    manager.confirm()
+    # No state is kept there: it computes its first tokens itself, and holds the blocks that the first row has.
+    row = manager.add([0] * 9 + [1])
+    manager.allocate(row, 6)
+    manager.confirm()
+    assert manager.table(row).tolist() == manager.table(first)[:2].tolist()
+    manager.free(row)
+    manager.free(first)
+    assert manager.check() == []
+
+
 def test_where_no_block_can_be_copied_rows_begin_at_the_ends_of_blocks_alone():
     manager = BlockManager(10, 4, groups=GROUPS, row_ends=False)
     compute(manager, manager.add(range(10)))
