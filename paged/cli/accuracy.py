@@ -24,24 +24,16 @@ _WANTED = "reading text"
 _KV_DTYPES = ",".join(KV_DTYPES)
 _WEIGHTS = (AS_IS, "int8", "int4")
 
-# fmt: off
-TextFile = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read.", show_default="none")]
-Text = Annotated[Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read.", show_default="what was held out of the training of the models that ship")]
-Weights = Annotated[str, typer.Option("--weights", metavar="as-is|int8|int4[,…]", help="Storage of weights, one or several with commas.", show_default="all; of a checkpoint in codes as-is")]
-KvCacheDtypes = Annotated[str, typer.Option("--kv-cache-dtype", metavar="auto|int8|int4[,…]", help="Storage of K and V, one or several with commas.")]
-Length = Annotated[int, typer.Option(min=2, help="Tokens of a piece of text.")]
-# fmt: on
-
 
 def accuracy(
     model: ModelArgument = None,
-    text: Text = None,
-    weights: Weights = "",
-    kv_cache_dtype: KvCacheDtypes = _KV_DTYPES,
-    length: Length = SEQUENCE,
+    text: Annotated[Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read.", show_default="what was held out of the training of the models that ship")] = None,
+    weights: Annotated[str, typer.Option("--weights", metavar="as-is|int8|int4[,…]", help="Storage of weights, one or several with commas.", show_default="all; of a checkpoint in codes as-is")] = "",
+    kv_cache_dtype: Annotated[str, typer.Option("--kv-cache-dtype", metavar="auto|int8|int4[,…]", help="Storage of K and V, one or several with commas.")] = _KV_DTYPES,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a piece of text.")] = SEQUENCE,
     threads: Threads = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Measure how much quantised weights, K and V change a model's answers.
 
     The model reads text, and predicts each token from the true ones before it. Loss: the mean of −log of the true token's probability. Choices:

@@ -22,35 +22,21 @@ _MOST_NEW = 256
 _STEPS = ("decode", "prefill", "mixed")
 _STEP, _TIMING = "What is computed", "How it is timed"
 
-# fmt: off
-Backends = Annotated[str | None, Option(help="Backends, with commas between: native, torch_gather, reference.", show_default="all that can run here; reference is too slow to wait for")]
-Shapes = Annotated[str, Option(metavar="HEADS/KV/SIZE[,…]", help="Query heads, heads of K and V, size of a head.", rich_help_panel=_STEP)]
-BlockSizes = Annotated[str, Option(metavar="N[,…]", help="Tokens a block.", rich_help_panel=_STEP)]
-Dtype = Annotated[Literal["float32", "bfloat16"], Option(help="Dtype of queries, K and V.", rich_help_panel=_STEP)]
-KvCacheDtype = Annotated[str, Option(help="Storage of K and V: auto, as --dtype; int8 or int4.", rich_help_panel=_STEP)]
-Sequences = Annotated[int, Option(min=1, help="Sequences of a decode.", rich_help_panel=_STEP)]
-Context = Annotated[int, Option(min=1, help="Tokens of each sequence.", rich_help_panel=_STEP)]
-Prompt = Annotated[int | None, Option(min=1, help="New tokens among these: for each of 4 sequences in a prefill, for one in a mixed step.", show_default="256, or all", rich_help_panel=_STEP)]
-Fast = Annotated[bool, Option("--fast", help="Run backends in the mode in which answers may depend on the batch.")]
-Rounds = Annotated[int, Option(min=1, help="Rounds of timing.", rich_help_panel=_TIMING)]
-Threads = Annotated[int | None, Option(min=1, help="Torch's threads.", show_default="torch's own choice", rich_help_panel=_TIMING)]
-# fmt: on
-
 
 def attention(
-    backends: Backends = None,
-    shapes: Shapes = "9/3/64,14/2/64,32/8/128",
-    block_sizes: BlockSizes = "16,64",
-    dtype: Dtype = "float32",
-    kv_cache_dtype: KvCacheDtype = AUTO,
-    sequences: Sequences = 64,
-    context: Context = 512,
-    prompt: Prompt = None,
-    fast: Fast = False,
-    rounds: Rounds = 7,
-    threads: Threads = None,
+    backends: Annotated[str | None, Option(help="Backends, with commas between: native, torch_gather, reference.", show_default="all that can run here; reference is too slow to wait for")] = None,
+    shapes: Annotated[str, Option(metavar="HEADS/KV/SIZE[,…]", help="Query heads, heads of K and V, size of a head.", rich_help_panel=_STEP)] = "9/3/64,14/2/64,32/8/128",
+    block_sizes: Annotated[str, Option(metavar="N[,…]", help="Tokens a block.", rich_help_panel=_STEP)] = "16,64",
+    dtype: Annotated[Literal["float32", "bfloat16"], Option(help="Dtype of queries, K and V.", rich_help_panel=_STEP)] = "float32",
+    kv_cache_dtype: Annotated[str, Option(help="Storage of K and V: auto, as --dtype; int8 or int4.", rich_help_panel=_STEP)] = AUTO,
+    sequences: Annotated[int, Option(min=1, help="Sequences of a decode.", rich_help_panel=_STEP)] = 64,
+    context: Annotated[int, Option(min=1, help="Tokens of each sequence.", rich_help_panel=_STEP)] = 512,
+    prompt: Annotated[int | None, Option(min=1, help="New tokens among these: for each of 4 sequences in a prefill, for one in a mixed step.", show_default="256, or all", rich_help_panel=_STEP)] = None,
+    fast: Annotated[bool, Option("--fast", help="Run backends in the mode in which answers may depend on the batch.")] = False,
+    rounds: Annotated[int, Option(min=1, help="Rounds of timing.", rich_help_panel=_TIMING)] = 7,
+    threads: Annotated[int | None, Option(min=1, help="Torch's threads.", show_default="torch's own choice", rich_help_panel=_TIMING)] = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Time one layer's attention by every backend that runs here: a decode, a prefill, and a step that mixes both.
 
     Blocks lie in random order in a pool larger than a processor's cache. A decode is shown in bytes of K and V a second, and their share of

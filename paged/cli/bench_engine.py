@@ -11,7 +11,7 @@ from typer import Option
 
 from paged.base.words import counted
 from paged.cli.commands import with_options_of
-from paged.cli.models import ModelOptions, model_options
+from paged.cli.models import ModelOptions
 from paged.cli.options import Json
 from paged.cli.show import all_of, figures, print_json
 from paged.errors import InvalidConfig
@@ -26,35 +26,22 @@ _WORKLOAD_HELP = (
     "lengths, about 160 tokens in and 96 out; shared_prefix: 64 of 4 families that share 512 tokens each; single: one, 128 in and 128 out."
 )
 
-# fmt: off
-Workload = Annotated[str, Option(metavar="NAME|TRACE", help=_WORKLOAD_HELP, rich_help_panel=_REQUESTS)]
-Limit = Annotated[int | None, Option(min=1, help="Serve only this many requests.", show_default="all", rich_help_panel=_REQUESTS)]
-Scale = Annotated[float, Option(help="Divide lengths by this number.", rich_help_panel=_REQUESTS)]
-RateScale = Annotated[float | None, Option(help="Requests arrive as in the trace, this many times as fast.", show_default="all at once", rich_help_panel=_REQUESTS)]
-Blocks = Annotated[int | None, Option(min=1, help="Device blocks.", show_default="by --memory-share", rich_help_panel=_MEMORY)]
-MemoryShare = Annotated[float | None, Option(help="Size of the pool as a share of what concurrent requests need without sharing.", show_default="1", rich_help_panel=_MEMORY)]
-BlockSize = Annotated[int, Option(min=1, help="Tokens a block.", rich_help_panel=_MEMORY)]
-MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.", rich_help_panel=_MEMORY)]
-MaxTokensPerStep = Annotated[int, Option(min=1, help="Token budget of a step.", rich_help_panel=_MEMORY)]
-Runs = Annotated[int, Option(min=1, help="Runs, after a first one that does not count.", rich_help_panel=_TIMING)]
-# fmt: on
 
-
-@with_options_of(model_options)
+@with_options_of(ModelOptions)
 def engine(
     named: ModelOptions,
-    workload: Workload = "offline",
-    limit: Limit = None,
-    scale: Scale = 1.0,
-    rate_scale: RateScale = None,
-    blocks: Blocks = None,
-    memory_share: MemoryShare = None,
-    block_size: BlockSize = 16,
-    max_sequences: MaxSequences = 128,
-    max_tokens_per_step: MaxTokensPerStep = 2048,
-    runs: Runs = 3,
+    workload: Annotated[str, Option(metavar="NAME|TRACE", help=_WORKLOAD_HELP, rich_help_panel=_REQUESTS)] = "offline",
+    limit: Annotated[int | None, Option(min=1, help="Serve only this many requests.", show_default="all", rich_help_panel=_REQUESTS)] = None,
+    scale: Annotated[float, Option(help="Divide lengths by this number.", rich_help_panel=_REQUESTS)] = 1.0,
+    rate_scale: Annotated[float | None, Option(help="Requests arrive as in the trace, this many times as fast.", show_default="all at once", rich_help_panel=_REQUESTS)] = None,
+    blocks: Annotated[int | None, Option(min=1, help="Device blocks.", show_default="by --memory-share", rich_help_panel=_MEMORY)] = None,
+    memory_share: Annotated[float | None, Option(help="Size of the pool as a share of what concurrent requests need without sharing.", show_default="1", rich_help_panel=_MEMORY)] = None,
+    block_size: Annotated[int, Option(min=1, help="Tokens a block.", rich_help_panel=_MEMORY)] = 16,
+    max_sequences: Annotated[int, Option(min=1, help="Sequences in a step.", rich_help_panel=_MEMORY)] = 128,
+    max_tokens_per_step: Annotated[int, Option(min=1, help="Token budget of a step.", rich_help_panel=_MEMORY)] = 2048,
+    runs: Annotated[int, Option(min=1, help="Runs, after a first one that does not count.", rich_help_panel=_TIMING)] = 3,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Serve requests on the engine: output tokens a second, latencies, preemptions, and how many times the floor it takes.
 
     The floor is the least time that the steps could take here. A step takes at least the time to read weights, K and V at the rate of memory,

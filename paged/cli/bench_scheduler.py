@@ -13,19 +13,13 @@ _CACHING = {"off": [False], "on": [True], "both": [False, True]}
 
 
 def scheduler(
-    rows: Annotated[
-        str, typer.Option(help="Decoding sequences, one number or several with commas.")
-    ] = "64,256,1024,4096",
+    rows: Annotated[str, typer.Option(help="Decoding sequences, one number or several with commas.")] = "64,256,1024,4096",
     context: Annotated[int, typer.Option(min=1, help="Prompt tokens of each sequence.")] = 256,
-    holes: Annotated[
-        int, typer.Option(min=0, help="Sequences that are aborted before timing, for free rows among the live ones.")
-    ] = 0,
+    holes: Annotated[int, typer.Option(min=0, help="Sequences that are aborted before timing, for free rows among the live ones.")] = 0,
     caching: Annotated[Literal["on", "off", "both"], typer.Option(help="Prefix caching.")] = "both",
-    steps: Annotated[
-        int | None, typer.Option(min=16, help="Steps to time.", show_default="2^18 / rows, 160 to 2048")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=16, help="Steps to time.", show_default="2^18 / rows, 160 to 2048")] = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Time one decode step of the scheduler: schedule and update, in CPU time, with no model behind it.
 
     All sequences decode one token a step. The figure is the median over windows of 16 steps of the mean step, because sequences that started

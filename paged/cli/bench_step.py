@@ -8,7 +8,7 @@ from typer import Option
 
 from paged.base.words import counted
 from paged.cli.commands import with_options_of
-from paged.cli.models import ModelOptions, model_options
+from paged.cli.models import ModelOptions
 from paged.cli.options import Json
 from paged.cli.show import figures, print_json, table
 from paged.study.bench.workloads import Measured
@@ -16,23 +16,16 @@ from paged.study.bench.workloads import Measured
 if TYPE_CHECKING:
     from paged.study.bench.step import StepParts
 
-# fmt: off
-Rows = Annotated[int, Option(min=1, help="Decoding sequences.")]
-Context = Annotated[int, Option(min=1, help="Prompt tokens of each sequence.")]
-BlockSize = Annotated[int, Option(min=1, help="Tokens a block.")]
-Steps = Annotated[int, Option(min=1, help="Steps to time.")]
-# fmt: on
 
-
-@with_options_of(model_options)
+@with_options_of(ModelOptions)
 def step(
     named: ModelOptions,
-    rows: Rows = 64,
-    context: Context = 256,
-    block_size: BlockSize = 16,
-    steps: Steps = 64,
+    rows: Annotated[int, Option(min=1, help="Decoding sequences.")] = 64,
+    context: Annotated[int, Option(min=1, help="Prompt tokens of each sequence.")] = 256,
+    block_size: Annotated[int, Option(min=1, help="Tokens a block.")] = 16,
+    steps: Annotated[int, Option(min=1, help="Steps to time.")] = 64,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Time the parts of a step in which every sequence decodes a token: the host's, and the forward pass.
 
     Figures are medians over the engine's own steps. A model that runs as one call into C runs the last step again, with and without attention,

@@ -46,37 +46,25 @@ _OF_PAGES = ("model", "dtype", "kv_dtype", "kv_dtype_skip_layers", "block_size",
 """Parameters that change pages."""
 _STEP_HELP = "Token budget of a step: activations are for so many."
 
-# fmt: off
-ModelArgument = Annotated[str, Argument(metavar="MODEL", help=_MODEL_HELP)]
-DeviceName = Annotated[str, Option(help=_DEVICE_HELP)]
-Dtype = Annotated[str | None, Option(help=f"Dtype of weights and activations: {', '.join(DTYPES)}.", show_default="the model's own, or bf16, or what the device has")]
-Batch = Annotated[int, Option(min=1, help="Sequences.")]
-Length = Annotated[int, Option(min=1, help="Tokens of each sequence.")]
-TensorParallel = Annotated[int, Option(min=1, help="Devices that each layer is split over.")]
-SplitContext = Annotated[bool, Option("--split-context", help="Devices that split the tokens of a shared KV head or latent.")]
-BlockSize = Annotated[int | None, Option(min=1, help="Tokens a block.", show_default="16, or 32 where layers of several kinds want it")]
-MaxTokensPerStep = Annotated[int | None, Option(min=1, help=_STEP_HELP, show_default="one that suits model and device")]
-# fmt: on
-
 
 def capacity(
     context: typer.Context,
-    model: ModelArgument,
-    device: DeviceName = "a100-80g",
-    dtype: Dtype = None,
+    model: Annotated[str, Argument(metavar="MODEL", help=_MODEL_HELP)],
+    device: Annotated[str, Option(help=_DEVICE_HELP)] = "a100-80g",
+    dtype: Annotated[str | None, Option(help=f"Dtype of weights and activations: {', '.join(DTYPES)}.", show_default="the model's own, or bf16, or what the device has")] = None,
     quantization: Quantization = None,
     quantize_head: QuantizeHead = False,
     kv_dtype: KvDtype = None,
     kv_dtype_skip_layers: KvDtypeSkipLayers = None,
-    batch: Batch = 16,
-    length: Length = 1024,
-    tensor_parallel: TensorParallel = 1,
-    block_size: BlockSize = None,
-    split_context: SplitContext = False,
+    batch: Annotated[int, Option(min=1, help="Sequences.")] = 16,
+    length: Annotated[int, Option(min=1, help="Tokens of each sequence.")] = 1024,
+    tensor_parallel: Annotated[int, Option(min=1, help="Devices that each layer is split over.")] = 1,
+    block_size: Annotated[int | None, Option(min=1, help="Tokens a block.", show_default="16, or 32 where layers of several kinds want it")] = None,
+    split_context: Annotated[bool, Option("--split-context", help="Devices that split the tokens of a shared KV head or latent.")] = False,
     memory_share: MemoryShare = 0.9,
-    max_tokens_per_step: MaxTokensPerStep = None,
+    max_tokens_per_step: Annotated[int | None, Option(min=1, help=_STEP_HELP, show_default="one that suits model and device")] = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show what a model needs on a device: weights, activations, KV, how many sequences fit, and what binds its steps.
 
     Memory and operations follow from the model's shape and the device's published figures. A step's time follows from measured kernels if

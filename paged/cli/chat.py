@@ -18,23 +18,16 @@ if TYPE_CHECKING:
 
 FAILED = 1
 
-# fmt: off
-System = Annotated[str | None, typer.Option(help="A system message, before the first question.")]
-MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer at most.")]
-Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of each answer's sampling.", show_default="one of each answer's number")]
-# fmt: on
-
 
 @takes(engine=EngineConfig())
 def chat(
-    system: System = None,
-    max_tokens: MaxTokens = 64,
-    temperature: Temperature = 0.0,
-    seed: Seed = None,
+    system: Annotated[str | None, typer.Option(help="A system message, before the first question.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of each answer's sampling.", show_default="one of each answer's number")] = None,
     *,
     engine: dict[str, Any],
-) -> None:
+) -> None:  # fmt: skip
     """Talk to a model. Earlier turns are not computed again: their blocks are in the cache.
 
     A line is a message; an empty one, or the end of the input, ends the conversation. The model that ships is small, and has only read Python's

@@ -14,16 +14,9 @@ STILL_FAILS = 1
 
 def replay(
     file: Annotated[Path, typer.Argument(help="A program that the kit saved, or `save` of paged.testing.")],
-    build: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:NAME",
-            help="The function that builds the subject from a world; modules of the current folder are found.",
-            show_default="what the file names, or paged's own",
-        ),
-    ] = None,
+    build: Annotated[str | None, typer.Option(metavar="MODULE:NAME", help="The function that builds the subject from a world; modules of the current folder are found.", show_default="what the file names, or paged's own")] = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Run a saved failure from the start, with every oracle, and show what it violates now.
 
     Status 1 if it violates something, else 0. The state machines and the soak save failures in the folder that PAGED_FAILURES in the

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -66,8 +66,9 @@ def must_be_read(context: typer.Context, read: Collection[str], why: str) -> Non
 
 
 def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command: `make` makes its first parameter, and the options of `make` stand in its place on the command line."""
-    made = inspect.signature(make, eval_str=True).parameters
+    """Decorate a command: `make` makes its first parameter, and the options of `make` (what it annotates as one) stand in its place."""
+    named = inspect.signature(make, eval_str=True).parameters
+    made = {name: each for name, each in named.items() if get_origin(each.annotation) is Annotated}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)

@@ -58,11 +58,9 @@ ALONE = msgspec.structs.replace(HYBRID, blocks=AMPLE_BLOCKS, max_sequences=1, pr
 
 
 def demo(
-    speed: Annotated[
-        float, typer.Option(min=0.1, max=1000, help="Speed of the picture in a terminal, a factor.")
-    ] = 1.0,
+    speed: Annotated[float, typer.Option(min=0.1, max=1000, help="Speed of the picture in a terminal, a factor.")] = 1.0,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Watch a real service's requests press on a memory that is far too small for them, while a model answers them.
 
     160 requests of Mooncake's published conversation trace arrive 64 times as fast, with lengths scaled to the small model that ships: prompts of

@@ -25,12 +25,8 @@ _WORKS = {True: "yes", False: "no", None: "not tried"}
 
 _AGREES = {True: ", all the same", False: ", not all the same", None: ""}
 
-# fmt: off
-NoBuild = Annotated[bool, typer.Option("--no-build", help="Compile nothing, and try nothing that would be compiled first.")]
-# fmt: on
 
-
-def doctor(no_build: NoBuild = False, json: Json = False) -> None:
+def doctor(no_build: Annotated[bool, typer.Option("--no-build", help="Compile nothing, and try nothing that would be compiled first.")] = False, json: Json = False) -> None:  # fmt: skip
     """Show what works on this machine and installation, which attention backends work, why others do not, and how to repair that.
 
     Native code is compiled if it is not there yet, and the model that ships answers by every backend. Status 1 if something that should work does not.

@@ -29,92 +29,50 @@ SOME_FAILED = 1
 _EARLY = {"true": True, "false": False}
 
 
-# fmt: off
-Prompt = Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given several times.", rich_help_panel=_PROMPTS)]
-File = Annotated[str | None, typer.Option("--file", "-f", help="A file with a prompt a line (UTF-8); - is standard input.", rich_help_panel=_PROMPTS)]
-MaxTokens = Annotated[int, typer.Option(help="Output tokens at most.", rich_help_panel=_SAMPLING)]
-Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", rich_help_panel=_SAMPLING)]
-TopK = Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.", show_default="all", rich_help_panel=_SAMPLING)]
-TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)]
-MinP = Annotated[float | None, typer.Option(help="Sample from tokens at least this many times as likely as the likeliest.", show_default="all", rich_help_panel=_SAMPLING)]
-TypicalP = Annotated[float | None, typer.Option(help="Sample from the most typical tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)]
-Seed = Annotated[int | None, typer.Option(help="Seed of each request's sampling.", show_default="one of each request's number", rich_help_panel=_SAMPLING)]
-Count = Annotated[int, typer.Option("--n", help="Answers to each prompt; they share its memory.", rich_help_panel=_SAMPLING)]
-BestOf = Annotated[int | None, typer.Option(help="Make this many answers, and show the --n likeliest.", show_default="--n", rich_help_panel=_SAMPLING)]
-BeamWidth = Annotated[int | None, typer.Option(help="Search for the likeliest answers with this many sequences at a time.", show_default="no search", rich_help_panel=_SAMPLING)]
-BeamGroups = Annotated[int | None, typer.Option(help="For a beam search: groups of sequences that avoid each other's tokens.", show_default="1", rich_help_panel=_SAMPLING)]
-Diversity = Annotated[float | None, typer.Option("--diversity-penalty", help="For beam groups: the penalty of a token for each other group that has it.", show_default="0", rich_help_panel=_SAMPLING)]
-Contrastive = Annotated[bool, typer.Option("--contrastive", help="Take the candidate, of --top-k (4), that is least like the text so far.", rich_help_panel=_SAMPLING)]
-PenaltyAlpha = Annotated[float | None, typer.Option(help="For a contrastive search: the weight of likeness against the probability.", show_default="0.6", rich_help_panel=_SAMPLING)]
-EarlyStopping = Annotated[str | None, typer.Option(help="For a beam search: true ends it with as many answers as beams, false when no better one is likely, never when none is possible.", show_default="false", rich_help_panel=_SAMPLING)]
-LogitBias = Annotated[list[str] | None, typer.Option("--logit-bias", help="ID=NUMBER, added to the logit of a token id; may be given several times.", rich_help_panel=_SAMPLING)]
-AllowedTokenId = Annotated[list[int] | None, typer.Option("--allowed-token-id", help="A token id that is allowed, and no others; may be given several times.", rich_help_panel=_SAMPLING)]
-StopTokenId = Annotated[list[int] | None, typer.Option("--stop-token-id", help="A token id that ends an answer; may be given several times.", rich_help_panel=_SAMPLING)]
-IncludeStop = Annotated[bool, typer.Option("--include-stop", help="Keep the stop string at the end of a text.", rich_help_panel=_SAMPLING)]
-PromptLogprobs = Annotated[int | None, typer.Option(help="With --json: log-probabilities of the prompt's tokens, and of this many alternatives.", show_default="none", rich_help_panel=_SAMPLING)]
-Echo = Annotated[bool, typer.Option("--echo", help="With --json: begin each text with its prompt.", rich_help_panel=_SAMPLING)]
-JsonObject = Annotated[bool, typer.Option("--json-object", help="Answers are JSON objects.", rich_help_panel=_SAMPLING)]
-GrammarFile = Annotated[Path | None, typer.Option("--grammar", help="A file with a grammar, in Lark's syntax, that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)]
-JsonSchema = Annotated[Path | None, typer.Option("--json-schema", help="A file with a JSON schema that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)]
-Regex = Annotated[str | None, typer.Option(help="A regular expression of the whole answer.", show_default="none", rich_help_panel=_SAMPLING)]
-Choice = Annotated[list[str] | None, typer.Option("--choice", help="One of the allowed answers; may be given several times.", rich_help_panel=_SAMPLING)]
-LengthPenalty = Annotated[float | None, typer.Option(help="For a beam search: above 0 favours long answers, below 0 short ones.", show_default="1", rich_help_panel=_SAMPLING)]
-Repetition = Annotated[float, typer.Option("--repetition-penalty", help="Makes tokens of the prompt and the answer less likely by this factor; 1 is off.", rich_help_panel=_SAMPLING)]
-Presence = Annotated[float, typer.Option("--presence-penalty", help="Subtracted from the logits of tokens in the answer.", rich_help_panel=_SAMPLING)]
-Frequency = Annotated[float, typer.Option("--frequency-penalty", help="The same, for each time that a token occurred.", rich_help_panel=_SAMPLING)]
-NoRepeat = Annotated[int, typer.Option("--no-repeat-ngram-size", help="No run of this many tokens occurs twice; 0 is off.", rich_help_panel=_SAMPLING)]
-BadWord = Annotated[list[str] | None, typer.Option("--bad-word", help="A text that answers do not have; may be given several times.", rich_help_panel=_SAMPLING)]
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="Text before which an answer ends; may be given several times.", rich_help_panel=_SAMPLING)]
-MinTokens = Annotated[int, typer.Option(help="The least tokens of an answer.", rich_help_panel=_SAMPLING)]
-Logprobs = Annotated[int | None, typer.Option(help="Show log-probabilities of tokens, and of this many alternatives.", show_default="none", rich_help_panel=_SAMPLING)]
-IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)]
-# fmt: on
-
-
 @takes(engine=EngineConfig())
 def generate(
-    prompt: Prompt = None,
-    file: File = None,
-    max_tokens: MaxTokens = 64,
-    temperature: Temperature = 0.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    typical_p: TypicalP = None,
-    seed: Seed = None,
-    n: Count = 1,
-    best_of: BestOf = None,
-    beam_width: BeamWidth = None,
-    length_penalty: LengthPenalty = None,
-    beam_groups: BeamGroups = None,
-    diversity_penalty: Diversity = None,
-    early_stopping: EarlyStopping = None,
-    contrastive: Contrastive = False,
-    penalty_alpha: PenaltyAlpha = None,
-    json_schema: JsonSchema = None,
-    json_object: JsonObject = False,
-    grammar: GrammarFile = None,
-    regex: Regex = None,
-    choice: Choice = None,
-    repetition_penalty: Repetition = 1.0,
-    presence_penalty: Presence = 0.0,
-    frequency_penalty: Frequency = 0.0,
-    no_repeat_ngram_size: NoRepeat = 0,
-    logit_bias: LogitBias = None,
-    allowed_token_id: AllowedTokenId = None,
-    bad_word: BadWord = None,
-    stop: Stop = None,
-    include_stop: IncludeStop = False,
-    stop_token_id: StopTokenId = None,
-    min_tokens: MinTokens = 0,
-    logprobs: Logprobs = None,
-    prompt_logprobs: PromptLogprobs = None,
-    echo: Echo = False,
-    ignore_eos: IgnoreEos = False,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given several times.", rich_help_panel=_PROMPTS)] = None,
+    file: Annotated[str | None, typer.Option("--file", "-f", help="A file with a prompt a line (UTF-8); - is standard input.", rich_help_panel=_PROMPTS)] = None,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens at most.", rich_help_panel=_SAMPLING)] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.", show_default="all", rich_help_panel=_SAMPLING)] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)] = None,
+    min_p: Annotated[float | None, typer.Option(help="Sample from tokens at least this many times as likely as the likeliest.", show_default="all", rich_help_panel=_SAMPLING)] = None,
+    typical_p: Annotated[float | None, typer.Option(help="Sample from the most typical tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of each request's sampling.", show_default="one of each request's number", rich_help_panel=_SAMPLING)] = None,
+    n: Annotated[int, typer.Option("--n", help="Answers to each prompt; they share its memory.", rich_help_panel=_SAMPLING)] = 1,
+    best_of: Annotated[int | None, typer.Option(help="Make this many answers, and show the --n likeliest.", show_default="--n", rich_help_panel=_SAMPLING)] = None,
+    beam_width: Annotated[int | None, typer.Option(help="Search for the likeliest answers with this many sequences at a time.", show_default="no search", rich_help_panel=_SAMPLING)] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="For a beam search: above 0 favours long answers, below 0 short ones.", show_default="1", rich_help_panel=_SAMPLING)] = None,
+    beam_groups: Annotated[int | None, typer.Option(help="For a beam search: groups of sequences that avoid each other's tokens.", show_default="1", rich_help_panel=_SAMPLING)] = None,
+    diversity_penalty: Annotated[float | None, typer.Option("--diversity-penalty", help="For beam groups: the penalty of a token for each other group that has it.", show_default="0", rich_help_panel=_SAMPLING)] = None,
+    early_stopping: Annotated[str | None, typer.Option(help="For a beam search: true ends it with as many answers as beams, false when no better one is likely, never when none is possible.", show_default="false", rich_help_panel=_SAMPLING)] = None,
+    contrastive: Annotated[bool, typer.Option("--contrastive", help="Take the candidate, of --top-k (4), that is least like the text so far.", rich_help_panel=_SAMPLING)] = False,
+    penalty_alpha: Annotated[float | None, typer.Option(help="For a contrastive search: the weight of likeness against the probability.", show_default="0.6", rich_help_panel=_SAMPLING)] = None,
+    json_schema: Annotated[Path | None, typer.Option("--json-schema", help="A file with a JSON schema that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="Answers are JSON objects.", rich_help_panel=_SAMPLING)] = False,
+    grammar: Annotated[Path | None, typer.Option("--grammar", help="A file with a grammar, in Lark's syntax, that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)] = None,
+    regex: Annotated[str | None, typer.Option(help="A regular expression of the whole answer.", show_default="none", rich_help_panel=_SAMPLING)] = None,
+    choice: Annotated[list[str] | None, typer.Option("--choice", help="One of the allowed answers; may be given several times.", rich_help_panel=_SAMPLING)] = None,
+    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Makes tokens of the prompt and the answer less likely by this factor; 1 is off.", rich_help_panel=_SAMPLING)] = 1.0,
+    presence_penalty: Annotated[float, typer.Option("--presence-penalty", help="Subtracted from the logits of tokens in the answer.", rich_help_panel=_SAMPLING)] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty", help="The same, for each time that a token occurred.", rich_help_panel=_SAMPLING)] = 0.0,
+    no_repeat_ngram_size: Annotated[int, typer.Option("--no-repeat-ngram-size", help="No run of this many tokens occurs twice; 0 is off.", rich_help_panel=_SAMPLING)] = 0,
+    logit_bias: Annotated[list[str] | None, typer.Option("--logit-bias", help="ID=NUMBER, added to the logit of a token id; may be given several times.", rich_help_panel=_SAMPLING)] = None,
+    allowed_token_id: Annotated[list[int] | None, typer.Option("--allowed-token-id", help="A token id that is allowed, and no others; may be given several times.", rich_help_panel=_SAMPLING)] = None,
+    bad_word: Annotated[list[str] | None, typer.Option("--bad-word", help="A text that answers do not have; may be given several times.", rich_help_panel=_SAMPLING)] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text before which an answer ends; may be given several times.", rich_help_panel=_SAMPLING)] = None,
+    include_stop: Annotated[bool, typer.Option("--include-stop", help="Keep the stop string at the end of a text.", rich_help_panel=_SAMPLING)] = False,
+    stop_token_id: Annotated[list[int] | None, typer.Option("--stop-token-id", help="A token id that ends an answer; may be given several times.", rich_help_panel=_SAMPLING)] = None,
+    min_tokens: Annotated[int, typer.Option(help="The least tokens of an answer.", rich_help_panel=_SAMPLING)] = 0,
+    logprobs: Annotated[int | None, typer.Option(help="Show log-probabilities of tokens, and of this many alternatives.", show_default="none", rich_help_panel=_SAMPLING)] = None,
+    prompt_logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities of the prompt's tokens, and of this many alternatives.", show_default="none", rich_help_panel=_SAMPLING)] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="With --json: begin each text with its prompt.", rich_help_panel=_SAMPLING)] = False,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)] = False,
     json: Json = False,
     *,
     engine: dict[str, Any],
-) -> None:
+) -> None:  # fmt: skip
     """Continue prompts with a language model whose KV lives in paged memory.
 
     Prompts come from --prompt, --file, or standard input, a line each. A single answer is written as it comes; many are shown when all are done.

@@ -37,17 +37,18 @@ Threads = Annotated[int | None, Option(min=1, help="Torch's threads; a small mod
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
-    """A model, and how it is loaded and run. Raises InvalidConfig for two models, and for an unknown quantization."""
+    """A model, and how it is loaded and run, as the options of a bench describe it. Raises InvalidConfig for two models, and for an unknown
+    quantization."""
 
-    model: str | None = None
-    shape: str | None = None
-    dtype: str = "auto"
-    quantization: str | None = None
-    quantize_head: bool = False
-    kv_cache_dtype: str = AUTO
-    backend: str = "auto"
-    fast: bool = False
-    threads: int | None = None
+    model: ModelArgument = None
+    shape: Shape = None
+    dtype: Dtype = "auto"
+    quantization: Quantization = None
+    quantize_head: QuantizeHead = False
+    kv_cache_dtype: KvCacheDtype = AUTO
+    backend: Backend = "auto"
+    fast: Fast = False
+    threads: Threads = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -78,18 +79,3 @@ class ModelOptions(msgspec.Struct, frozen=True):
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
             return load_model(self.model or EMBEDDED, **how) if described is None else random_model(described, **how)
-
-
-def model_options(
-    model: ModelArgument = None,
-    shape: Shape = None,
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    quantize_head: QuantizeHead = False,
-    kv_cache_dtype: KvCacheDtype = AUTO,
-    backend: Backend = "auto",
-    fast: Fast = False,
-    threads: Threads = None,
-) -> ModelOptions:
-    """Return the model that the options of a bench describe."""
-    return ModelOptions(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads)

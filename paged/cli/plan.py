@@ -2,10 +2,13 @@
 
 from collections.abc import Collection
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import typer
 from rich.progress import TaskID, TimeElapsedColumn
+from typer import Option
 
 from paged.base.words import counted
 from paged.cli import options
@@ -31,23 +34,25 @@ from paged.errors import InvalidConfig
 from paged.study.report import PlanPage, write_plan_csv, write_plan_html
 from paged.study.simulator import Binding, Find, Plan, Progress, Scenario, Targets, plans, what_binds
 
+_SEARCH = "The search"
+
 
 @with_options_of(scenarios_of)
 def plan(
     given: list[Scenario],
-    find: options.FindWhat,
-    ttft: options.Ttft = None,
-    gap: options.Gap = None,
-    itl: options.Itl = None,
-    tolerance: options.Tolerance = None,
-    price_per_hour: options.ReplicaPrice = None,
-    seeds: options.MetSeeds = 1,
-    explain: options.Explain = True,
+    find: Annotated[Literal["rate", "memory", "devices"], Option("--find", help="The highest rate, the smallest memory (blocks), or the fewest devices (replicas, to which requests are dealt in turn).", show_default=False, rich_help_panel=_SEARCH)],
+    ttft: Annotated[float | None, Option("--ttft", metavar="S", help="Target: p99 of the time to first token, in seconds.", show_default="no target", rich_help_panel=_SEARCH)] = None,
+    gap: Annotated[float | None, Option("--gap", metavar="S", help="Target: p99 of each request's longest time between two tokens, in seconds.", show_default="no target", rich_help_panel=_SEARCH)] = None,
+    itl: Annotated[float | None, Option("--itl", metavar="S", help="Target: p99 of all times between two tokens, in seconds. It hides the cost of preemptions; --gap does not.", show_default="no target", rich_help_panel=_SEARCH)] = None,
+    tolerance: Annotated[float | None, Option(help="Largest distance of the answer from the nearest value that misses, as a share.", show_default="0.02 of a rate; 0.01 of a memory, or one block", rich_help_panel=_SEARCH)] = None,
+    price_per_hour: Annotated[float | None, Option("--price-per-hour", help="Price of a replica with all of its devices; gives the cost of the answer per hour and per million output tokens.", show_default="none", rich_help_panel=options.DEVICE)] = None,
+    seeds: Annotated[int, Option("--seeds", min=1, help="The targets have to be met with each of this many seeds.", rich_help_panel=_SEARCH)] = 1,
+    explain: Annotated[bool, Option("--explain/--no-explain", help="Also find the limit that binds the answer: raise each one a step, and compare.", rich_help_panel=_SEARCH)] = True,
     jobs: options.Jobs = options.CORES,
-    csv: options.PlanCsvPath = None,
+    csv: Annotated[Path | None, Option("--csv", help="Also write a table with a row for each tried value.", rich_help_panel=options.OUT)] = None,
     html: options.HtmlPath = None,
     json: options.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Find the highest rate, the smallest memory or the fewest devices at which a trace meets its targets.
 
     It simulates as `paged simulate` does. The value is doubled or halved until it meets the targets on one side and misses on the other, then

@@ -39,47 +39,31 @@ _MOST_CONTEXT = 512
 _OF_TABLES = ("out", "shape", "import_", "on", "source", "license", "json")
 """Parameters that --import reads."""
 
-# fmt: off
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File for the profile.")]
-Model = Annotated[str | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded", rich_help_panel=MODEL)]
-Device = Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=MODEL)]
-MaxSequences = Annotated[int, typer.Option(min=1, help="Sequences in a step, at most.", rich_help_panel=_DESIGN)]
-MaxContext = Annotated[int | None, typer.Option(min=1, help="Tokens that a row attends to, at most.", show_default=f"{_MOST_CONTEXT}, or what the model takes", rich_help_panel=_DESIGN)]
-MaxTokensPerStep = Annotated[int, typer.Option(min=1, help="Tokens in a step, at most.", rich_help_panel=_DESIGN)]
-BlockSize = Annotated[int, typer.Option(min=1, help="Tokens a block.", rich_help_panel=_DESIGN)]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds of timing.", rich_help_panel=_TIMING)]
-Threads = Annotated[int | None, typer.Option(min=1, help="Torch's threads; a small model always runs on one.", show_default="torch's own choice", rich_help_panel=_TIMING)]
-Import = Annotated[Path | None, typer.Option("--import", metavar="FOLDER", help="Fit tables of kernels or layers that others timed (docs/hardware.md), instead of timing steps here.", rich_help_panel=_TABLES)]
-Timed = Annotated[str | None, typer.Option("--on", metavar="DEVICE", help=f"Device of the timings: {', '.join(device_names())}; or a JSON file.", show_default="none", rich_help_panel=_TABLES)]
-Source = Annotated[str, typer.Option(help="Source of the timings; kept in the file.", show_default="none", rich_help_panel=_TABLES)]
-License = Annotated[str, typer.Option(help="Licence of the timings; kept in the file.", show_default="none", rich_help_panel=_TABLES)]
-# fmt: on
-
 
 def profile(
     context: typer.Context,
-    out: Out = Path("profile.json"),
-    model: Model = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File for the profile.")] = Path("profile.json"),
+    model: Annotated[str | None, typer.Option("--model", "-m", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded", rich_help_panel=MODEL)] = None,
     shape: Shape = None,
     backend: Backend = "auto",
     dtype: Dtype = "auto",
     quantization: Quantization = None,
     quantize_head: QuantizeHead = False,
     kv_cache_dtype: KvCacheDtype = AUTO,
-    device: Device = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, or cuda.", rich_help_panel=MODEL)] = "cpu",
     fast: Fast = False,
-    max_sequences: MaxSequences = 32,
-    max_context: MaxContext = None,
-    max_tokens_per_step: MaxTokensPerStep = 256,
-    block_size: BlockSize = 16,
-    rounds: Rounds = 5,
-    threads: Threads = None,
-    import_: Import = None,
-    on: Timed = None,
-    source: Source = "",
-    license: License = "",  # noqa: A002
+    max_sequences: Annotated[int, typer.Option(min=1, help="Sequences in a step, at most.", rich_help_panel=_DESIGN)] = 32,
+    max_context: Annotated[int | None, typer.Option(min=1, help="Tokens that a row attends to, at most.", show_default=f"{_MOST_CONTEXT}, or what the model takes", rich_help_panel=_DESIGN)] = None,
+    max_tokens_per_step: Annotated[int, typer.Option(min=1, help="Tokens in a step, at most.", rich_help_panel=_DESIGN)] = 256,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens a block.", rich_help_panel=_DESIGN)] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of timing.", rich_help_panel=_TIMING)] = 5,
+    threads: Annotated[int | None, typer.Option(min=1, help="Torch's threads; a small model always runs on one.", show_default="torch's own choice", rich_help_panel=_TIMING)] = None,
+    import_: Annotated[Path | None, typer.Option("--import", metavar="FOLDER", help="Fit tables of kernels or layers that others timed (docs/hardware.md), instead of timing steps here.", rich_help_panel=_TABLES)] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="DEVICE", help=f"Device of the timings: {', '.join(device_names())}; or a JSON file.", show_default="none", rich_help_panel=_TABLES)] = None,
+    source: Annotated[str, typer.Option(help="Source of the timings; kept in the file.", show_default="none", rich_help_panel=_TABLES)] = "",
+    license: Annotated[str, typer.Option(help="Licence of the timings; kept in the file.", show_default="none", rich_help_panel=_TABLES)] = "",  # noqa: A002
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Time steps of the engine, fit a price to each amount of their work, and write a profile for `paged simulate --profile`.
 
     The steps vary the number of decoding rows, the lengths of their contexts, the sizes of prompts' chunks, and these together. Each is timed

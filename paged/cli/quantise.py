@@ -11,7 +11,7 @@ import typer
 from paged.base.budget import as_bytes
 from paged.base.extras import import_with_extra
 from paged.base.words import counted
-from paged.cli.accuracy import TextFile, loss_of, text_of
+from paged.cli.accuracy import loss_of, text_of
 from paged.cli.models import ModelArgument
 from paged.cli.options import Json
 from paged.cli.show import counting, figures, loading, print_json, table
@@ -22,21 +22,15 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 
-# fmt: off
-Out = Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder to make.")]
-Weights = Annotated[str, typer.Option("--weights", "-w", help="int8 or int4.")]
-GroupSize = Annotated[int | None, typer.Option(help="Inputs that share a scale: 32, 64 or 128.", show_default="int8: a scale a result; int4: 32")]
-# fmt: on
-
 
 def quantise(
-    out: Out,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="The folder to make.")],
     model: ModelArgument = None,
-    weights: Weights = "int8",
-    group_size: GroupSize = None,
-    text: TextFile = None,
+    weights: Annotated[str, typer.Option("--weights", "-w", help="int8 or int4.")] = "int8",
+    group_size: Annotated[int | None, typer.Option(help="Inputs that share a scale: 32, 64 or 128.", show_default="int8: a scale a result; int4: 32")] = None,
+    text: Annotated[Path | None, typer.Option("--text", metavar="FILE", help="UTF-8 text to read.", show_default="none")] = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Write a checkpoint again with the linear layers of its decoder layers in 8 or 4 bits, in the format of compressed-tensors, which other engines read, too.
 
     Embeddings, head, norms and states stay as they are. It reads one layer at a time. With --text it shows the loss before and after.

@@ -43,23 +43,15 @@ class ServeCommand(Command):
         return super().parse_args(ctx, translated(args))
 
 
-# fmt: off
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded")]
-Config = Annotated[Path | None, Option("--config", metavar="FILE", help="TOML with settings by name, those of the engine under [engine], and with tenants; options and PAGED_… win over it.", show_default="none")]
-Replicas = Annotated[int, Option("--replicas", metavar="N", min=1, help="Engines, each a replica on a Ray that begins and ends with the server; needs the ray extra (docs/scaling.md).", rich_help_panel="Limits")]
-
-# fmt: on
-
-
 @takes(server=Settings(), engine=SERVED)
 def serve(
-    model: Model = None,
-    config: Config = None,
-    replicas: Replicas = 1,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A checkpoint folder in the Hugging Face layout, or a small model that ships: embedded or hybrid.", show_default="embedded")] = None,
+    config: Annotated[Path | None, Option("--config", metavar="FILE", help="TOML with settings by name, those of the engine under [engine], and with tenants; options and PAGED_… win over it.", show_default="none")] = None,
+    replicas: Annotated[int, Option("--replicas", metavar="N", min=1, help="Engines, each a replica on a Ray that begins and ends with the server; needs the ray extra (docs/scaling.md).", rich_help_panel="Limits")] = 1,
     *,
     server: dict[str, Any],
     engine: dict[str, Any],
-) -> None:
+) -> None:  # fmt: skip
     """Answer OpenAI's clients over HTTP, with a model that runs in a process of its own.
 
     SIGTERM (status 0) or Ctrl-C (130) lets running requests end first, a second one does not (1, 130). vLLM's flags are taken where they mean the same

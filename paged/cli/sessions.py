@@ -23,54 +23,31 @@ _TIERS = Tiers(device_blocks=2)
 _MEMORY_SHARE = 0.9
 _ALL = ",".join(KEEPS)
 
-# fmt: off
-File = Annotated[str, Argument(metavar="FILE", help=f"A recording of sessions, JSON Lines (docs/sessions.md); or {SESSIONS_EXCERPT.name}: {SESSIONS_EXCERPT.summary}.")]
-Keep = Annotated[str, Option(metavar="KEEPS[,…]", help="Ways to keep content: lru (by use alone), sessions (by each request's session_id), hints (retain at a turn's end, end at a session's).")]
-Count = Annotated[int | None, Option(min=1, help="Number of sessions to draw.", show_default="all")]
-Seed = Annotated[int, Option(min=0, help="Seed of the sessions that are drawn, and of when they begin.")]
-Spread = Annotated[float, Option(min=0, metavar="S", help="Sessions begin at random within so many seconds.")]
-LongestPause = Annotated[float, Option(min=0, metavar="S", help="Longest pause; longer ones are cut to it.")]
-Until = Annotated[float | None, Option(metavar="S", help="End after so many virtual seconds.", show_default="to the end")]
-Bounds = Annotated[bool, Option("--bounds", help="Turns begin as in the recording, and nothing takes time: the effect of the order of eviction alone.")]
-Model = Annotated[str, Option(help=f"{', '.join(model_names())}; or a JSON file.")]
-DeviceName = Annotated[str, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.")]
-Blocks = Annotated[int | None, Option(min=2, help="Device blocks, of as many tokens as the recording's; pages where the model's layers are of several kinds.", show_default="what the device has left")]
-HostBlocks = Annotated[int, Option(min=0, help="Host blocks, for content that leaves the device.")]
-HostUs = Annotated[float, Option(min=0, metavar="µS", help="Latency of a step's copies between device and host; their rate is the device's.")]
-DiskBlocks = Annotated[int, Option(min=0, help="Blocks on a disk, which keeps computed content; 0: no disk.")]
-DiskGbps = Annotated[float, Option(metavar="GB/S", help="Gigabytes a second that the disk reads.")]
-DiskUs = Annotated[float, Option(min=0, metavar="µS", help="Latency of a read.")]
-PolicyName = Annotated[str, Option("--policy", metavar="POLICY", help="`paged policies` lists them.")]
-MaxTokens = Annotated[int, Option("--max-tokens-per-step", min=1, help="Token budget of a step.")]
-MaxSequences = Annotated[int, Option(min=1, help="Sequences in a step.")]
-Html = Annotated[Path | None, Option("--html", help="Also write a page with plots.", show_default="none")]
-# fmt: on
-
 
 def sessions(
-    file: File = SESSIONS_EXCERPT.name,
-    keeps: Keep = _ALL,
-    count: Count = None,
-    seed: Seed = 0,
-    spread: Spread = 1800.0,
-    longest_pause: LongestPause = 1800.0,
-    until: Until = None,
-    bounds: Bounds = False,
-    model: Model = "llama-3.1-8b",
-    device: DeviceName = "h100",
-    blocks: Blocks = None,
-    host_blocks: HostBlocks = 0,
-    host_us: HostUs = _TIERS.host_latency_s * 1e6,
-    disk_blocks: DiskBlocks = 0,
-    disk_gbps: DiskGbps = _TIERS.disk_bytes_per_s / 1e9,
-    disk_us: DiskUs = _TIERS.disk_latency_s * 1e6,
-    policy: PolicyName = "paged",
-    max_tokens_per_step: MaxTokens = 8192,
-    max_sequences: MaxSequences = 64,
+    file: Annotated[str, Argument(metavar="FILE", help=f"A recording of sessions, JSON Lines (docs/sessions.md); or {SESSIONS_EXCERPT.name}: {SESSIONS_EXCERPT.summary}.")] = SESSIONS_EXCERPT.name,
+    keeps: Annotated[str, Option(metavar="KEEPS[,…]", help="Ways to keep content: lru (by use alone), sessions (by each request's session_id), hints (retain at a turn's end, end at a session's).")] = _ALL,
+    count: Annotated[int | None, Option(min=1, help="Number of sessions to draw.", show_default="all")] = None,
+    seed: Annotated[int, Option(min=0, help="Seed of the sessions that are drawn, and of when they begin.")] = 0,
+    spread: Annotated[float, Option(min=0, metavar="S", help="Sessions begin at random within so many seconds.")] = 1800.0,
+    longest_pause: Annotated[float, Option(min=0, metavar="S", help="Longest pause; longer ones are cut to it.")] = 1800.0,
+    until: Annotated[float | None, Option(metavar="S", help="End after so many virtual seconds.", show_default="to the end")] = None,
+    bounds: Annotated[bool, Option("--bounds", help="Turns begin as in the recording, and nothing takes time: the effect of the order of eviction alone.")] = False,
+    model: Annotated[str, Option(help=f"{', '.join(model_names())}; or a JSON file.")] = "llama-3.1-8b",
+    device: Annotated[str, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.")] = "h100",
+    blocks: Annotated[int | None, Option(min=2, help="Device blocks, of as many tokens as the recording's; pages where the model's layers are of several kinds.", show_default="what the device has left")] = None,
+    host_blocks: Annotated[int, Option(min=0, help="Host blocks, for content that leaves the device.")] = 0,
+    host_us: Annotated[float, Option(min=0, metavar="µS", help="Latency of a step's copies between device and host; their rate is the device's.")] = _TIERS.host_latency_s * 1e6,
+    disk_blocks: Annotated[int, Option(min=0, help="Blocks on a disk, which keeps computed content; 0: no disk.")] = 0,
+    disk_gbps: Annotated[float, Option(metavar="GB/S", help="Gigabytes a second that the disk reads.")] = _TIERS.disk_bytes_per_s / 1e9,
+    disk_us: Annotated[float, Option(min=0, metavar="µS", help="Latency of a read.")] = _TIERS.disk_latency_s * 1e6,
+    policy: Annotated[str, Option("--policy", metavar="POLICY", help="`paged policies` lists them.")] = "paged",
+    max_tokens_per_step: Annotated[int, Option("--max-tokens-per-step", min=1, help="Token budget of a step.")] = 8192,
+    max_sequences: Annotated[int, Option(min=1, help="Sequences in a step.")] = 64,
     check: Check = False,
-    html: Html = None,
+    html: Annotated[Path | None, Option("--html", help="Also write a page with plots.", show_default="none")] = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Replay recorded sessions through the real memory manager and scheduler, and show the hits of each way to keep content between turns.
 
     A closed loop on a virtual clock: a turn begins a recorded pause after the last one ended; sub-agents run beside their parent. Shares

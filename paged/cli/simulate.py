@@ -4,9 +4,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from operator import itemgetter
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import typer
+from typer import Option
 
 from paged.base.whole_file import whole_file
 from paged.cli import options
@@ -18,29 +20,30 @@ from paged.cli.summary import print_comparison, print_outcome
 from paged.cli.trace_words import over_budget, unsettled
 from paged.errors import InvalidConfig
 from paged.study.report import TraceEvents, write_csv, write_html, write_trace_events
-from paged.study.simulator import Outcome, Routing, Scenario, Step, decision_of, grid, outcome_of, run_all
+from paged.study.simulator import ROUTERS, Outcome, Routing, Scenario, Step, decision_of, grid, outcome_of, run_all
 
+_REPLICAS = "Replicas"
 _ROUTING = Routing()
 
 
 @with_options_of(scenarios_of)
 def simulate(
     given: list[Scenario],
-    price_per_hour: options.PricePerHour = None,
-    replicas: options.Replicas = 1,
-    router: options.RouterName = "exact",
-    ingresses: options.Ingresses = 1,
-    event_delay: options.EventDelay = _ROUTING.delay_s,
-    report_every: options.ReportEvery = _ROUTING.report_s,
-    seeds: options.Seeds = 1,
+    price_per_hour: Annotated[float | None, Option(help="Price of a replica with all of its devices; gives the cost per million output tokens.", show_default="none", rich_help_panel=options.DEVICE)] = None,
+    replicas: Annotated[int, Option(min=1, help="Replicas, each a pool and a scheduler of its own.", rich_help_panel=_REPLICAS)] = 1,
+    router: Annotated[str, Option("--router", metavar="NAME[,…]", help=f"Router of requests among them: {', '.join(ROUTERS)} (docs/routing.md).", rich_help_panel=_REPLICAS)] = "exact",
+    ingresses: Annotated[int, Option(min=1, help="Number of such routers; requests come to them in turn.", rich_help_panel=_REPLICAS)] = 1,
+    event_delay: Annotated[float, Option("--event-delay", min=0.0, metavar="S", help="For exact: seconds until a replica's report arrives.", rich_help_panel=_REPLICAS)] = _ROUTING.delay_s,
+    report_every: Annotated[float, Option("--report-every", min=0.0, metavar="S", help="For exact: seconds between two reports of a replica's load.", rich_help_panel=_REPLICAS)] = _ROUTING.report_s,
+    seeds: Annotated[int, Option(min=1, help="Simulate with this many seeds, and show the spread.", rich_help_panel=options.TRACE)] = 1,
     jobs: options.Jobs = options.CORES,
     check: options.Check = False,
-    csv: options.CsvPath = None,
+    csv: Annotated[Path | None, Option("--csv", help="Also write a table with a row for each simulation.", rich_help_panel=options.OUT)] = None,
     html: options.HtmlPath = None,
-    trace_events: options.EventsPath = None,
-    log: options.LogPath = None,
+    trace_events: Annotated[Path | None, Option("--trace-events", help="Also write steps, memory and requests for Perfetto (one simulation only).", rich_help_panel=options.OUT)] = None,
+    log: Annotated[Path | None, Option("--log", help="Also write every decision, a JSON line for each step (one simulation only).", rich_help_panel=options.OUT)] = None,
     json: options.Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Simulate a trace through the real memory manager and scheduler, on a virtual clock, and report the results.
 
     Arrivals and lengths are the trace's. Nothing is computed: tokens come from a stand-in for the model. A step takes the time of the roofline

@@ -9,14 +9,8 @@ from paged.cli.show import console
 from paged.cli.top_view import draw, print_plain
 from paged.serving.feed import snapshots
 
-# fmt: off
-Url = Annotated[str, typer.Argument(help="The server's address.")]
-ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="PAGED_API_KEY", help="The server's admin key, if it has one.", show_envvar=True)]
-Once = Annotated[bool, typer.Option("--once", help="Print one view and end.")]
-# fmt: on
 
-
-def top(url: Url = "http://127.0.0.1:8000", api_key: ApiKey = None, once: Once = False) -> None:
+def top(url: Annotated[str, typer.Argument(help="The server's address.")] = "http://127.0.0.1:8000", api_key: Annotated[str | None, typer.Option("--api-key", envvar="PAGED_API_KEY", help="The server's admin key, if it has one.", show_envvar=True)] = None, once: Annotated[bool, typer.Option("--once", help="Print one view and end.")] = False) -> None:  # fmt: skip
     """Watch a running server: the request of each block, running requests, waiting requests and their reasons.
 
     Reads what the server's dashboard reads, twice a second, until Ctrl-C. In a pipe it prints one view in plain lines.

@@ -18,38 +18,25 @@ from paged.study.simulator import Cell, RunOptions, by_engine, closed_loops, eng
 
 _ENGINE_HELP = f"{', '.join(engine_names())}; or a JSON file of your own (docs/simulator.md)."
 
-# fmt: off
-Run = Annotated[Path, Argument(metavar="RUN", exists=True, help="A folder with requests.jsonl and meta.json, a result of `vllm bench serve --save-detailed`, or a table of closed loops (.csv).")]
-Model = Annotated[str | None, Option(help=f"{', '.join(model_names())}; a checkpoint folder or its config.json; or a JSON file.", show_default="as the run says")]
-DeviceName = Annotated[str | None, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.", show_default="as the run says")]
-Dtype = Annotated[str | None, Option(help="Dtype of weights and activations.", show_default="as the run says")]
-Engine = Annotated[str | None, Option(help=_ENGINE_HELP, show_default="the nearest to what the run says")]
-Blocks = Annotated[int | None, Option(min=2, help="Number of blocks, as the engine counts them.", show_default="as the run says; else what fits beside the weights")]
-TensorParallel = Annotated[int | None, Option(min=1, help="Devices over which the model is split.", show_default="as the run says")]
-DataParallel = Annotated[int | None, Option(min=1, help="Ranks, each with its own scheduler; with experts they step together.", show_default="as the run says")]
-Published = Annotated[bool, Option("--published", help="Time steps by published figures, also where kernels were measured.")]
-Html = Annotated[Path | None, Option("--html", help="File for the page with plots.", show_default="validate-RUN.html; with --json none")]
-# fmt: on
-
 
 def validate(
-    run: Run,
-    model: Model = None,
-    device: DeviceName = None,
-    dtype: Dtype = None,
+    run: Annotated[Path, Argument(metavar="RUN", exists=True, help="A folder with requests.jsonl and meta.json, a result of `vllm bench serve --save-detailed`, or a table of closed loops (.csv).")],
+    model: Annotated[str | None, Option(help=f"{', '.join(model_names())}; a checkpoint folder or its config.json; or a JSON file.", show_default="as the run says")] = None,
+    device: Annotated[str | None, Option("--device", help=f"{', '.join(device_names())}; or a JSON file.", show_default="as the run says")] = None,
+    dtype: Annotated[str | None, Option(help="Dtype of weights and activations.", show_default="as the run says")] = None,
     kv_dtype: KvDtype = None,
     quantization: Quantization = None,
     quantize_head: QuantizeHead = False,
-    engine: Engine = None,
-    blocks: Blocks = None,
-    tensor_parallel: TensorParallel = None,
-    data_parallel: DataParallel = None,
+    engine: Annotated[str | None, Option(help=_ENGINE_HELP, show_default="the nearest to what the run says")] = None,
+    blocks: Annotated[int | None, Option(min=2, help="Number of blocks, as the engine counts them.", show_default="as the run says; else what fits beside the weights")] = None,
+    tensor_parallel: Annotated[int | None, Option(min=1, help="Devices over which the model is split.", show_default="as the run says")] = None,
+    data_parallel: Annotated[int | None, Option(min=1, help="Ranks, each with its own scheduler; with experts they step together.", show_default="as the run says")] = None,
     link_gbps: LinkGbps = None,
     link_us: LinkUs = None,
-    published: Published = False,
-    html: Html = None,
+    published: Annotated[bool, Option("--published", help="Time steps by published figures, also where kernels were measured.")] = False,
+    html: Annotated[Path | None, Option("--html", help="File for the page with plots.", show_default="validate-RUN.html; with --json none")] = None,
     json: Json = False,
-) -> None:
+) -> None:  # fmt: skip
     """Simulate a recorded run from its arrivals and lengths alone, and show the errors of the simulation.
 
     TTFT and end to end count from when the engine got a request; TPOT is first to last token ÷ tokens after the first. Nothing is fitted
