@@ -58,7 +58,6 @@ class Answering(Response):
         self._form_param = form_param
         self._clock = clock
         self._on_end = on_end
-        self._more_headers = {"x-request-id": record.id}
         self._usage = Usage()
         self._num_out = 0
         self._lengths: dict[int, int] = {}
@@ -86,7 +85,7 @@ class Answering(Response):
                 found.code or found.kind,
                 _reason_of(found),
             )
-            await error_response(found, self._more_headers)(scope, receive, send)
+            await error_response(found)(scope, receive, send)
         finally:
             listener.cancel()
             record.ended = self._clock()
@@ -225,7 +224,7 @@ class Answering(Response):
 
     async def _start(self, send: Send, headers: dict[str, str]) -> None:
         self.record.status = 200
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in {**headers, **self._more_headers}.items()]
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
@@ -269,7 +268,7 @@ def as_api_error(error: PagedError) -> ApiError:
     return ApiError(500, str(error), kind=SERVER, code="internal_error")
 
 
-def error_response(error: PagedError, headers: dict[str, str]) -> JSONResponse:
+def error_response(error: PagedError, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the response for an error, with these headers and the error's own."""
     found = as_api_error(error)
-    return JSONResponse(found.body(), found.status, {**headers, **found.headers()})
+    return JSONResponse(found.body(), found.status, {**(headers or {}), **found.headers()})

@@ -12,148 +12,61 @@ from paged.scheduler import RequestUsage
 from paged.serving.kv_hints import KvOutcome
 
 encode = msgspec.json.Encoder().encode
-_REASONS = {"stop": "stop", "length": "length", "abort": "abort", "rejected": "length"}
-"""OpenAI's finish reasons, by ours."""
-
-
-class PromptDetails(msgspec.Struct):
-    """The prompt's tokens that were found in the cache."""
-
-    cached_tokens: int = 0
+_REASONS = {"rejected": "length"}
+"""OpenAI's finish reasons, by ours, where they differ."""
 
 
 class Usage(msgspec.Struct):
-    """The tokens of an answer and of its prompts."""
+    """The tokens of an answer and of its prompts; cached_tokens of these were found in the cache."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
-    prompt_tokens_details: PromptDetails = msgspec.field(default_factory=PromptDetails)
+    prompt_tokens_details: dict[str, int] = msgspec.field(default_factory=lambda: {"cached_tokens": 0})
 
     def add(self, used: RequestUsage) -> None:
         """Add a prompt and its answers."""
         self.prompt_tokens += used.prompt_tokens
         self.completion_tokens += used.output_tokens
         self.total_tokens = self.prompt_tokens + self.completion_tokens
-        self.prompt_tokens_details.cached_tokens += used.hit_tokens
-
-
-class TextLogprobs(msgspec.Struct):
-    """The log-probabilities of a completion's tokens."""
-
-    tokens: list[str] = msgspec.field(default_factory=list)
-    token_logprobs: list[float | None] = msgspec.field(default_factory=list)
-    top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list)
-    text_offset: list[int] = msgspec.field(default_factory=list)
-
-
-class TokenLogprob(msgspec.Struct):
-    """The log-probability of a token of a message, or of an alternative to one."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ChosenLogprob(TokenLogprob):
-    """The log-probability of a message's token, with its alternatives."""
-
-    top_logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
-
-
-class ChatLogprobs(msgspec.Struct):
-    """The log-probabilities of a message's tokens."""
-
-    content: list[ChosenLogprob]
-
-
-class TextChoice(msgspec.Struct):
-    """One continuation, or a piece of it."""
-
-    index: int
-    text: str
-    logprobs: TextLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-class MessagePart(msgspec.Struct, omit_defaults=True):
-    """The role and text of a message, or of a piece of one."""
-
-    role: str | None = None
-    content: str | None = None
-
-
-class ChatChoice(msgspec.Struct):
-    """One message."""
-
-    index: int
-    message: MessagePart
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-class ChatPiece(msgspec.Struct):
-    """A piece of a message."""
-
-    index: int
-    delta: MessagePart
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-Choice = TextChoice | ChatChoice | ChatPiece
-
-
-class Answer(msgspec.Struct):
-    """A whole answer, or a piece of a stream. A piece has a usage only if the client asked for one."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: Sequence[Choice]
-    usage: Usage | msgspec.UnsetType = msgspec.UNSET
-    kv_hint_outcomes: list[KvOutcome] | msgspec.UnsetType = msgspec.UNSET
+        self.prompt_tokens_details["cached_tokens"] += used.hit_tokens
 
 
 def text_logprobs(
     places: Sequence[Alternatives | None], tokens: Sequence[int], count: int, offset: int = 0
-) -> TextLogprobs:
+) -> dict[str, list[Any]]:
     """Return the log-probabilities of a completion's tokens, with their alternatives unless `count` is 0. `offset`: characters before them."""
-    found = TextLogprobs()
+    texts: list[str] = []
+    logprobs, alternatives, offsets = list[float | None](), list[dict[str, float] | None](), list[int]()
     for each, token in zip(places, tokens, strict=True):
         mine = None if each is None else each.get(token)
-        text = "" if mine is None else _text_of(token, mine)
-        found.tokens.append(text)
-        found.token_logprobs.append(None if mine is None else mine.logprob)
-        found.top_logprobs.append(
+        texts.append("" if mine is None else _text_of(token, mine))
+        logprobs.append(None if mine is None else mine.logprob)
+        alternatives.append(
             None if each is None or not count else {_text_of(*other): other[1].logprob for other in each.items()}
         )
-        found.text_offset.append(offset)
-        offset += len(text)
-    return found
+        offsets.append(offset)
+        offset += len(texts[-1])
+    return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": alternatives, "text_offset": offsets}
 
 
-def chat_logprobs(places: Sequence[Alternatives], tokens: Sequence[int], count: int) -> ChatLogprobs:
+def chat_logprobs(places: Sequence[Alternatives], tokens: Sequence[int], count: int) -> dict[str, list[Any]]:
     """Return the log-probabilities of a message's tokens, with the `count` likeliest alternatives of each."""
     content = []
     for each, token in zip(places, tokens, strict=True):
-        mine = each[token]
         likeliest = sorted(each.items(), key=lambda item: item[1].rank)[:count]
-        others = [TokenLogprob(_text_of(*other), other[1].logprob, _bytes_of(*other)) for other in likeliest]
-        content.append(ChosenLogprob(_text_of(token, mine), mine.logprob, _bytes_of(token, mine), others))
-    return ChatLogprobs(content)
+        others = [_likelihood(*other) for other in likeliest]
+        content.append({**_likelihood(token, each[token]), "top_logprobs": others})
+    return {"content": content}
 
 
 def _text_of(token: int, found: Logprob) -> str:
     return found.decoded_token if found.decoded_token is not None else f"token_id:{token}"
 
 
-def _bytes_of(token: int, found: Logprob) -> list[int]:
-    return list(_text_of(token, found).encode())
+def _likelihood(token: int, found: Logprob) -> dict[str, Any]:
+    text = _text_of(token, found)
+    return {"token": text, "logprob": found.logprob, "bytes": list(text.encode())}
 
 
 class Form:
@@ -165,11 +78,10 @@ class Form:
         self.num_logprobs = num_logprobs
         # By choice, characters so far: where a completion's next token begins.
         self._num_chars: dict[int, int] = {}
-        self._piece_of = "chat.completion.chunk" if is_chat else "text_completion"
 
     def opening(self, index: int) -> bytes:
         """Return the first piece of a message, with its role."""
-        return self._piece(ChatPiece(index, MessagePart("assistant", "")))
+        return self._piece([_choice(index, "delta", {"role": "assistant", "content": ""})])
 
     def piece(self, outputs: Sequence[EngineOutput], index: int, usage: Usage | None = None) -> bytes | None:
         """Return the new text of one choice as one piece; None if a client would see nothing."""
@@ -181,27 +93,28 @@ class Form:
         places = [place for output in outputs for place in output.logprobs or ()]
         offset = self._num_chars.get(index, 0)
         self._num_chars[index] = offset + len(text)
-        return self._piece(self._choice(index, text, self._logprobs(places, tokens, offset), last), usage)
+        said: tuple[str, Any] = ("delta", {"content": text}) if self.is_chat else ("text", text)
+        return self._piece([_choice(index, *said, self._logprobs(places, tokens, offset), last)], usage)
 
     def last_piece(self, usage: Usage | None, hinted: list[KvOutcome] | None) -> bytes:
         """Return the last piece of a stream: its usage and the outcomes of its hints; b"" if both are None."""
         if usage is None and hinted is None:
             return b""
-        return self._piece(None, usage, hinted)
+        return self._piece([], usage, hinted)
 
     def whole(self, completions: Sequence[Completion], usage: Usage, hinted: list[KvOutcome] | None = None) -> bytes:
         """Return the body with all answers, and the outcomes of the request's hints."""
-        choices: list[Choice] = []
+        choices: list[dict[str, Any]] = []
         for completion in completions:
             for output in completion.outputs:
                 places: list[Any] = list(output.logprobs or ())
                 tokens = list(output.token_ids)
                 if completion.prompt_logprobs is not None:
                     places, tokens = [*completion.prompt_logprobs, *places], [*completion.prompt_token_ids, *tokens]
-                logprobs = self._logprobs(places, tokens, 0)
-                choices.append(self._choice(len(choices), output.text, logprobs, output, "assistant"))
-        kind = "chat.completion" if self.is_chat else "text_completion"
-        return encode(Answer(self.id, kind, self.created, self.model, choices, usage, _given(hinted)))
+                message = {"role": "assistant", "content": output.text}
+                said: tuple[str, Any] = ("message", message) if self.is_chat else ("text", output.text)
+                choices.append(_choice(len(choices), *said, self._logprobs(places, tokens, 0), output))
+        return encode(self._answer("", choices, usage, hinted))
 
     def _logprobs(self, places: Sequence[Any], tokens: Sequence[int], offset: int) -> Any:
         """Return the log-probabilities of these tokens, which begin behind `offset` characters; None if the client wants none."""
@@ -211,21 +124,30 @@ class Form:
             return chat_logprobs(places, tokens, self.num_logprobs)
         return text_logprobs(places, tokens, self.num_logprobs, offset)
 
-    def _choice(self, index: int, text: str, logprobs: Any, last: Any, role: str | None = None) -> Choice:
-        """Return a choice with this text, whose last output is `last`; a whole one if its role is given, else a piece."""
-        end = _REASONS.get(last.finish_reason, last.finish_reason), last.stop_reason
-        if not self.is_chat:
-            return TextChoice(index, text, logprobs, *end)
-        return (ChatPiece if role is None else ChatChoice)(index, MessagePart(role, text), logprobs, *end)
+    def _piece(
+        self, choices: list[dict[str, Any]], usage: Usage | None = None, hinted: list[KvOutcome] | None = None
+    ) -> bytes:
+        return event(self._answer(".chunk", choices, usage, hinted))
 
-    def _piece(self, choice: Choice | None, usage: Usage | None = None, hinted: list[KvOutcome] | None = None) -> bytes:
-        choices = () if choice is None else (choice,)
-        head = self.id, self._piece_of, self.created, self.model
-        return event(Answer(*head, choices, _given(usage), _given(hinted)))
+    def _answer(
+        self, suffix: str, choices: list[dict[str, Any]], usage: Usage | None, hinted: list[KvOutcome] | None
+    ) -> dict[str, Any]:
+        """Return a whole answer, or a piece of a stream (`suffix` ".chunk"). A piece has a usage only if the client asked for one."""
+        kind = f"chat.completion{suffix}" if self.is_chat else "text_completion"
+        found = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        if usage is not None:
+            found["usage"] = usage
+        if hinted is not None:
+            found["kv_hint_outcomes"] = hinted
+        return found
 
 
-def _given(value: Any) -> Any:
-    return msgspec.UNSET if value is None else value
+def _choice(index: int, name: str, said: Any, logprobs: Any = None, last: Any = None) -> dict[str, Any]:
+    """Return a choice, or a piece of one, with what is said under this name. `last`: its last output; None: there is none yet."""
+    reason: Any = None if last is None else last.finish_reason
+    stop = None if last is None else last.stop_reason
+    reason = _REASONS.get(reason, reason)
+    return {"index": index, name: said, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
 
 
 DONE = b"data: [DONE]\n\n"

@@ -67,7 +67,8 @@ _ERRORS: dict[int | str, Any] = {
 
 
 class Guard:
-    """The checks before a path is looked up: one host, a key, and a body that is neither too long nor too slow. Gives each call its ids."""
+    """The checks before a path is looked up: one host, a key, and a body that is neither too long nor too slow. Gives each call its ids,
+    and each answer X-Request-Id."""
 
     def __init__(self, app: Any, settings: Settings, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
         self._app = app
@@ -93,6 +94,12 @@ class Guard:
         own_id = self._new_id()
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _REQUEST_ID.match(given) else own_id
+
+        async def named(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
         try:
             _must_name_one_host(scope)
             path = scope["path"].removeprefix(self._root)
@@ -101,7 +108,7 @@ class Guard:
             must_be_text(body)
         except ApiError as error:
             # The rest of the body is not read.
-            await error_response(error, {"x-request-id": request_id, "connection": "close"})(scope, receive, send)
+            await error_response(error, {"connection": "close"})(scope, receive, named)
             return
         # Without keys a client may send any, so the key alone names none.
         client = key if self._needs_key else f"{(scope['client'] or ('',))[0]} {key}"
@@ -117,7 +124,7 @@ class Guard:
             is_read = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self._app(scope, read, send)
+        await self._app(scope, read, named)
 
     def _who(self, path: str, method: str, headers: dict[bytes, bytes]) -> tuple[str | None, str]:
         """Return the tenant and the key of the caller. Raises ApiError."""
@@ -231,21 +238,17 @@ def _call(request: Request) -> Call:
     return found
 
 
-def _headers(request: Request) -> dict[str, str]:
-    return {"x-request-id": _call(request).id}
-
-
 def _say_errors(app: FastAPI) -> None:
     """Give every error OpenAI's form."""
 
     @app.exception_handler(PagedError)
     async def _own(request: Request, error: PagedError) -> Response:
-        return error_response(error, _headers(request))
+        return error_response(error)
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
         # Each place begins with "body" or "query".
-        return error_response(refused([{**each, "loc": each["loc"][1:]} for each in error.errors()]), _headers(request))
+        return error_response(refused([{**each, "loc": each["loc"][1:]} for each in error.errors()]))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
@@ -255,12 +258,12 @@ def _say_errors(app: FastAPI) -> None:
             "Method Not Allowed": f"{path} does not take {request.method}; it takes {headers.get('Allow')}.",
         }
         found = ApiError(error.status_code, said.get(error.detail, str(error.detail)))
-        return error_response(found, {**headers, **_headers(request)})
+        return error_response(found, dict(headers))
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> Response:
         found = ApiError(500, "an internal error; the server's log has it.", kind=SERVER, code="internal_error")
-        return error_response(found, _headers(request))
+        return error_response(found)
 
 
 def _add_inference(app: FastAPI, front: Front) -> None:
@@ -282,7 +285,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         return await front.chat(body, _call(request))
 
     @app.get("/v1/models", responses={status: _ERRORS[status] for status in (401, 503)})
-    async def models(request: Request) -> Response:
+    async def models() -> Response:
         """List the served model under each of its names."""
         front.must_have_begun()
         ready = front.engine.ready
@@ -298,18 +301,18 @@ def _add_inference(app: FastAPI, front: Front) -> None:
             }
             for name in front.names
         ]
-        return JSONResponse({"object": "list", "data": data}, headers=_headers(request))
+        return JSONResponse({"object": "list", "data": data})
 
     @app.get("/v1/models/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
-    async def model(name: str, request: Request) -> Response:
+    async def model(name: str) -> Response:
         """Describe the served model by one of its names."""
         front.must_have_begun()
         front.must_know(name)
         found = {"id": name, "object": "model", "created": front.began, "owned_by": "paged"}
-        return JSONResponse(found, headers=_headers(request))
+        return JSONResponse(found)
 
     @app.post("/tokenize", responses=_ERRORS)
-    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+    async def tokenize(body: TokenizeRequest) -> Response:
         """Return the token ids of text, or of messages."""
         front.must_know(body.model)
         _must_be_one_text(body)
@@ -329,7 +332,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         }
         if body.return_token_strs:
             answer["token_strs"] = asking.token_texts(found)
-        return JSONResponse(answer, headers=_headers(request))
+        return JSONResponse(answer)
 
     @app.post("/v1/kv_hints", responses=_ERRORS)
     async def kv_hints(body: KvHintsBody, request: Request) -> Response:
@@ -341,32 +344,32 @@ def _add_inference(app: FastAPI, front: Front) -> None:
             found = await front.memory_calls.hint(body, tenant, request_id)
         else:
             found = await front.memory_calls.envelope(body, tenant)
-        return JSONResponse(found, headers=_headers(request))
+        return JSONResponse(found)
 
     @app.get("/sessions", responses={status: _ERRORS[status] for status in (400, 401, 503)})
     async def sessions(request: Request, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Response:
         """List the caller's sessions, the latest ended turns first: what is kept for each, where, and until when."""
         front.must_serve()
-        return JSONResponse(await front.memory_calls.sessions(_call(request).tenant, limit), headers=_headers(request))
+        return JSONResponse(await front.memory_calls.sessions(_call(request).tenant, limit))
 
     @app.get("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def session(name: str, request: Request) -> Response:
         """Return one session."""
         front.must_serve()
-        return JSONResponse(await front.memory_calls.session(_call(request).tenant, name), headers=_headers(request))
+        return JSONResponse(await front.memory_calls.session(_call(request).tenant, name))
 
     @app.delete("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def end_session(name: str, request: Request) -> Response:
         """End a session: no further turn of it comes, and what is kept for it is evicted next."""
         front.must_serve()
-        return JSONResponse(await front.memory_calls.end(_call(request).tenant, name), headers=_headers(request))
+        return JSONResponse(await front.memory_calls.end(_call(request).tenant, name))
 
     @app.post("/detokenize", responses=_ERRORS)
-    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    async def detokenize(body: DetokenizeRequest) -> Response:
         """Return the text of token ids."""
         front.must_know(body.model)
         text = await asyncio.to_thread(front.asking.text, body.tokens)
-        return JSONResponse({"prompt": text}, headers=_headers(request))
+        return JSONResponse({"prompt": text})
 
 
 def _must_be_one_text(body: TokenizeRequest | ExplainRequest) -> None:
@@ -428,23 +431,23 @@ def _add_watching(app: FastAPI, front: Front) -> None:
         return front.viewers.feed()
 
     @app.get("/requests/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
-    async def story(name: str, request: Request) -> Response:
+    async def story(name: str) -> Response:
         """Return a request's life, and why it waits, by the engine's id, the id of its answer, or its X-Request-Id."""
         front.must_serve()
         for found in front.engine_ids(name):
             answer = await front.engine.ask("story", found)
             if answer is not None:
-                return Response(answer, media_type="application/json", headers=_headers(request))
+                return Response(answer, media_type="application/json")
         raise ApiError(404, f'no request "{name[:100]}" is known.', code="request_not_found", param="name")
 
     @app.post("/explain", responses=_ERRORS)
-    async def explain(body: ExplainRequest, request: Request) -> Response:
+    async def explain(body: ExplainRequest) -> Response:
         """Return what of a prompt is in the cache, and why no more is."""
         front.must_serve()
         front.must_know(body.model)
         _must_be_one_text(body)
         found = await front.memory_calls.explain(body)
-        return Response(found, media_type="application/json", headers=_headers(request))
+        return Response(found, media_type="application/json")
 
     @app.get("/debug/{what}", include_in_schema=False)
     async def debug(what: Literal["check", "index"]) -> Response:

@@ -30,6 +30,11 @@ def test_a_request_is_found_by_its_x_request_id_whoever_chose_it(usual_server, h
     assert story["id"] == f"{heard.body['id']}-0"
 
 
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/dashboard", "/nothing"])
+def test_every_answer_has_an_x_request_id(usual_server, path):
+    assert got(usual_server, path, NAMED).headers["x-request-id"] == "mine"
+
+
 def test_a_tenant_that_names_anothers_id_touches_nothing_of_it(tenants_server):
     server, body = tenants_server, LONG | {"max_tokens": 400}
     with streaming(server.port, body, key("key-a") | NAMED) as (answer, _):

@@ -105,7 +105,7 @@ class Ingress:
 
     async def _forward(self, scope: Any, receive: Any, send: Any) -> None:
         """Send a call to a replica, and its answer to the client."""
-        answer = _Answer(send, scope["state"]["call"].id)
+        answer = _Answer(send)
         tasks: list[asyncio.Task[Any]] = []
         self._num_open += 1
         try:
@@ -201,9 +201,8 @@ class Ingress:
 class _Answer:
     """The answer that a client was sent so far."""
 
-    def __init__(self, send: Any, request_id: str) -> None:
+    def __init__(self, send: Any) -> None:
         self._send = send
-        self._request_id = request_id
         self._replica = ""
         self._is_stream = False
         self._has_ended = False
@@ -239,7 +238,7 @@ class _Answer:
                 last = event(error.body()) + DONE
                 await self._send({"type": "http.response.body", "body": last, "more_body": False})
             return
-        await error_response(error, {"x-request-id": self._request_id})({"type": "http"}, self._send, self._send)
+        await error_response(error)({"type": "http"}, self._send, self._send)
 
 
 def _without_id(send: Any) -> Any:
