@@ -9,16 +9,18 @@ Belongs to one event loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from time import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
 from paged.serving.histogram import Histogram
-from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS, Read, Reading, readings_of
+from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS, Reading, readings_of
 from paged.serving.records import Durations, RequestRecord, durations
-from paged.serving.wire import Figures, Ready, Stepped
+from paged.serving.wire import Ready, Stepped
 
 # vLLM's buckets, so that one dashboard shows both; only vLLM ends those of tokens at the model's length.
 LATENCY = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -97,39 +99,38 @@ REQUESTS: tuple[tuple[str, str, Sequence[float], Observe], ...] = (
 )
 """Histograms of requests that ended: name, documentation, buckets, and the value of a record; None: it is not observed."""
 
-Family = TypeVar("Family", Counter, Gauge)
 
-
-class Followed:
-    """A counter that follows a total, and goes on when the total begins at 0 again."""
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._seen = 0.0
-
-    def follow(self, total: float) -> None:
-        """Count the rise of the total above its highest value so far."""
-        if total > self._seen:
-            self._counter.inc(total - self._seen)
-            self._seen = total
-
-    def begin_anew(self) -> None:
-        """Note that the total begins at 0 again."""
-        self._seen = 0.0
-
-
-class Metrics:
-    """The metrics of one server, in a registry of their own."""
+class Metrics(Collector):
+    """The metrics of one server, in a registry of their own. What is made from the engine's figures is made when they are read."""
 
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         # vLLM calls its first engine "0".
         self._labels = {"model_name": model_name, "engine": "0"}
-        self._families: dict[str, Counter | Gauge] = {}
-        self._shows_groups = False
-        self._make_engines()
-        self._make_servers()
-        self._make_requests()
+        self._made_at = time()
+        self._figures = NO_ENGINE
+        self._gauges, self._counters = list(GAUGES), [*COUNTERS, *PREFIX_COUNTERS]
+        self._shows_groups = self._caches_prefixes = False
+        # By counter: what engines that have died counted, and the highest total since.
+        self._before: dict[Reading, float] = {}
+        self._highest: dict[Reading, float] = {}
+        self.watch(open_streams=int)
+        self.registry.register(self)
+        self._cache_config = Gauge(
+            "vllm:cache_config_info", "The KV cache; always 1.", CACHE_CONFIG, registry=self.registry
+        )
+        self._restarts = self._counter("paged:engine_restarts", "Engine processes that died.")
+        self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
+        self._clients_gone = self._counter("paged:clients_gone", "Requests whose client went first.")
+        refused = "Requests that were not taken, by the error's code."
+        self._refused = Counter("paged:requests_refused", refused, [*self._labels, "code"], registry=self.registry)
+        missed = "Requests whose time was up: to end, or to begin."
+        self._missed = self._by_value("paged:deadlines_missed", missed, "kind", MISSED)
+        finished = "Requests that ended, by how."
+        self._finished = self._by_value("vllm:request_success", finished, "finished_reason", FINISHED)
+        self._of_requests = [(self._histogram(name, said, buckets), read) for name, said, buckets, read in REQUESTS]
+        gaps = "Between a sequence's tokens of two steps."
+        self._gap = self._histogram("vllm:inter_token_latency_seconds", gaps, GAP)
         ProcessCollector(registry=self.registry)
 
     def ready(self, ready: Ready) -> None:
@@ -139,8 +140,8 @@ class Metrics:
             # Any later engine has the same model.
             self._shows_groups = True
             gauges, counters = readings_of(ready.groups)
-            self._gauges += self._readings(Gauge, gauges)
-            self._counters += self._followed(counters)
+            self._gauges += gauges
+            self._counters += counters
         # A later engine may have a pool of another size.
         self._cache_config.clear()
         self._cache_config.labels(
@@ -156,16 +157,17 @@ class Metrics:
     def restarted(self) -> None:
         """Note that the engine process has died: its requests are gone, and the totals of the next one begin at 0."""
         self._restarts.inc()
-        for counter, _ in (*self._counters, *self._prefix_counters):
-            counter.begin_anew()
-        self._set_gauges(NO_ENGINE)
+        self._before = {reading: self._total(reading) for reading in self._counters}
+        for reading in self._counters:
+            self._highest.pop(reading, None)
+        self._figures = NO_ENGINE
 
     def stepped(self, step: Stepped) -> None:
         """Count a step, and show its figures if it has any."""
         if step.tokens:
             self._step_tokens.observe(step.tokens)
         if step.figures is not None:
-            self._show(step.figures)
+            self._figures = step.figures
 
     def token_gap(self, seconds: float) -> None:
         """Count the seconds between the tokens that two steps gave a sequence. As in vLLM this is one gap, however many tokens they are."""
@@ -198,95 +200,52 @@ class Metrics:
         spans_lost: Callable[[], int] = int,
     ) -> None:
         """Set what is called whenever the metrics are read: the number of answers being streamed, and totals of what log and traces lost."""
-        self._open_streams.set_function(open_streams)
-        self._log_lines_lost, self._spans_lost = log_lines_lost, spans_lost
+        self._streams = Reading("paged:open_streams", "Answers that are being streamed.", lambda _: open_streams())
+        lines, spans = "Lines of the log that were not written.", "Spans that the collector was not given."
+        self._lost = (
+            Reading("paged:log_lines_lost", lines, lambda _: log_lines_lost()),
+            Reading("paged:spans_lost", spans, lambda _: spans_lost()),
+        )
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics and their content type: OpenMetrics if the Accept header names it, else Prometheus' text."""
-        self._lines_counted.follow(self._log_lines_lost())
-        self._spans_counted.follow(self._spans_lost())
         if "application/openmetrics-text" in accept:
             # The default escaping replaces the colon in samples' names, which is allowed there.
             page = openmetrics.generate_latest(self.registry, escaping=openmetrics.ALLOWUTF8)
             return page, openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
-    def _set_gauges(self, figures: Figures) -> None:
-        for gauge, read in self._gauges:
-            gauge.set(read(figures))
+    def collect(self) -> Iterable[Metric]:
+        """Return the series that are made now; see prometheus_client."""
+        gauges: dict[str, GaugeMetricFamily] = {}
+        counters: dict[str, CounterMetricFamily] = {}
+        values = [*self._labels.values()]
+        for name, said, read, label in (*self._gauges, self._streams):
+            gauge = gauges.setdefault(name, GaugeMetricFamily(name, said, labels=[*self._labels, *label[:1]]))
+            gauge.add_metric([*values, *label[1:]], read(self._figures))
+        for reading in (*self._counters, *self._lost):
+            name, said, _, label = reading
+            counter = counters.setdefault(name, CounterMetricFamily(name, said, labels=[*self._labels, *label[:1]]))
+            counter.add_metric([*values, *label[1:]], self._total(reading), created=self._made_at)
+        return [*gauges.values(), *counters.values()]
 
-    def _show(self, figures: Figures) -> None:
-        self._set_gauges(figures)
-        for counter, read in self._counters:
-            counter.follow(read(figures))
-        if self._caches_prefixes:
-            for counter, read in self._prefix_counters:
-                counter.follow(read(figures))
+    def _total(self, reading: Reading) -> float:
+        """Return what a counter counts: it never falls, and goes on when an engine's totals begin at 0 again."""
+        if self._caches_prefixes or reading not in PREFIX_COUNTERS:
+            self._highest[reading] = max(self._highest.get(reading, 0.0), reading.read(self._figures))
+        return self._before.get(reading, 0.0) + self._highest.get(reading, 0.0)
 
     def _note_client(self, record: RequestRecord) -> None:
         if record.status == 499:
             self._clients_gone.inc()
 
-    def _make_engines(self) -> None:
-        """Make the metrics of the engine."""
-        self._gauges = self._readings(Gauge, GAUGES)
-        self._set_gauges(NO_ENGINE)
-        self._counters, self._prefix_counters = self._followed(COUNTERS), self._followed(PREFIX_COUNTERS)
-        self._caches_prefixes = False
-        self._cache_config = Gauge(
-            "vllm:cache_config_info", "The KV cache; always 1.", CACHE_CONFIG, registry=self.registry
-        )
-        self._restarts = self._series(Counter, "paged:engine_restarts", "Engine processes that died.")
-        self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
+    def _counter(self, name: str, documentation: str) -> Counter:
+        return Counter(name, documentation, [*self._labels], registry=self.registry).labels(**self._labels)
 
-    def _make_servers(self) -> None:
-        """Make the metrics of the server itself."""
-        self._open_streams = self._series(Gauge, "paged:open_streams", "Answers that are being streamed.")
-        self._log_lines_lost = int
-        self._spans_lost = int
-        self._lines_counted = Followed(
-            self._series(Counter, "paged:log_lines_lost", "Lines of the log that were not written.")
-        )
-        self._spans_counted = Followed(
-            self._series(Counter, "paged:spans_lost", "Spans that the collector was not given.")
-        )
-        self._clients_gone = self._series(Counter, "paged:clients_gone", "Requests whose client went first.")
-        refused = "Requests that were not taken, by the error's code."
-        self._refused = Counter("paged:requests_refused", refused, [*self._labels, "code"], registry=self.registry)
-        missed = "Requests whose time was up: to end, or to begin."
-        self._missed = {
-            reason: self._series(Counter, "paged:deadlines_missed", missed, ("kind", reason)) for reason in MISSED
-        }
-
-    def _make_requests(self) -> None:
-        """Make the metrics of requests."""
-        finished = "Requests that ended, by how."
-        self._finished = {
-            reason: self._series(Counter, "vllm:request_success", finished, ("finished_reason", reason))
-            for reason in FINISHED
-        }
-        self._of_requests = [(self._histogram(name, said, buckets), read) for name, said, buckets, read in REQUESTS]
-        self._gap = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between a sequence's tokens of two steps.", GAP
-        )
-
-    def _readings(self, kind: type[Family], readings: Iterable[Reading]) -> list[tuple[Family, Read]]:
-        """Make the series of each reading; return it and what it reads."""
-        return [(self._series(kind, name, said, label), read) for name, said, read, label in readings]
-
-    def _followed(self, readings: Iterable[Reading]) -> list[tuple[Followed, Read]]:
-        return [(Followed(counter), read) for counter, read in self._readings(Counter, readings)]
-
-    def _series(
-        self, kind: type[Family], name: str, documentation: str, label: tuple[str, str] | None = None
-    ) -> Family:
-        """Make a series of a metric, and the metric with its first series. `label`: the metric's own, name and value."""
-        labels = self._labels if label is None else {**self._labels, label[0]: label[1]}
-        family = self._families.get(name)
-        if family is None:
-            family = self._families[name] = kind(name, documentation, list(labels), registry=self.registry)
-        assert isinstance(family, kind), "a name is of one kind"
-        return family.labels(**labels)
+    def _by_value(self, name: str, documentation: str, label: str, values: Iterable[str]) -> dict[str, Counter]:
+        """Make a counter for each value of its own label."""
+        family = Counter(name, documentation, [*self._labels, label], registry=self.registry)
+        return {value: family.labels(**self._labels, **{label: value}) for value in values}
 
     def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, documentation, buckets, self._labels, self.registry)

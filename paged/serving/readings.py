@@ -11,28 +11,30 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import convert
+from msgspec.structs import asdict
 
 from paged.block_manager import LayerGroup
 from paged.engine.routing import ReplicaLoad
+from paged.scheduler import SchedulerStats
 from paged.serving.wire import Figures
 
 Read = Callable[[Figures], float]
 
 NO_ENGINE = convert(
     dict.fromkeys(Figures.__struct_fields__, 0)
-    | {"totals": dict[str, int](), "forecast": list[float](), "groups": (), "load": ReplicaLoad()},
+    | {"totals": asdict(SchedulerStats()), "forecast": list[float](), "groups": (), "load": ReplicaLoad()},
     Figures,
 )
 """The figures while there is no engine process."""
 
 
 class Reading(NamedTuple):
-    """A series: its metric's name and documentation, its number, and its metric's own label, name and value."""
+    """A series: its metric's name and documentation, its number, and the name and value of its metric's own label, if it has one."""
 
     name: str
     documentation: str
     read: Read
-    label: tuple[str, str] | None = None
+    label: tuple[str, ...] = ()
 
 
 def _total(name: str) -> Read:
