@@ -315,15 +315,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
     async def tokenize(body: TokenizeRequest) -> Response:
         """Return the token ids of text, or of messages."""
         front.must_know(body.model)
-        _must_be_one_text(body)
-        asking = front.asking
-
-        def tokens() -> list[int]:
-            if body.messages is not None:
-                return asking.chat(body.messages, body.tools, body.chat_template_kwargs)
-            return asking.encoded(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
-
-        found = await asyncio.to_thread(tokens)
+        found = await asyncio.to_thread(front.asking.one_text, body)
         ready = front.engine.ready
         answer: dict[str, Any] = {
             "count": len(found),
@@ -331,7 +323,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
             "tokens": found,
         }
         if body.return_token_strs:
-            answer["token_strs"] = asking.token_texts(found)
+            answer["token_strs"] = front.asking.token_texts(found)
         return JSONResponse(answer)
 
     @app.post("/v1/kv_hints", responses=_ERRORS)
@@ -370,16 +362,6 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         front.must_know(body.model)
         text = await asyncio.to_thread(front.asking.text, body.tokens)
         return JSONResponse({"prompt": text})
-
-
-def _must_be_one_text(body: TokenizeRequest | ExplainRequest) -> None:
-    """Raise ApiError unless a body has one of prompt and messages, and only what goes with it."""
-    if (body.prompt is None) == (body.messages is None):
-        raise wrong("one of prompt and messages is needed.", "prompt")
-    of_other = ("add_special_tokens",) if body.prompt is None else ("tools", "chat_template_kwargs")
-    for name in of_other:
-        if getattr(body, name):
-            raise wrong(f"{name} goes with {'prompt' if body.prompt is None else 'messages'}.", name)
 
 
 def _add_watching(app: FastAPI, front: Front) -> None:
@@ -445,7 +427,6 @@ def _add_watching(app: FastAPI, front: Front) -> None:
         """Return what of a prompt is in the cache, and why no more is."""
         front.must_serve()
         front.must_know(body.model)
-        _must_be_one_text(body)
         found = await front.memory_calls.explain(body)
         return Response(found, media_type="application/json")
 

@@ -14,9 +14,11 @@ from paged.sampling.structured import StructuredOutputsParams
 from paged.serving.bodies import (
     ChatRequest,
     CompletionRequest,
+    ExplainRequest,
     Message,
     ResponseFormat,
     StructuredOutputs,
+    TokenizeRequest,
     Tool,
     field_of,
 )
@@ -25,6 +27,11 @@ from paged.serving.settings import Settings
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for a completion."""
+_AS_GIVEN = (
+    *("n", "presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids", "bad_words"),
+    *("min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
+)
+"""Sampling parameters that are as a body has them."""
 
 
 class Asking:
@@ -92,6 +99,20 @@ class Asking:
         except (InvalidChat, InvalidRequest) as error:
             raise wrong(str(error), field_of(str(error)) or "messages") from None
 
+    def one_text(self, body: TokenizeRequest | ExplainRequest, most: int | None = None) -> list[int]:
+        """Return the token ids of a body's prompt or messages. Raises ApiError, also unless it has one of them, and only what goes with it."""
+        prompt, messages = body.prompt, body.messages
+        if (prompt is None) == (messages is None):
+            raise wrong("one of prompt and messages is needed.", "prompt")
+        for name in ("add_special_tokens",) if prompt is None else ("tools", "chat_template_kwargs"):
+            if getattr(body, name):
+                raise wrong(f"{name} goes with {'prompt' if prompt is None else 'messages'}.", name)
+        if messages is not None:
+            return self.chat(messages, body.tools, body.chat_template_kwargs, most)
+        if isinstance(prompt, list):
+            return prompt
+        return self.encoded(prompt or "", most, add_special_tokens=body.add_special_tokens is not False)
+
     def text(self, tokens: list[int]) -> str:
         """Return the text of token ids. Raises ApiError."""
         if self._tokenizer is None:
@@ -145,6 +166,10 @@ class Asking:
             name = "top_logprobs" if isinstance(body, ChatRequest) else "logprobs"
             raise wrong(f"{logprobs:,} alternatives; a request may have {settings.max_logprobs:,}.", name)
         draws = temperature > 0
+        values = {name: getattr(body, name) for name in _AS_GIVEN if getattr(body, name) is not None}
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
         form = _form(body.response_format, body.structured_outputs)
         options = body.stream_options
         if options is not None and not body.stream and (options.include_usage or options.continuous_usage_stats):
@@ -153,27 +178,17 @@ class Asking:
             raise wrong(f"min_tokens {body.min_tokens} is above max_tokens {max_tokens}.", "min_tokens")
         try:
             return SamplingParams(
-                n=n,
                 temperature=temperature,
                 # A greedy answer draws nothing.
                 top_k=body.top_k if draws and body.top_k is not None and body.top_k > 0 else None,
-                top_p=float(body.top_p) if draws and body.top_p is not None and body.top_p < 1 else None,
-                min_p=float(body.min_p) if draws and body.min_p else None,
+                top_p=body.top_p if draws and body.top_p is not None and body.top_p < 1 else None,
+                min_p=body.min_p if draws and body.min_p else None,
                 seed=body.seed % 2**64 if draws and body.seed is not None else None,
-                presence_penalty=float(body.presence_penalty or 0.0),
-                frequency_penalty=float(body.frequency_penalty or 0.0),
-                repetition_penalty=1.0 if body.repetition_penalty is None else float(body.repetition_penalty),
                 logit_bias=_biases(body.logit_bias),
-                allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
-                bad_words=tuple(body.bad_words or ()),
                 max_tokens=max_tokens,
-                min_tokens=body.min_tokens or 0,
-                stop=body.stop if isinstance(body.stop, str) else tuple(body.stop or ()),
-                stop_token_ids=tuple(body.stop_token_ids or ()),
-                include_stop_str_in_output=bool(body.include_stop_str_in_output),
-                ignore_eos=bool(body.ignore_eos),
                 logprobs=logprobs,
                 structured_outputs=form,
+                **given,
                 **more,
             )
         except InvalidSampling as error:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictStr
 
-from paged.serving.kv_hints import KvHintsEnvelope, SessionId
+from paged.serving.kv_hints import KvHintsEnvelope, Salt, SessionId
 from paged.serving.strict import Body, Number, Reasons, Token
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 16_384
@@ -143,7 +143,7 @@ class _Request(Body):
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] | None = Field(
         default=None, description="Smaller is sooner."
     )
-    cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=1024)] | None = Field(
+    cache_salt: Salt | None = Field(
         default=None, description="What is computed is found again by requests of the same salt alone."
     )
     session_id: SessionId | None = Field(
@@ -230,34 +230,33 @@ class ChatRequest(_Request):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TokenizeRequest(Body):
-    """Text, or messages, as token ids."""
+class _OneText(Body):
+    """A prompt, or messages as the chat template takes them."""
 
     unsupported: ClassVar[Reasons] = {
         name: _CHAT[name]
         for name in ("add_generation_prompt", "continue_final_message", "chat_template", "mm_processor_kwargs")
     }
     model: StrictStr | None = None
-    prompt: StrictStr | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: StrictBool | None = Field(default=None, description="Of a prompt; none: true.")
-    return_token_strs: StrictBool | None = None
-
-
-class ExplainRequest(Body):
-    """A prompt, to explain why no more of it is in the cache."""
-
-    unsupported: ClassVar[Reasons] = TokenizeRequest.unsupported
-    model: StrictStr | None = None
-    prompt: StrictStr | Annotated[list[Token], Field(min_length=1)] | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: StrictBool | None = Field(default=None, description="Of a prompt that is text; none: true.")
+
+
+class TokenizeRequest(_OneText):
+    """Text, or messages, as token ids."""
+
+    prompt: StrictStr | None = None
+    return_token_strs: StrictBool | None = None
+
+
+class ExplainRequest(_OneText):
+    """A prompt, to explain why no more of it is in the cache."""
+
+    prompt: StrictStr | Annotated[list[Token], Field(min_length=1)] | None = None
     tenant: StrictStr | None = Field(default=None, description="Whose it is; none: the server's own.")
-    cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=1024)] | None = None
+    cache_salt: Salt | None = None
 
 
 class DetokenizeRequest(Body):

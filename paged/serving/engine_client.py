@@ -13,7 +13,6 @@ import logging
 import shutil
 import sys
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +27,7 @@ from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineAway, EngineDied, PagedError, RefusedByEngine
 from paged.scheduler import Hint
 from paged.serving.kv_hints import KvOutcome
+from paged.serving.metrics import Metrics
 from paged.serving.settings import Settings
 from paged.serving.wire import (
     Abort,
@@ -132,19 +132,24 @@ class _Held:
 
 
 class EngineClient:
-    """The engine of a server. Belongs to one event loop.
+    """The engine of a server, whose steps `metrics` count. Belongs to one event loop.
 
-    on_ready    called with the Ready of each engine
-    on_stepped  called with each Stepped
-    on_death    called when an engine has died
-    on_gap      called with the seconds between the tokens that two steps gave a sequence
-    on_said     called with each line of the engine's standard error; None: the engine writes to the server's
+    on_said  called with each line of the engine's standard error; None: the engine writes to the server's
     """
 
-    def __init__(self, settings: Settings, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        on_said: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._settings = settings
         self._name = name
         self._clock = clock
+        self._metrics = metrics
+        self._on_said = on_said
         self._context = zmq.asyncio.Context()
         self._folder = Path(tempfile.mkdtemp(prefix="paged-"))
         self._life = 0
@@ -166,11 +171,6 @@ class EngineClient:
         self.figures: Figures | None = None
         # Requests that have begun since `figures`.
         self.num_begun = 0
-        self.on_ready: Callable[[Ready], None] = lambda _: None
-        self.on_stepped: Callable[[Stepped], None] = lambda _: None
-        self.on_death: Callable[[], None] = lambda: None
-        self.on_gap: Callable[[float], None] = lambda _: None
-        self.on_said: Callable[[bytes], None] | None = None
 
     def start(self) -> None:
         """Start an engine, and another one whenever it dies."""
@@ -182,11 +182,6 @@ class EngineClient:
         if self.ready is None:
             raise EngineAway(self.why, None)
         return self.ready
-
-    @property
-    def num_alive(self) -> int:
-        """Requests that have not ended."""
-        return len(self._held)
 
     def is_alive(self, request_id: str) -> bool:
         """Whether a request of this id has not ended."""
@@ -271,7 +266,7 @@ class EngineClient:
             logging.error(
                 "the engine process died (status %s).", None if self._process is None else self._process.returncode
             )
-            self.on_death()
+            self._metrics.restarted()
             self._deaths.append(now)
             while self._deaths and self._deaths[0] < now - self._settings.restart_window_s:
                 self._deaths.popleft()
@@ -298,7 +293,7 @@ class EngineClient:
             socket.bind(endpoint)
         weights = {tenant.name: tenant.weight for tenant in self._settings.tenants}
         engine = self._settings.engine.but(tenant_weights=weights) if weights else self._settings.engine
-        says_json = self.on_said is not None
+        says_json = self._on_said is not None
         beginning = Beginning(
             engine, self._name, to_engine, from_engine, self._settings.kv_events, says_json, policies_of()
         )
@@ -362,23 +357,23 @@ class EngineClient:
     async def _listen(self, said: asyncio.StreamReader | None) -> None:
         """Pass on the lines of the engine's standard error."""
         rest = b""
-        while said is not None and self.on_said is not None and (data := await said.read(2**16)):
+        while said is not None and self._on_said is not None and (data := await said.read(2**16)):
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                self.on_said(line)
-        if self.on_said is not None and rest:
-            self.on_said(rest)
+                self._on_said(line)
+        if self._on_said is not None and rest:
+            self._on_said(rest)
 
     def _begun_with(self, ready: Ready) -> None:
         self._takes_s = max(1.0, self._clock() - self._began_at)
         self.ready, self.state = ready, "ready"
-        self.on_ready(ready)
+        self._metrics.ready(ready)
         self._has_begun.set()
         for held in list(self._held.values()):
             self._send_request(held)
 
     def _stepped(self, step: Stepped) -> None:
-        held_ones, on_gap = self._held, self.on_gap
+        held_ones, on_gap = self._held, self._metrics.token_gap
         for request_id in step.begun:
             held = held_ones.get(request_id)
             if held is not None:
@@ -403,7 +398,7 @@ class EngineClient:
             self.figures, self.num_begun = step.figures, 0
         else:
             self.num_begun += len(step.begun)
-        self.on_stepped(step)
+        self._metrics.stepped(step)
 
     def _fail_begun(self) -> None:
         """Fail the requests that a dead engine had begun, or that have had all of their tries; the others wait for the next engine."""

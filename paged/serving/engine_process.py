@@ -33,7 +33,6 @@ from paged.engine.pace import Pace
 from paged.engine.replica_load import REPORT_S, load_of
 from paged.engine.results import Completion, EngineOutput
 from paged.errors import EngineFailed, MissingExtra, PagedError, UnknownRequest, UnknownSession
-from paged.sampling.params import SamplingParams
 from paged.scheduler import Batch, HintOutcome, Outlook
 from paged.serving.block_map import groups_of
 from paged.serving.kv_events import KvEventPublisher, configured_publisher
@@ -53,7 +52,6 @@ from paged.serving.wire import (
     Refused,
     Stepped,
     ToEngine,
-    received,
 )
 
 FIGURES_SHARE = 0.01
@@ -155,7 +153,7 @@ class EngineServer:
         while True:
             asked, error = self._to_read.get(), None
             try:
-                form = received(asked.params).structured_outputs
+                form = asked.params.structured_outputs
                 if form is not None and asked.id in self._reading:
                     self.engine.read_form(form)
             except Exception as found:
@@ -167,15 +165,14 @@ class EngineServer:
         if asked.routed is not None:
             router, number = asked.routed
             self._received[router] = max(number, self._received.get(router, 0))
+        form = asked.params.structured_outputs
         try:
-            params = received(asked.params)
-            form = params.structured_outputs
             is_read = form is None or self.engine.has_read(form)
         except PagedError as error:
             self._refuse(asked, error)
             return
         if is_read:
-            self._take(asked, params)
+            self._take(asked)
         else:
             self._reading[asked.id] = asked
             self._to_read.put(asked)
@@ -185,7 +182,7 @@ class EngineServer:
         if self._reading.pop(asked.id, None) is None:
             return
         if error is None:
-            self._take(asked, received(asked.params))
+            self._take(asked)
         else:
             self._refuse(asked, error)
 
@@ -193,12 +190,12 @@ class EngineServer:
         self.watcher.refused(asked.id, asked.tenant or "", len(asked.prompt), str(error), time.monotonic())
         self._send(Refused(asked.id, type(error).__name__, str(error)))
 
-    def _take(self, asked: Add, params: SamplingParams) -> None:
+    def _take(self, asked: Add) -> None:
         engine = self.engine
         try:
             engine.add_request(
                 asked.prompt,
-                params,
+                asked.params,
                 id=asked.id,
                 arrival=asked.arrival,
                 priority=asked.priority,

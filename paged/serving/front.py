@@ -29,14 +29,14 @@ from paged.serving.bodies import ChatRequest, CompletionRequest
 from paged.serving.engine_client import EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
 from paged.serving.gate import Gate, fingerprint_of, later
-from paged.serving.kv_hints import KvAction, Origin, actions_of, must_have_one_prompt, scoped
+from paged.serving.kv_hints import KvAction, Origin, actions_of, scoped
 from paged.serving.memory_calls import MemoryCalls
 from paged.serving.metrics import Metrics
 from paged.serving.records import RequestRecord
 from paged.serving.request_log import RequestLog
 from paged.serving.settings import Settings
 from paged.serving.viewers import Viewers
-from paged.serving.wire import Add, Ready, sent
+from paged.serving.wire import Add, Ready
 
 SWEEP_S = 1.0
 INLINE_CHARS = 8_000
@@ -91,23 +91,21 @@ class Front:
         if settings.traces_endpoint is not None:
             tracing = import_with_extra("paged.serving.tracing", "serving.tracing")
             self.traces = tracing.Traces(settings.traces_endpoint, model_name=self.names[0])
-        # After all that may be refused: it makes a folder.
         self.gate = Gate(settings)
-        self.engine = EngineClient(settings, self.names[0], clock)
-        self.viewers = Viewers(self.engine)
-        self.memory_calls = MemoryCalls(self.engine, self.asking, salt_of, lambda at: self.wall() + at - self.clock())
         self.metrics = Metrics(self.names[0])
         self.log = (
             None if settings.log == "off" else RequestLog(sys.stderr, with_prompts=settings.log_prompts, clock=wall)
         )
+        on_said = None if self.log is None else self.log.pass_on
+        # After all that may be refused: it makes a folder.
+        self.engine = EngineClient(settings, self.names[0], clock, self.metrics, on_said)
+        self.viewers = Viewers(self.engine)
+        self.memory_calls = MemoryCalls(self.engine, self.asking, salt_of, lambda at: self.wall() + at - self.clock())
         self.metrics.watch(
             open_streams=lambda: sum(answering.record.streams for answering in self._open),
             log_lines_lost=lambda: 0 if self.log is None else self.log.lost,
             spans_lost=lambda: 0 if self.traces is None else self.traces.lost,
         )
-        self.engine.on_ready, self.engine.on_stepped = self.metrics.ready, self.metrics.stepped
-        self.engine.on_death, self.engine.on_gap = self.metrics.restarted, self.metrics.token_gap
-        self.engine.on_said = None if self.log is None else self.log.pass_on
         self.is_draining = False
         self._open: set[Answering] = set()
         # By tenant and X-Request-Id, which the tenant chooses.
@@ -310,7 +308,7 @@ class Front:
             Add(
                 request_id,
                 prompt,
-                sent(params),
+                params,
                 call.arrived,
                 streams,
                 call.tenant,
@@ -335,7 +333,9 @@ class Front:
         self, body: CompletionRequest | ChatRequest, tenant: str | None, request_id: str, prompts: list[list[int]]
     ) -> tuple[list[KvAction] | None, str | None]:
         """Return the actions of a body's hints, and the engine's id of its session. Raises ApiError."""
-        must_have_one_prompt(len(prompts), body.session_id, body.kv_hints)
+        for name in ("session_id", "kv_hints"):
+            if getattr(body, name) is not None and len(prompts) > 1:
+                raise wrong(f"{name} goes with one prompt; there are {len(prompts):,}.", name)
         session_id = None if body.session_id is None else scoped(tenant, body.session_id)
         if body.kv_hints is None:
             return None, session_id

@@ -26,6 +26,7 @@ MAX_HASHES = 65_536
 LEVELS = 3
 
 SessionId = Annotated[str, Field(strict=True, min_length=1, max_length=512, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Salt = Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
 Seconds = Annotated[Number, Field(gt=0, le=MAX_DURATION_S)]
 Waits = Literal["tool", "person"] | None
 Hash = Annotated[StrictStr, Field(pattern=r"^[0-9]{1,20}$")] | Annotated[int, Field(strict=True, ge=0, lt=2**64)]
@@ -78,7 +79,7 @@ class KvHint(Body):
     session_id: SessionId | None = None
     request_id: StrictStr | None = Field(default=None, description="Its X-Request-Id, or the id of its answer.")
     prompt: StrictStr | Annotated[list[Token], Field(min_length=1)] | None = None
-    cache_salt: Annotated[str, Field(strict=True, min_length=1, max_length=1024)] | None = None
+    cache_salt: Salt | None = None
     priority: Annotated[int, Field(strict=True, ge=1, le=LEVELS)] = 1
     lasts: Seconds | None = None
     waits_for: Waits = None
@@ -353,10 +354,3 @@ def _checked(kind: type[Any], payload: dict[str, Any], field: str) -> Any:
 
 def _rejected(action: KvHintAction, why: str) -> KvAction:
     return KvAction(action.action_id, rejected=why)
-
-
-def must_have_one_prompt(num_prompts: int, session_id: str | None, envelope: KvHintsEnvelope | None) -> None:
-    """Raise ApiError for hints in a body with several prompts, since each is a request."""
-    for name, value in (("session_id", session_id), ("kv_hints", envelope)):
-        if value is not None and num_prompts > 1:
-            raise wrong(f"{name} goes with one prompt; there are {num_prompts:,}.", name)

@@ -112,11 +112,8 @@ class MemoryCalls:
 
     async def explain(self, body: ExplainRequest) -> bytes:
         """Return what of a prompt is cached, and why no more is, as JSON. Raises ApiError."""
-        if body.messages is not None:
-            how = body.messages, body.tools, body.chat_template_kwargs, self._most
-            tokens = self._within(await asyncio.to_thread(self._asking.chat, *how), "messages")
-        else:
-            tokens = await self._encoded(body.prompt or [], add_special_tokens=body.add_special_tokens is not False)
+        tokens = await asyncio.to_thread(self._asking.one_text, body, self._most)
+        self._within(tokens, "prompt" if body.messages is None else "messages")
         hint = Hint(action="prefetch", tokens=tokens, salt=self._salt_of(body.tenant, body.cache_salt))
         return await self._engine.ask("prefix", hint=hint) or b""
 
@@ -127,11 +124,11 @@ class MemoryCalls:
         assert self._engine.ready is not None, "an engine that takes requests is ready"
         return self._engine.ready.max_model_len
 
-    async def _encoded(self, prompt: str | list[int], **how: bool) -> list[int]:
+    async def _encoded(self, prompt: str | list[int]) -> list[int]:
         """Return the token ids of a prompt. Raises ApiError, also for one that is too long."""
         if not isinstance(prompt, str):
             return self._within(prompt)
-        return self._within(await asyncio.to_thread(self._asking.encoded, prompt, self._most, **how))
+        return self._within(await asyncio.to_thread(self._asking.encoded, prompt, self._most))
 
     def _within(self, tokens: list[int], param: str = "prompt") -> list[int]:
         if len(tokens) > self._most:

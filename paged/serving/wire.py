@@ -7,8 +7,6 @@ Times are those of the machine's monotonic clock, which both read.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from paged.attention.kv_dtypes import AUTO
@@ -17,7 +15,6 @@ from paged.engine.config import EngineConfig
 from paged.engine.results import Completion, EngineOutput
 from paged.engine.routing import ReplicaLoad
 from paged.sampling.params import SamplingParams
-from paged.sampling.structured import StructuredOutputsParams
 from paged.scheduler import Hint
 from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_hints import KvAction, KvOutcome
@@ -45,7 +42,6 @@ class Beginning(msgspec.Struct, frozen=True):
 class Add(msgspec.Struct, frozen=True, tag="add"):
     """A request.
 
-    params   the fields of SamplingParams that differ from the default
     arrival  when it came to the server
     streams  True: its outputs are sent as they come; False: its whole completion at the end
     actions  those of its KvHintsEnvelope; None: it has none
@@ -54,7 +50,7 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
     id: str
     prompt: list[int]
-    params: dict[str, Any]
+    params: SamplingParams
     arrival: float
     streams: bool
     tenant: str | None = None
@@ -223,21 +219,3 @@ class Answered(msgspec.Struct, frozen=True, tag="answered"):
 
 
 FromEngine = Ready | Failed | Refused | Hinted | Stepped | Answered
-
-_USUAL = SamplingParams()
-
-
-def sent(params: SamplingParams) -> dict[str, Any]:
-    """Return sampling parameters as plain values, without defaults."""
-    named = {name: getattr(params, name) for name in params.__struct_fields__}
-    return {name: msgspec.to_builtins(value) for name, value in named.items() if value != getattr(_USUAL, name)}
-
-
-def received(fields: dict[str, Any]) -> SamplingParams:
-    """Return the sampling parameters that were `sent`. Raises InvalidSampling."""
-    form = fields.get("structured_outputs")
-    if form is not None:
-        fields = {**fields, "structured_outputs": StructuredOutputsParams(**form)}
-    if (bias := fields.get("logit_bias")) is not None:
-        fields = {**fields, "logit_bias": {int(token): value for token, value in bias.items()}}
-    return SamplingParams(**fields)
