@@ -183,6 +183,11 @@ class EngineClient:
             raise EngineAway(self.why, None)
         return self.ready
 
+    @property
+    def num_alive(self) -> int:
+        """Requests that have not ended."""
+        return len(self._held)
+
     def is_alive(self, request_id: str) -> bool:
         """Whether a request of this id has not ended."""
         return request_id in self._held
