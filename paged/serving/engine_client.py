@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +54,19 @@ def policies_of() -> list[str]:
     return sorted(module for module in found if module not in (None, "__main__"))
 
 
+@dataclass(slots=True)
 class Inbox:
     """The outputs of one call's prompts, until its one task takes them. The answers' lengths bound its size."""
 
-    __slots__ = ("_error", "_outputs", "_waiter", "begun", "completions", "hint_outcomes", "num_open", "on_begun")
-
-    def __init__(self) -> None:
-        self.begun: float | None = None
-        self.num_open = 0
-        self.completions: dict[int, Completion] = {}
-        # Of the actions that came with the call, which arrive before its last output; None: it had none, or has no outcomes yet.
-        self.hint_outcomes: list[KvOutcome] | None = None
-        self.on_begun: Callable[[int], None] | None = None
-        self._outputs: list[tuple[int, EngineOutput]] = []
-        self._error: PagedError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+    begun: float | None = None
+    num_open: int = 0
+    completions: dict[int, Completion] = field(default_factory=dict)
+    # Of the actions that came with the call, which arrive before its last output; None: it had none, or has no outcomes yet.
+    hint_outcomes: list[KvOutcome] | None = None
+    on_begun: Callable[[int], None] | None = None
+    _outputs: list[tuple[int, EngineOutput]] = field(default_factory=list)
+    _error: PagedError | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> list[tuple[int, EngineOutput]]:
         """Wait for outputs, and return those since the last call, each with its prompt's index; none once all prompts have ended.
@@ -116,19 +115,17 @@ class Inbox:
             self._waiter.set_result(None)
 
 
+@dataclass(slots=True)
 class _Held:
     """A request that the engine has, or will get: its call, and the number of engines that it was sent to."""
 
-    __slots__ = ("add", "has_begun", "inbox", "latest", "num_tries", "place")
-
-    def __init__(self, add: Add, inbox: Inbox, place: int) -> None:
-        self.add = add
-        self.inbox = inbox
-        self.place = place
-        self.has_begun = False
-        self.num_tries = 0
-        # By sequence, when the engine sent the latest tokens.
-        self.latest: dict[int, float] = {}
+    add: Add
+    inbox: Inbox
+    place: int
+    has_begun: bool = False
+    num_tries: int = 0
+    # By sequence, when the engine sent the latest tokens.
+    latest: dict[int, float] = field(default_factory=dict)
 
 
 class EngineClient:

@@ -345,18 +345,23 @@ class EngineServer:
     def _figures(self, now: float) -> Figures:
         engine = self.engine
         scheduler, manager = engine.scheduler, engine.manager
-        counts, ran, outlook = scheduler.counts(), engine.stats(), scheduler.outlook()
+        ran, outlook = engine.stats(), scheduler.outlook()
+        device, host, disk = manager.device, manager.host, engine.disk
         return Figures(
             now=now,
-            **{state: counts[state] for state in ("running", "waiting", "paused", "swapped", "loading")},
-            free_blocks=manager.device.num_free,
-            cached_blocks=manager.device.num_cached,
-            used_blocks=manager.device.num_used,
-            shared_blocks=int((manager.device.ref_counts > 1).sum()),
-            reserved_blocks=scheduler.num_reserved,
-            host_free=manager.host.num_free,
-            host_cached=manager.host.num_cached,
-            host_used=manager.host.num_used,
+            requests=scheduler.counts(),
+            blocks={
+                "free": device.num_free,
+                "cached": device.num_cached,
+                "used": device.num_used,
+                "shared": int((device.ref_counts > 1).sum()),
+                "reserved": scheduler.num_reserved,
+                "pinned": scheduler.num_pinned,
+                "disk": 0 if disk is None else disk.store.stats().held,
+                "host_free": host.num_free,
+                "host_cached": host.num_cached,
+                "host_used": host.num_used,
+            },
             totals=msgspec.structs.asdict(scheduler.stats()),
             failed_steps=ran.failed_steps,
             host_s=ran.host_s,
@@ -364,10 +369,8 @@ class EngineServer:
             forecast=self._forecast(outlook),
             groups=groups_of(manager),
             load=load_of(outlook, self._pace, received=self._received),
-            disk_hit_tokens=0 if engine.disk is None else engine.disk.stats().loaded * manager.block_size,
-            disk_blocks=0 if engine.disk is None else engine.disk.store.stats().held,
+            disk_hit_tokens=0 if disk is None else disk.stats().loaded * manager.block_size,
             sessions=scheduler.num_sessions,
-            pinned_blocks=scheduler.num_pinned,
         )
 
     def _forecast(self, outlook: Outlook) -> list[float]:

@@ -14,6 +14,7 @@ import hashlib
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 from paged.serving.errors import overloaded
@@ -33,15 +34,13 @@ UNKNOWN_S, UNKNOWN_EACH_S = 1.0, 0.02
 """Without a forecast, before the first step has ended: until the first waiting request begins, and between two of them."""
 
 
+@dataclass(slots=True, eq=False)
 class KeptPlaces:
     """Places that are kept for one call, one a prompt: from the time `due`, which its client got, to `lapses`; -1: given up."""
 
-    __slots__ = ("due", "lapses", "num")
-
-    def __init__(self, num: int, due: float, lapses: float) -> None:
-        self.num = num
-        self.due = due
-        self.lapses = lapses
+    num: int
+    due: float
+    lapses: float
 
 
 class Waiting:

@@ -10,20 +10,28 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
-from msgspec import convert
 from msgspec.structs import asdict
 
 from paged.block_manager import LayerGroup
-from paged.engine.routing import ReplicaLoad
 from paged.scheduler import SchedulerStats
 from paged.serving.wire import Figures
 
 Read = Callable[[Figures], float]
 
-NO_ENGINE = convert(
-    dict.fromkeys(Figures.__struct_fields__, 0)
-    | {"totals": asdict(SchedulerStats()), "forecast": list[float](), "groups": (), "load": ReplicaLoad()},
-    Figures,
+STATES = ("running", "waiting", "paused", "swapped", "loading")
+BLOCKS = (
+    *("free", "cached", "used", "shared", "reserved", "pinned", "disk"),
+    *("host_free", "host_cached", "host_used"),
+)
+NO_ENGINE = Figures(
+    now=0.0,
+    requests=dict.fromkeys(STATES, 0),
+    blocks=dict.fromkeys(BLOCKS, 0),
+    totals=asdict(SchedulerStats()),
+    failed_steps=0,
+    host_s=0.0,
+    model_s=0.0,
+    forecast=[],
 )
 """The figures while there is no engine process."""
 
@@ -37,13 +45,13 @@ class Reading(NamedTuple):
     label: tuple[str, ...] = ()
 
 
-def _total(name: str) -> Read:
-    return lambda figures: figures.totals[name]
+def _in(name: str, state: str) -> Read:
+    return lambda figures: getattr(figures, name)[state]
 
 
 def _away(figures: Figures) -> int:
     """Return the requests that wait for room: those that have not begun, and preempted ones."""
-    return figures.waiting + figures.paused + figures.swapped
+    return sum(figures.requests[state] for state in ("waiting", "paused", "swapped"))
 
 
 def _device_hits(figures: Figures) -> int:
@@ -55,14 +63,15 @@ def _hits(figures: Figures) -> int:
 
 
 def _usage(figures: Figures) -> float:
-    return figures.used_blocks / max(1, figures.free_blocks + figures.cached_blocks + figures.used_blocks)
+    used = figures.blocks["used"]
+    return used / max(1, figures.blocks["free"] + figures.blocks["cached"] + used)
 
 
 def _forecast(figures: Figures) -> float:
     """Return the forecast of the place behind all waiting requests, or of the forecast's last place."""
     if not figures.forecast:
         return math.nan
-    return figures.forecast[min(figures.waiting, len(figures.forecast) - 1)]
+    return figures.forecast[min(figures.requests["waiting"], len(figures.forecast) - 1)]
 
 
 _BY_REASON = "Requests that wait: for capacity, or deferred until their blocks are back from the host."
@@ -72,65 +81,55 @@ _PREEMPTIONS = "Preemptions, by what became of the request's blocks."
 _SWAPPED = "Blocks copied to the host (out), and back (in)."
 
 GAUGES = (
-    Reading("vllm:num_requests_running", "Requests in the batch.", attrgetter("running")),
+    Reading("vllm:num_requests_running", "Requests in the batch.", _in("requests", "running")),
     Reading(
         "vllm:num_requests_waiting",
         "Requests that wait, preempted ones included.",
-        lambda figures: _away(figures) + figures.loading,
+        lambda figures: _away(figures) + figures.requests["loading"],
     ),
     Reading("vllm:num_requests_waiting_by_reason", _BY_REASON, _away, ("reason", "capacity")),
-    Reading("vllm:num_requests_waiting_by_reason", _BY_REASON, attrgetter("loading"), ("reason", "deferred")),
+    Reading("vllm:num_requests_waiting_by_reason", _BY_REASON, _in("requests", "loading"), ("reason", "deferred")),
     Reading("vllm:kv_cache_usage_perc", "Used device blocks over all of them: 1 is full.", _usage),
-    *(
-        Reading("paged:requests", "Requests by state.", attrgetter(state), ("state", state))
-        for state in ("running", "waiting", "paused", "swapped", "loading")
-    ),
-    *(
-        Reading("paged:blocks", _BLOCKS, attrgetter(f"{state}_blocks"), ("state", state))
-        for state in ("free", "cached", "used", "shared", "reserved", "pinned", "disk")
-    ),
+    *(Reading("paged:requests", "Requests by state.", _in("requests", state), ("state", state)) for state in STATES),
+    *(Reading("paged:blocks", _BLOCKS, _in("blocks", state), ("state", state)) for state in BLOCKS),
     Reading("paged:sessions", "Sessions that are known.", attrgetter("sessions")),
-    *(
-        Reading("paged:blocks", _BLOCKS, attrgetter(state), ("state", state))
-        for state in ("host_free", "host_cached", "host_used")
-    ),
     Reading("paged:forecast_seconds", "In how many seconds a request that came now would begin.", _forecast),
 )
 """Figures of now."""
 
 PREFIX_COUNTERS = (
-    Reading("vllm:prefix_cache_queries", "Prompt tokens that were looked up.", _total("prompt_tokens")),
+    Reading("vllm:prefix_cache_queries", "Prompt tokens that were looked up.", _in("totals", "prompt_tokens")),
     Reading("vllm:prefix_cache_hits", "Of them, found in blocks of the device.", _device_hits),
 )
 """Totals since the engine process began, which stay 0 without prefix caching."""
 
 COUNTERS = (
-    Reading("vllm:prompt_tokens", "Prompt tokens of requests that began.", _total("prompt_tokens")),
+    Reading("vllm:prompt_tokens", "Prompt tokens of requests that began.", _in("totals", "prompt_tokens")),
     Reading("vllm:prompt_tokens_cached", "Of them, found in the prefix cache.", _hits),
     Reading("vllm:prompt_tokens_cached_by_source", _BY_SOURCE, _device_hits, ("source", "device")),
-    Reading("vllm:prompt_tokens_cached_by_source", _BY_SOURCE, _total("host_hit_tokens"), ("source", "host")),
+    Reading("vllm:prompt_tokens_cached_by_source", _BY_SOURCE, _in("totals", "host_hit_tokens"), ("source", "host")),
     Reading("vllm:prompt_tokens_cached_by_source", _BY_SOURCE, attrgetter("disk_hit_tokens"), ("source", "disk")),
-    Reading("vllm:generation_tokens", "Output tokens.", _total("output_tokens")),
+    Reading("vllm:generation_tokens", "Output tokens.", _in("totals", "output_tokens")),
     Reading(
         "vllm:num_preemptions",
         "Preemptions of all kinds.",
         lambda figures: figures.totals["preemptions_recompute"] + figures.totals["preemptions_swap"],
     ),
-    Reading("vllm:spec_decode_num_draft_tokens", "Draft tokens.", _total("drafted_tokens")),
-    Reading("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", _total("accepted_tokens")),
+    Reading("vllm:spec_decode_num_draft_tokens", "Draft tokens.", _in("totals", "drafted_tokens")),
+    Reading("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", _in("totals", "accepted_tokens")),
     *(
-        Reading("paged:preemptions", _PREEMPTIONS, _total(f"preemptions_{kind}"), ("kind", kind))
+        Reading("paged:preemptions", _PREEMPTIONS, _in("totals", f"preemptions_{kind}"), ("kind", kind))
         for kind in ("recompute", "swap")
     ),
     *(
-        Reading("paged:swapped_blocks", _SWAPPED, _total(f"swapped_{way}_blocks"), ("way", way))
+        Reading("paged:swapped_blocks", _SWAPPED, _in("totals", f"swapped_{way}_blocks"), ("way", way))
         for way in ("out", "in")
     ),
-    Reading("paged:computed_tokens", "Tokens computed.", _total("computed_tokens")),
+    Reading("paged:computed_tokens", "Tokens computed.", _in("totals", "computed_tokens")),
     Reading(
         "paged:recomputed_tokens",
         "Of computed tokens, wasted: computed before and lost to a preemption.",
-        _total("recomputed_tokens"),
+        _in("totals", "recomputed_tokens"),
     ),
     Reading(
         "paged:rejected_drafts",

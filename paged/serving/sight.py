@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from paged.block_manager import GroupStats
-from paged.scheduler import SchedulerStats
+from paged.scheduler import RequestView, SchedulerStats
 
 Moment = tuple[float, str, str]
 """Seconds since a request came, a kind (one of KINDS, or "waits"), and a detail."""
@@ -100,24 +100,15 @@ class QueueSight(msgspec.Struct, frozen=True):
     loading: int
 
 
-class RequestSight(msgspec.Struct, frozen=True):
-    """A live request.
+class RequestSight(RequestView, frozen=True):
+    """A live request, with what the scheduler does not know of it.
 
     number  its cells in the block map have it
     reason  why it does not run; "" if it runs, and of all but the first of those that do not
     """
 
-    id: str
     tenant: str
     number: int
-    status: str
-    prompt_tokens: int
-    output_tokens: int
-    max_tokens: int
-    device_blocks: int
-    host_blocks: int
-    hit_tokens: int
-    preemptions: int
     alive_s: float
     waited_s: float
     reason: str

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -77,37 +78,25 @@ _UNKNOWN = 1 << 32
 _ENDS = {"stop": "finished", "length": "finished", "abort": "aborted", "rejected": "rejected", "error": "error"}
 
 
+@dataclass(slots=True)
 class _Life:
     """The record of one request. Times are the engine's clock's; `away_since` is None while it runs."""
 
-    __slots__ = (
-        "away_since",
-        "came",
-        "has_led",
-        "left_out",
-        "number",
-        "prefix",
-        "prompt_tokens",
-        "status",
-        "tenant",
-        "timeline",
-        "waited",
-        "was_admitted",
-        "why",
-    )
-
-    def __init__(self, number: int, tenant: str, prompt_tokens: int, prefix: str | None, now: float) -> None:
-        self.number, self.tenant, self.came = number, tenant, now
-        self.prompt_tokens, self.prefix = prompt_tokens, prefix
-        self.away_since: float | None = now
-        self.waited = 0.0
-        self.was_admitted = False
-        # Whether its reason as the first of the queue is noted.
-        self.has_led = False
-        self.timeline: list[Moment] = []
-        self.left_out = 0
-        # Set when it has ended.
-        self.status = self.why = ""
+    number: int
+    tenant: str
+    prompt_tokens: int
+    prefix: str | None
+    came: float
+    away_since: float | None
+    waited: float = 0.0
+    was_admitted: bool = False
+    # Whether its reason as the first of the queue is noted.
+    has_led: bool = False
+    timeline: list[Moment] = field(default_factory=list)
+    left_out: int = 0
+    # Set when it has ended.
+    status: str = ""
+    why: str = ""
 
     def note(self, now: float, kind: str, detail: str) -> None:
         self.timeline.append((round(max(0.0, now - self.came), 4), kind, detail))
@@ -173,14 +162,14 @@ class Watcher:
         self._keep_points(now)
         self._ended.pop(request_id, None)
         self._num_came += 1
-        life = self._alive[request_id] = _Life(self._num_came, tenant, num_prompt_tokens, prefix, now)
+        life = self._alive[request_id] = _Life(self._num_came, tenant, num_prompt_tokens, prefix, now, now)
         self._fresh[request_id] = None
         self._note(request_id, life, now, "came", f"prompt of {num_prompt_tokens:,} tokens")
 
     def refused(self, request_id: str, tenant: str, num_prompt_tokens: int, why: str, now: float) -> None:
         """Note a refused request; `why` is a sentence."""
         self._num_came += 1
-        life = _Life(self._num_came, tenant, num_prompt_tokens, None, now)
+        life = _Life(self._num_came, tenant, num_prompt_tokens, None, now, now)
         self._note(request_id, life, now, "rejected", why)
         self._end(request_id, life, "rejected", why)
 
@@ -459,17 +448,9 @@ class Watcher:
             alive_s = max(0.0, now - life.came)
             waited_s = life.waited + (0.0 if life.away_since is None else max(0.0, now - life.away_since))
         return RequestSight(
-            id=view.id,
+            **msgspec.structs.asdict(view),
             tenant="" if life is None else life.tenant,
             number=self._number_of(view.id),
-            status=view.status,
-            prompt_tokens=view.prompt_tokens,
-            output_tokens=view.output_tokens,
-            max_tokens=view.max_tokens,
-            device_blocks=view.device_blocks,
-            host_blocks=view.host_blocks,
-            hit_tokens=view.hit_tokens,
-            preemptions=view.preemptions,
             alive_s=round(alive_s, 3),
             waited_s=round(waited_s, 3),
             reason=reason,

@@ -148,29 +148,20 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Figures of now, and totals since the engine began: requests, blocks, tokens and seconds, as their names say.
+    """Figures of now, and totals since the engine began: tokens and seconds, as their names say.
 
+    requests  by state
+    blocks    by state, those of the host with host_ before it, and those on the disk
     forecast  in how many seconds each waiting request is admitted, then further ones behind them, of the usual size
     groups    layer groups of a model whose layers are of several kinds; else empty
     load      what routers choose by, as far as the engine knows it
-    disk_hit_tokens, disk_blocks
-              prompt tokens that came from the disk, and blocks that it has
+    disk_hit_tokens
+              prompt tokens that came from the disk
     """
 
     now: float
-    running: int
-    waiting: int
-    paused: int
-    swapped: int
-    loading: int
-    free_blocks: int
-    cached_blocks: int
-    used_blocks: int
-    shared_blocks: int
-    reserved_blocks: int
-    host_free: int
-    host_cached: int
-    host_used: int
+    requests: dict[str, int]
+    blocks: dict[str, int]
     totals: dict[str, int]
     failed_steps: int
     host_s: float
@@ -179,9 +170,7 @@ class Figures(msgspec.Struct, frozen=True):
     groups: tuple[GroupStats, ...] = ()
     load: ReplicaLoad = ReplicaLoad()
     disk_hit_tokens: int = 0
-    disk_blocks: int = 0
     sessions: int = 0
-    pinned_blocks: int = 0
 
 
 class Hinted(msgspec.Struct, frozen=True, tag="hinted"):

@@ -26,10 +26,10 @@ VLLMS = json.loads(Path(__file__).with_name("vllm_metrics.json").read_text())["m
 
 NAME = 'a "quoted"\nname \\ of Ω'
 STATES = {"running": 3, "waiting": 2, "paused": 5, "swapped": 7, "loading": 11}
-BLOCKS = {"free": 50, "cached": 20, "used": 30, "shared": 4, "reserved": 6}
-HOST_BLOCKS = {"host_free": 13, "host_cached": 5, "host_used": 2}
+BLOCKS = {"free": 50, "cached": 20, "used": 30, "shared": 4, "reserved": 6, "pinned": 9, "disk": 7}
+BLOCKS |= {"host_free": 13, "host_cached": 5, "host_used": 2}
 FIGURES = Figures(
-    now=1.0, **STATES, **{f"{state}_blocks": count for state, count in BLOCKS.items()}, **HOST_BLOCKS,
+    now=1.0, requests=STATES, blocks=BLOCKS,
     totals=msgspec.structs.asdict(SchedulerStats()), failed_steps=0, host_s=0.0, model_s=0.0,
     forecast=[0.1, 0.2, 0.5, 0.9],
 )  # fmt: skip
@@ -154,7 +154,7 @@ def test_a_total_that_falls_and_rises_again_is_counted_once(metrics):
 
 
 def test_parts_add_up_to_their_wholes(metrics):
-    now = msgspec.structs.replace(FIGURES, disk_hit_tokens=40, disk_blocks=7, sessions=8, pinned_blocks=9)
+    now = msgspec.structs.replace(FIGURES, disk_hit_tokens=40, sessions=8)
     totals = {"prompt_tokens": 1000, "hit_tokens": 300, "host_hit_tokens": 100, "drafted_tokens": 50}
     metrics.stepped(told(now, **totals, accepted_tokens=30, preemptions_recompute=3, preemptions_swap=4))
     wholes = {
@@ -171,7 +171,7 @@ def test_parts_add_up_to_their_wholes(metrics):
     waiting = of_label(metrics, "vllm:num_requests_waiting_by_reason", "reason")
     assert waiting["capacity"] + waiting["deferred"] == 25
     assert of_label(metrics, "paged:requests", "state") == STATES
-    assert of_label(metrics, "paged:blocks", "state") == BLOCKS | HOST_BLOCKS | {"pinned": 9, "disk": 7}
+    assert of_label(metrics, "paged:blocks", "state") == BLOCKS
 
 
 WINDOW = LayerGroup("window", 1024, pages=2)
@@ -204,7 +204,7 @@ def test_layer_groups_are_series_of_their_own_and_states_are_one(metrics):
 def test_the_forecast_is_of_the_place_behind_all_that_wait_and_without_an_engine_there_is_none(
     metrics, waiting, forecast, seconds
 ):
-    metrics.stepped(told(msgspec.structs.replace(FIGURES, waiting=waiting, forecast=forecast)))
+    metrics.stepped(told(msgspec.structs.replace(FIGURES, requests=STATES | {"waiting": waiting}, forecast=forecast)))
     assert series(metrics)["paged:forecast_seconds"] == pytest.approx(seconds, nan_ok=True)
     metrics.restarted()
     assert_has(metrics, {"vllm:num_requests_running": 0, "paged:blocks{state=used}": 0})
