@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from paged.base.budget import as_bytes, short
 from paged.base.words import counted
-from paged.cli.commands import must_be_read
+from paged.cli.commands import made_of, must_be_read
 from paged.cli.options import Json, KvDtype, KvDtypeSkipLayers, MemoryShare, Quantization, QuantizeHead, names_in
 from paged.cli.show import figures, print_json
 from paged.errors import InvalidConfig, NotModelled, UnknownModel
@@ -78,17 +78,8 @@ def capacity(
     except (UnknownModel, NotModelled):
         _pages_alone(context, model, kv_dtype, skip_layers, dtype or "bf16", block_size, json=json)
         return
-    roofline = Roofline(
-        model=shape,
-        device=placed,
-        dtype=dtype or usual_dtype(shape, placed),
-        kv_dtype=kv_dtype,
-        kv_dtype_skip_layers=skip_layers,
-        quantization=quantization,
-        quantize_head=quantize_head,
-        tensor_parallel=tensor_parallel,
-        split_context=split_context,
-    )
+    used = dtype or usual_dtype(shape, placed)
+    roofline = made_of(Roofline, locals(), model=shape, device=placed, dtype=used, kv_dtype_skip_layers=skip_layers)
     kept, plan = _planned(model, roofline.kept_dtype, skip_layers, roofline.dtype, block_size)
     block_size = plan.block_size
     if max_tokens_per_step is None:

@@ -1,15 +1,17 @@
 """Typer's commands and groups, with our own help of flags, and commands that share the options of a function."""
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, TypeVar, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paged.errors import InvalidConfig
+
+T = TypeVar("T")
 
 
 class _PlainFlags:
@@ -63,6 +65,12 @@ def must_be_read(context: typer.Context, read: Collection[str], why: str) -> Non
         source = context.get_parameter_source(name)
         if name not in read and source is not None and source.name == "COMMANDLINE":
             raise InvalidConfig(f"--{name.replace('_', '-')} {why}; leave it out")
+
+
+def made_of(kind: type[T], given: Mapping[str, Any], **others: Any) -> T:
+    """Return a struct from the options that have its fields' names; `others` are further fields, and win over options."""
+    fields = kind.__struct_fields__  # type: ignore[attr-defined]
+    return kind(**{name: given[name] for name in fields if name in given} | others)
 
 
 def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

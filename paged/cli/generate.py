@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from typer import Option
 
 from paged import BeamSearchParams, ContrastiveSearchParams, SamplingParams, StructuredOutputsParams
 from paged.base.words import counted
+from paged.cli.commands import with_options_of
 from paged.cli.config_options import takes
 from paged.cli.options import Json
 from paged.cli.show import console, counting, loading, print_json, printed, say, table
@@ -29,50 +31,54 @@ SOME_FAILED = 1
 _EARLY = {"true": True, "false": False}
 
 
+# fmt: off
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What to continue, and how: the command's options. Those of sampling have the names of its parameters."""
+
+    prompt: Annotated[list[str] | None, Option("--prompt", "-p", help="A prompt; may be given several times.", rich_help_panel=_PROMPTS)] = None
+    file: Annotated[str | None, Option("--file", "-f", help="A file with a prompt a line (UTF-8); - is standard input.", rich_help_panel=_PROMPTS)] = None
+    max_tokens: Annotated[int, Option(help="Output tokens at most.", rich_help_panel=_SAMPLING)] = 64
+    temperature: Annotated[float, Option(help="Sampling temperature; 0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0
+    top_k: Annotated[int | None, Option(help="Sample from this many of the likeliest tokens.", show_default="all", rich_help_panel=_SAMPLING)] = None
+    top_p: Annotated[float | None, Option(help="Sample from the likeliest tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)] = None
+    min_p: Annotated[float | None, Option(help="Sample from tokens at least this many times as likely as the likeliest.", show_default="all", rich_help_panel=_SAMPLING)] = None
+    typical_p: Annotated[float | None, Option(help="Sample from the most typical tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)] = None
+    seed: Annotated[int | None, Option(help="Seed of each request's sampling.", show_default="one of each request's number", rich_help_panel=_SAMPLING)] = None
+    n: Annotated[int, Option("--n", help="Answers to each prompt; they share its memory.", rich_help_panel=_SAMPLING)] = 1
+    best_of: Annotated[int | None, Option(help="Make this many answers, and show the --n likeliest.", show_default="--n", rich_help_panel=_SAMPLING)] = None
+    beam_width: Annotated[int | None, Option(help="Search for the likeliest answers with this many sequences at a time.", show_default="no search", rich_help_panel=_SAMPLING)] = None
+    length_penalty: Annotated[float | None, Option(help="For a beam search: above 0 favours long answers, below 0 short ones.", show_default="1", rich_help_panel=_SAMPLING)] = None
+    num_beam_groups: Annotated[int | None, Option("--beam-groups", help="For a beam search: groups of sequences that avoid each other's tokens.", show_default="1", rich_help_panel=_SAMPLING)] = None
+    diversity_penalty: Annotated[float | None, Option("--diversity-penalty", help="For beam groups: the penalty of a token for each other group that has it.", show_default="0", rich_help_panel=_SAMPLING)] = None
+    early_stopping: Annotated[str | None, Option(help="For a beam search: true ends it with as many answers as beams, false when no better one is likely, never when none is possible.", show_default="false", rich_help_panel=_SAMPLING)] = None
+    contrastive: Annotated[bool, Option("--contrastive", help="Take the candidate, of --top-k (4), that is least like the text so far.", rich_help_panel=_SAMPLING)] = False
+    penalty_alpha: Annotated[float | None, Option(help="For a contrastive search: the weight of likeness against the probability.", show_default="0.6", rich_help_panel=_SAMPLING)] = None
+    json_schema: Annotated[Path | None, Option("--json-schema", help="A file with a JSON schema that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)] = None
+    json_object: Annotated[bool, Option("--json-object", help="Answers are JSON objects.", rich_help_panel=_SAMPLING)] = False
+    grammar: Annotated[Path | None, Option("--grammar", help="A file with a grammar, in Lark's syntax, that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)] = None
+    regex: Annotated[str | None, Option(help="A regular expression of the whole answer.", show_default="none", rich_help_panel=_SAMPLING)] = None
+    choice: Annotated[list[str] | None, Option("--choice", help="One of the allowed answers; may be given several times.", rich_help_panel=_SAMPLING)] = None
+    repetition_penalty: Annotated[float, Option("--repetition-penalty", help="Makes tokens of the prompt and the answer less likely by this factor; 1 is off.", rich_help_panel=_SAMPLING)] = 1.0
+    presence_penalty: Annotated[float, Option("--presence-penalty", help="Subtracted from the logits of tokens in the answer.", rich_help_panel=_SAMPLING)] = 0.0
+    frequency_penalty: Annotated[float, Option("--frequency-penalty", help="The same, for each time that a token occurred.", rich_help_panel=_SAMPLING)] = 0.0
+    no_repeat_ngram_size: Annotated[int, Option("--no-repeat-ngram-size", help="No run of this many tokens occurs twice; 0 is off.", rich_help_panel=_SAMPLING)] = 0
+    logit_bias: Annotated[list[str] | None, Option("--logit-bias", help="ID=NUMBER, added to the logit of a token id; may be given several times.", rich_help_panel=_SAMPLING)] = None
+    allowed_token_ids: Annotated[list[int] | None, Option("--allowed-token-id", help="A token id that is allowed, and no others; may be given several times.", rich_help_panel=_SAMPLING)] = None
+    bad_words: Annotated[list[str] | None, Option("--bad-word", help="A text that answers do not have; may be given several times.", rich_help_panel=_SAMPLING)] = None
+    stop: Annotated[list[str] | None, Option("--stop", help="Text before which an answer ends; may be given several times.", rich_help_panel=_SAMPLING)] = None
+    include_stop_str_in_output: Annotated[bool, Option("--include-stop", help="Keep the stop string at the end of a text.", rich_help_panel=_SAMPLING)] = False
+    stop_token_ids: Annotated[list[int] | None, Option("--stop-token-id", help="A token id that ends an answer; may be given several times.", rich_help_panel=_SAMPLING)] = None
+    min_tokens: Annotated[int, Option(help="The least tokens of an answer.", rich_help_panel=_SAMPLING)] = 0
+    logprobs: Annotated[int | None, Option(help="Show log-probabilities of tokens, and of this many alternatives.", show_default="none", rich_help_panel=_SAMPLING)] = None
+    prompt_logprobs: Annotated[int | None, Option(help="With --json: log-probabilities of the prompt's tokens, and of this many alternatives.", show_default="none", rich_help_panel=_SAMPLING)] = None
+    echo: Annotated[bool, Option("--echo", help="With --json: begin each text with its prompt.", rich_help_panel=_SAMPLING)] = False
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)] = False
+# fmt: on
+
+
 @takes(engine=EngineConfig())
-def generate(
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given several times.", rich_help_panel=_PROMPTS)] = None,
-    file: Annotated[str | None, typer.Option("--file", "-f", help="A file with a prompt a line (UTF-8); - is standard input.", rich_help_panel=_PROMPTS)] = None,
-    max_tokens: Annotated[int, typer.Option(help="Output tokens at most.", rich_help_panel=_SAMPLING)] = 64,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.", show_default="all", rich_help_panel=_SAMPLING)] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)] = None,
-    min_p: Annotated[float | None, typer.Option(help="Sample from tokens at least this many times as likely as the likeliest.", show_default="all", rich_help_panel=_SAMPLING)] = None,
-    typical_p: Annotated[float | None, typer.Option(help="Sample from the most typical tokens that make up this share.", show_default="all", rich_help_panel=_SAMPLING)] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of each request's sampling.", show_default="one of each request's number", rich_help_panel=_SAMPLING)] = None,
-    n: Annotated[int, typer.Option("--n", help="Answers to each prompt; they share its memory.", rich_help_panel=_SAMPLING)] = 1,
-    best_of: Annotated[int | None, typer.Option(help="Make this many answers, and show the --n likeliest.", show_default="--n", rich_help_panel=_SAMPLING)] = None,
-    beam_width: Annotated[int | None, typer.Option(help="Search for the likeliest answers with this many sequences at a time.", show_default="no search", rich_help_panel=_SAMPLING)] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="For a beam search: above 0 favours long answers, below 0 short ones.", show_default="1", rich_help_panel=_SAMPLING)] = None,
-    beam_groups: Annotated[int | None, typer.Option(help="For a beam search: groups of sequences that avoid each other's tokens.", show_default="1", rich_help_panel=_SAMPLING)] = None,
-    diversity_penalty: Annotated[float | None, typer.Option("--diversity-penalty", help="For beam groups: the penalty of a token for each other group that has it.", show_default="0", rich_help_panel=_SAMPLING)] = None,
-    early_stopping: Annotated[str | None, typer.Option(help="For a beam search: true ends it with as many answers as beams, false when no better one is likely, never when none is possible.", show_default="false", rich_help_panel=_SAMPLING)] = None,
-    contrastive: Annotated[bool, typer.Option("--contrastive", help="Take the candidate, of --top-k (4), that is least like the text so far.", rich_help_panel=_SAMPLING)] = False,
-    penalty_alpha: Annotated[float | None, typer.Option(help="For a contrastive search: the weight of likeness against the probability.", show_default="0.6", rich_help_panel=_SAMPLING)] = None,
-    json_schema: Annotated[Path | None, typer.Option("--json-schema", help="A file with a JSON schema that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)] = None,
-    json_object: Annotated[bool, typer.Option("--json-object", help="Answers are JSON objects.", rich_help_panel=_SAMPLING)] = False,
-    grammar: Annotated[Path | None, typer.Option("--grammar", help="A file with a grammar, in Lark's syntax, that answers have to follow.", show_default="none", rich_help_panel=_SAMPLING)] = None,
-    regex: Annotated[str | None, typer.Option(help="A regular expression of the whole answer.", show_default="none", rich_help_panel=_SAMPLING)] = None,
-    choice: Annotated[list[str] | None, typer.Option("--choice", help="One of the allowed answers; may be given several times.", rich_help_panel=_SAMPLING)] = None,
-    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Makes tokens of the prompt and the answer less likely by this factor; 1 is off.", rich_help_panel=_SAMPLING)] = 1.0,
-    presence_penalty: Annotated[float, typer.Option("--presence-penalty", help="Subtracted from the logits of tokens in the answer.", rich_help_panel=_SAMPLING)] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option("--frequency-penalty", help="The same, for each time that a token occurred.", rich_help_panel=_SAMPLING)] = 0.0,
-    no_repeat_ngram_size: Annotated[int, typer.Option("--no-repeat-ngram-size", help="No run of this many tokens occurs twice; 0 is off.", rich_help_panel=_SAMPLING)] = 0,
-    logit_bias: Annotated[list[str] | None, typer.Option("--logit-bias", help="ID=NUMBER, added to the logit of a token id; may be given several times.", rich_help_panel=_SAMPLING)] = None,
-    allowed_token_id: Annotated[list[int] | None, typer.Option("--allowed-token-id", help="A token id that is allowed, and no others; may be given several times.", rich_help_panel=_SAMPLING)] = None,
-    bad_word: Annotated[list[str] | None, typer.Option("--bad-word", help="A text that answers do not have; may be given several times.", rich_help_panel=_SAMPLING)] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="Text before which an answer ends; may be given several times.", rich_help_panel=_SAMPLING)] = None,
-    include_stop: Annotated[bool, typer.Option("--include-stop", help="Keep the stop string at the end of a text.", rich_help_panel=_SAMPLING)] = False,
-    stop_token_id: Annotated[list[int] | None, typer.Option("--stop-token-id", help="A token id that ends an answer; may be given several times.", rich_help_panel=_SAMPLING)] = None,
-    min_tokens: Annotated[int, typer.Option(help="The least tokens of an answer.", rich_help_panel=_SAMPLING)] = 0,
-    logprobs: Annotated[int | None, typer.Option(help="Show log-probabilities of tokens, and of this many alternatives.", show_default="none", rich_help_panel=_SAMPLING)] = None,
-    prompt_logprobs: Annotated[int | None, typer.Option(help="With --json: log-probabilities of the prompt's tokens, and of this many alternatives.", show_default="none", rich_help_panel=_SAMPLING)] = None,
-    echo: Annotated[bool, typer.Option("--echo", help="With --json: begin each text with its prompt.", rich_help_panel=_SAMPLING)] = False,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on to the full length.", rich_help_panel=_SAMPLING)] = False,
-    json: Json = False,
-    *,
-    engine: dict[str, Any],
-) -> None:  # fmt: skip
+@with_options_of(Asked)
+def generate(asked: Asked, json: Json = False, *, engine: dict[str, Any]) -> None:
     """Continue prompts with a language model whose KV lives in paged memory.
 
     Prompts come from --prompt, --file, or standard input, a line each. A single answer is written as it comes; many are shown when all are done.
@@ -81,74 +87,28 @@ def generate(
 
     Example: `paged generate --prompt "The with statement is used to" --max-tokens 40`
     """
-    prompts = _prompts(prompt, file)
-    search: BeamSearchParams | ContrastiveSearchParams | None = None
-    if beam_width is not None and contrastive:
-        raise InvalidSampling("--beam-width and --contrastive are two searches; name one.")
-    if beam_width is not None:
-        search = BeamSearchParams(
-            beam_width=beam_width,
-            n=n,
-            max_tokens=max_tokens,
-            stop_token_ids=tuple(stop_token_id or ()),
-            ignore_eos=ignore_eos,
-            **_named(
-                length_penalty=length_penalty,
-                early_stopping=None if early_stopping is None else _EARLY.get(early_stopping, early_stopping),
-                num_beam_groups=beam_groups,
-                diversity_penalty=diversity_penalty,
-            ),
-        )
-    elif contrastive:
-        search = ContrastiveSearchParams(
-            max_tokens=max_tokens,
-            stop_token_ids=tuple(stop_token_id or ()),
-            ignore_eos=ignore_eos,
-            **_named(penalty_alpha=penalty_alpha, top_k=top_k),
-        )
-        top_k = None
-    params = SamplingParams(
-        n=1 if beam_width is not None else n,
-        best_of=best_of,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        typical_p=typical_p,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        logit_bias=_biases(logit_bias),
-        allowed_token_ids=tuple(allowed_token_id) if allowed_token_id else None,
-        bad_words=tuple(bad_word or ()),
-        stop=tuple(stop or ()),
-        include_stop_str_in_output=include_stop,
-        # A search has its own field for them.
-        stop_token_ids=() if search is not None else tuple(stop_token_id or ()),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        echo=echo,
-        ignore_eos=ignore_eos,
-        structured_outputs=_form(json_schema, json_object, regex, choice, grammar),
-    )
+    prompts, search = _prompts(asked.prompt, asked.file), _search(asked)
+    given = _of(SamplingParams, asked) | _named(logit_bias=_biases(asked.logit_bias))
+    if search is not None:
+        # It has its own fields for them.
+        for name in ("stop_token_ids", "n" if asked.beam_width is not None else "top_k"):
+            given.pop(name, None)
+    params = SamplingParams(**given, structured_outputs=_form(asked))
     # Refuse wrong options before a model is loaded.
     if search is not None:
-        _must_be_plain(params, "beam_width" if beam_width is not None else "contrastive")
-    beams = {"--length-penalty": length_penalty, "--beam-groups": beam_groups, "--early-stopping": early_stopping}
-    _must_go_with("--beam-width", beam_width, {**beams, "--diversity-penalty": diversity_penalty})
-    _must_go_with("--contrastive", contrastive, {"--penalty-alpha": penalty_alpha})
-    _must_go_with("--stop", stop, {"--include-stop": include_stop or None})
-    _must_go_with("--json", json, {"--echo": echo or None, "--prompt-logprobs": prompt_logprobs})
+        _must_be_plain(params, "beam_width" if asked.beam_width is not None else "contrastive")
+    beams: dict[str, Any] = {"--length-penalty": asked.length_penalty, "--beam-groups": asked.num_beam_groups}
+    beams |= {"--early-stopping": asked.early_stopping, "--diversity-penalty": asked.diversity_penalty}
+    _must_go_with("--beam-width", asked.beam_width, beams)
+    _must_go_with("--contrastive", asked.contrastive, {"--penalty-alpha": asked.penalty_alpha})
+    _must_go_with("--stop", asked.stop, {"--include-stop": asked.include_stop_str_in_output or None})
+    _must_go_with("--json", json, {"--echo": asked.echo or None, "--prompt-logprobs": asked.prompt_logprobs})
     config = EngineConfig.from_environment(**engine)
     with loading(config.model.model):
         from paged import LLM
 
         llm = LLM(config)
-    if len(prompts) == 1 and not json and params.num_sequences == 1 and logprobs is None and search is None:
+    if len(prompts) == 1 and not json and params.num_sequences == 1 and params.logprobs is None and search is None:
         answered = [_write_as_it_comes(llm, prompts[0], params)]
     else:
         answered = _answered(
@@ -157,10 +117,10 @@ def generate(
             search or params,
             lambda found: print_json(_document(llm.engine, found)) if json else _write(found),
         )
-    cut = [each for each in answered if any(_is_cut(output, max_tokens) for output in each.outputs)]
+    cut = [each for each in answered if any(_is_cut(output, asked.max_tokens) for output in each.outputs)]
     if cut:
         say(
-            f"{len(cut):,} of {counted(len(answered), 'answer')} ended before --max-tokens {max_tokens:,}: the model's context, or memory, was full"
+            f"{len(cut):,} of {counted(len(answered), 'answer')} ended before --max-tokens {asked.max_tokens:,}: the model's context, or memory, was full"
         )
     failed = [completion for completion in answered if completion.error is not None]
     if failed:
@@ -173,13 +133,31 @@ def _is_cut(output: "CompletionOutput", max_tokens: int) -> bool:
     return output.finish_reason == "length" and len(output.token_ids) < max_tokens
 
 
-def _form(
-    schema: Path | None, is_object: bool, regex: str | None, choice: list[str] | None, grammar: Path | None
-) -> StructuredOutputsParams | None:
-    texts = {
-        name: _decoded(str(file), file.read_bytes()) for name, file in _named(json=schema, grammar=grammar).items()
+def _search(asked: Asked) -> BeamSearchParams | ContrastiveSearchParams | None:
+    if asked.beam_width is not None and asked.contrastive:
+        raise InvalidSampling("--beam-width and --contrastive are two searches; name one.")
+    if asked.beam_width is not None:
+        found = _of(BeamSearchParams, asked)
+        if (early := asked.early_stopping) is not None:
+            found["early_stopping"] = _EARLY.get(early, early)
+        return BeamSearchParams(**found)
+    return ContrastiveSearchParams(**_of(ContrastiveSearchParams, asked)) if asked.contrastive else None
+
+
+def _of(kind: type[msgspec.Struct], asked: Asked) -> dict[str, Any]:
+    """Return the options that were given for fields of `kind`, lists as tuples."""
+    found = {name: getattr(asked, name, None) for name in kind.__struct_fields__}
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in found.items()
+        if value not in (None, [])
     }
-    form = texts | _named(json_object=is_object or None, regex=regex, choice=tuple(choice or ()) or None)
+
+
+def _form(asked: Asked) -> StructuredOutputsParams | None:
+    files = _named(json=asked.json_schema, grammar=asked.grammar)
+    form: dict[str, Any] = {name: _decoded(str(file), file.read_bytes()) for name, file in files.items()}
+    form |= _named(json_object=asked.json_object or None, regex=asked.regex, choice=tuple(asked.choice or ()) or None)
     return StructuredOutputsParams(**form) if form else None
 
 

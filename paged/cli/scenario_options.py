@@ -10,6 +10,7 @@ from typer import Argument, Option
 import paged.study  # noqa: F401  (registers its policies)
 from paged import POLICIES
 from paged.cli import options
+from paged.cli.commands import made_of
 from paged.cli.options import DEVICE, TRACE
 from paged.errors import InvalidConfig
 from paged.study.hardware import device_named, model_named, usual_dtype
@@ -71,38 +72,23 @@ def scenarios(
     swap_us: Annotated[float, Option(help="Time to move a token's KV between device and host, µs.", rich_help_panel=_TIME)] = _FORMULA.swap_us,
 ) -> list[Scenario]:  # fmt: skip
     """Return the scenarios: every combination of the options that take several values. Raises for a wrong one."""
-    _check_read(model, profile, locals())
+    given = dict(locals())
+    _check_read(model, profile, given)
     shape = None if model is None else model_named(model)
-    if context is None and shape is not None:
-        context = shape.max_length
-    load = Load(
-        trace=trace,
-        limit=limit,
-        seed=seed,
+    load = made_of(
+        Load,
+        given,
+        rate=1.0,
         prompts=length_scale * prompt_scale,
         outputs=length_scale * output_scale,
-        half=half,
-        keep=keep,
-        context=context,
-        over_long=over_long,
-        declared=declared,
-        clients=clients,
+        context=shape.max_length if context is None and shape is not None else context,
         least_span_s=least_span,
     )
-    runs_on = Device(
-        model=model,
-        device=device,
+    runs_on = made_of(
+        Device,
+        given,
         dtype=dtype or (usual_dtype(shape, device_named(device)) if shape and device else "bf16"),
-        kv_dtype=kv_dtype,
         kv_dtype_skip_layers=options.names_in(kv_dtype_skip_layers),
-        quantization=quantization,
-        quantize_head=quantize_head,
-        tensor_parallel=tensor_parallel,
-        link_gbps=link_gbps,
-        link_us=link_us,
-        memory_share=memory_share,
-        profile=profile,
-        published=published,
         formula=StepTime(weights_ms, context_us, token_us, swap_us),
     )
     base = Scenario(

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from typer import Argument, Option
 
+from paged.cli.commands import made_of
 from paged.cli.options import Json, KvDtype, LinkGbps, LinkUs, Quantization, QuantizeHead, check_outputs
 from paged.cli.show import print_json, printed, table
 from paged.errors import InvalidConfig
@@ -44,21 +45,7 @@ def validate(
 
     Example: `paged validate RUN --html run.html`
     """
-    asked = RunOptions(
-        model=model,
-        device=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        quantization=quantization,
-        quantize_head=quantize_head,
-        engine=engine,
-        blocks=blocks,
-        tensor_parallel=tensor_parallel,
-        data_parallel=data_parallel,
-        link_gbps=link_gbps,
-        link_us=link_us,
-        published=published,
-    )
+    asked = made_of(RunOptions, locals())
     if run.suffix == ".csv":
         if html is not None:
             raise InvalidConfig(f"--html shows one run; {run} is a table of closed loops")
