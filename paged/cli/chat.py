@@ -7,7 +7,7 @@ import typer
 
 from paged import SamplingParams
 from paged.base.words import counted
-from paged.cli.config_options import takes
+from paged.cli.commands import takes
 from paged.cli.show import console, loading, printed, say
 from paged.engine.config import EngineConfig
 from paged.errors import InvalidRequest, NeverFits

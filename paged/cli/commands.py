@@ -1,14 +1,17 @@
-"""Typer's commands and groups, with our own help of flags, and commands that share the options of a function."""
+"""Typer's commands and groups, with our own help of flags; and commands that take the options of a function, a struct or settings."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_origin
 
+import msgspec
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
+from paged.engine.config import Config, EngineConfig, Field, fields_of
 from paged.errors import InvalidConfig
 
 T = TypeVar("T")
@@ -87,8 +90,74 @@ def with_options_of(make: Callable[..., Any]) -> Callable[[Callable[..., None]],
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         # Required parameters first, also in the help.
         ordered = sorted((*made.values(), *own), key=lambda parameter: parameter.default is not parameter.empty)
-        by_keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in ordered]
-        taking.__signature__ = inspect.Signature(by_keyword)  # type: ignore[attr-defined]
-        return taking
+        return _signed(taking, ordered)
 
     return decorate
+
+
+def _signed(command: Any, parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
+    """Return a command with these parameters, which Typer makes options of; each is given by its name."""
+    by_keyword = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    command.__signature__ = inspect.Signature(by_keyword)
+    return command  # type: ignore[no-any-return]
+
+
+def takes(**configs: Config) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command with an option for each setting of these configurations, except for names among its own parameters.
+
+    For each keyword the command gets a dictionary with the settings that were given. The help shows the defaults of the configurations.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = {name: each for name, each in inspect.signature(command).parameters.items() if name not in configs}
+        settings = {
+            name: {each.name: each for each in fields_of(type(config)).values() if each.name not in own}
+            for name, config in configs.items()
+        }
+
+        @wraps(command)
+        def taking(**given: Any) -> None:
+            of_each = {
+                name: {
+                    each: its[each].parsed(value) if isinstance(value, str) else value
+                    for each in its
+                    if (value := given.pop(each, None)) not in (None, [], ())
+                }
+                for name, its in settings.items()
+            }
+            command(**given, **of_each)
+
+        options = [
+            _option(setting, getattr(config, setting.group, config))
+            for name, config in configs.items()
+            for setting in settings[name].values()
+            if setting.options
+        ]
+        return _signed(taking, [*own.values(), *options])
+
+    return decorate
+
+
+def declared(name: str, panel: str = "") -> Any:
+    """Return the option of one setting of an engine; `panel` is that of the help, by default the setting's own."""
+    config = EngineConfig()
+    setting = fields_of(EngineConfig)[name]
+    return _info(msgspec.structs.replace(setting, panel=panel or setting.panel), getattr(config, setting.group))
+
+
+def _option(setting: Field, config: Config) -> inspect.Parameter:
+    kind: Any = {bool: bool, tuple: list[str]}.get(setting.kind, str)
+    annotation = Annotated[kind | None, _info(setting, config)]
+    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _info(setting: Field, config: Config) -> Any:
+    takes = f"{setting.takes[0].upper()}{setting.takes[1:]}." if setting.limits or setting.choices else ""
+    return Option(
+        *filter(None, [*setting.options, setting.letter]),
+        help=f"{setting.help} {takes}".strip(),
+        show_default=setting.shown(getattr(config, setting.name)),
+        metavar=None if setting.kind is bool else setting.metavar or {int: "N", float: "S"}.get(setting.kind, "TEXT"),
+        envvar=setting.variable,
+        rich_help_panel=setting.panel,
+    )

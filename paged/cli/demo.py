@@ -16,8 +16,7 @@ from paged.base.extras import has_extra, installed_by
 from paged.cli.options import VIOLATIONS_FOUND, Json
 from paged.cli.show import at_work, console, figures, print_json, printed
 from paged.cli.summary import print_summary
-from paged.cli.view import render
-from paged.cli.watch import Frame, Watch
+from paged.cli.view import Frame, Watch, render
 from paged.study.simulator import Load, Scenario, Simulation, SimulationResult
 
 if TYPE_CHECKING:

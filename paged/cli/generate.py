@@ -13,8 +13,7 @@ from typer import Option
 
 from paged import BeamSearchParams, ContrastiveSearchParams, SamplingParams, StructuredOutputsParams
 from paged.base.words import counted
-from paged.cli.commands import with_options_of
-from paged.cli.config_options import takes
+from paged.cli.commands import takes, with_options_of
 from paged.cli.options import Json
 from paged.cli.show import console, counting, loading, print_json, printed, say, table
 from paged.engine.config import EngineConfig

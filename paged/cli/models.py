@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from paged.attention.kv_dtypes import AUTO
 from paged.base.extras import import_with_extra
-from paged.cli.config_options import declared
+from paged.cli.commands import declared
 from paged.cli.show import loading
 from paged.errors import InvalidConfig
 from paged.model.checkpoint import EMBEDDED

@@ -9,7 +9,7 @@ from typer import Option
 
 from paged.base.extras import import_with_extra
 from paged.base.whole_file import writable
-from paged.cli.config_options import declared
+from paged.cli.commands import declared
 from paged.errors import InvalidConfig
 
 T = TypeVar("T")

@@ -20,8 +20,7 @@ from typer import Option
 from paged.base.budget import as_bytes
 from paged.base.extras import import_with_extra, leave_torch_out
 from paged.cli import signals
-from paged.cli.commands import Command
-from paged.cli.config_options import takes
+from paged.cli.commands import Command, takes
 from paged.cli.show import console, figures, printed, say
 from paged.engine.vllm_flags import translated
 from paged.errors import InvalidConfig, PagedError

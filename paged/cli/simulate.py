@@ -16,8 +16,7 @@ from paged.cli.commands import with_options_of
 from paged.cli.options import check_outputs
 from paged.cli.scenario_options import device_document, files_of, scenarios as scenarios_of
 from paged.cli.show import all_of, counting, print_json, say
-from paged.cli.summary import print_comparison, print_outcome
-from paged.cli.trace_words import over_budget, unsettled
+from paged.cli.summary import over_budget, print_comparison, print_outcome, unsettled
 from paged.errors import InvalidConfig
 from paged.study.report import TraceEvents, write_csv, write_html, write_trace_events
 from paged.study.simulator import ROUTERS, Outcome, Routing, Scenario, Step, decision_of, grid, outcome_of, run_all

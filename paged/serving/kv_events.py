@@ -24,9 +24,9 @@ import zmq
 from paged import BlockManager
 from paged.block_manager import Event
 from paged.errors import PublisherFailed, UnusableEndpoint
-from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_journal import Journal
 from paged.serving.kv_wire import END_SEQ, SEQ_BYTES
+from paged.serving.settings import KvEventsConfig
 
 _LINGER_MS = 500
 """How long a closed socket may go on sending."""

@@ -8,16 +8,19 @@ Belongs to one event loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from time import time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from paged.serving.histogram import Histogram
 from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS, Reading, readings_of
 from paged.serving.records import Durations, RequestRecord, durations
 from paged.serving.wire import Ready, Stepped
@@ -249,3 +252,35 @@ class Metrics(Collector):
 
     def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, documentation, buckets, self._labels, self.registry)
+
+
+class Histogram(Collector):
+    """One series. `buckets` are rising upper bounds, each inclusive; a bucket without a bound follows them."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        buckets: Sequence[float],
+        labels: Mapping[str, str],
+        registry: CollectorRegistry,
+    ) -> None:
+        assert list(buckets) == sorted(buckets), "bounds rise"
+        self._name, self._documentation, self._labels = name, documentation, labels
+        self._bounds = [float(bound) for bound in buckets]
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        """Return the series as it is now; see prometheus_client."""
+        family = HistogramMetricFamily(self._name, self._documentation, labels=list(self._labels))
+        bounds = [floatToGoString(bound) for bound in (*self._bounds, math.inf)]
+        cumulative = [float(count) for count in accumulate(self._counts)]
+        family.add_metric(list(self._labels.values()), list(zip(bounds, cumulative)), self._sum)
+        return [family]

@@ -16,8 +16,8 @@ from paged.engine.results import Completion, EngineOutput
 from paged.engine.routing import ReplicaLoad
 from paged.sampling.params import SamplingParams
 from paged.scheduler import Hint
-from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_hints import KvAction, KvOutcome
+from paged.serving.settings import KvEventsConfig
 
 
 class Beginning(msgspec.Struct, frozen=True):

@@ -13,10 +13,9 @@ from paged.cli.app import run
 from paged.engine.config import fields_of
 from paged.engine.disk_tier import PATIENCE_S, PIECE_BYTES
 from paged.engine.routing import RoutingRules
-from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_events import KvEventPublisher
 from paged.serving.kv_wire import BlockStored
-from paged.serving.settings import Settings
+from paged.serving.settings import KvEventsConfig, Settings
 from paged.storage.disk_store import _BATCH_BYTES, QUEUE_BYTES
 from paged.study.simulator import ROUTERS, SimulationResult
 from paged.study.traces import PRESETS, PROCESSES, open_trace, read_trace

@@ -15,8 +15,7 @@ from typer.main import get_command
 
 from paged import __version__
 from paged.cli.app import app
-from paged.cli.view import PALETTE, colour_of, render
-from paged.cli.watch import Frame
+from paged.cli.view import PALETTE, Frame, colour_of, render
 from paged.serving.block_map import CACHED, FREE, SHARED
 from paged.study.bench import decode_step
 from paged.study.simulator import run

@@ -20,8 +20,7 @@ from paged.engine.routing import Router, RoutingRules
 from paged.model.layer_plan import Layers, Part, plan_layers
 from paged.model.model_shape import Mixers
 from paged.sampling import seed_of
-from paged.serving.kv_config import KvEventsConfig
-from paged.serving.settings import read_settings
+from paged.serving.settings import KvEventsConfig, read_settings
 from paged.study import hardware, simulator, tgi, traces
 from paged.study.hardware import Roofline, StepWork, device_named, model_named
 from paged.study.hardware.device import Link, link_of

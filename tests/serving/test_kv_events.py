@@ -13,11 +13,11 @@ import zmq
 
 from paged import BlockManager
 from paged.errors import PublisherFailed, UnusableEndpoint
-from paged.serving.kv_config import KvEventsConfig
 from paged.serving.kv_events import KvEventPublisher, bound_to, configured_publisher, of_rank
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_subscriber import KvSubscriber
 from paged.serving.kv_wire import decoded
+from paged.serving.settings import KvEventsConfig
 
 from .tiny_engine import TinyEngine, shown  # noqa: TID252
 

@@ -7,9 +7,9 @@ from hypothesis import event, given, settings, strategies as st
 
 from paged import LayerGroup
 from paged.errors import EventsLost, InconsistentEvent
-from paged.serving.kv_follower import KvFollower
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_journal import Journal
+from paged.serving.kv_subscriber import KvFollower
 from paged.serving.kv_wire import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, decoded
 
 from .tiny_engine import TinyEngine, shown  # noqa: TID252

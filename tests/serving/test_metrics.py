@@ -16,8 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paged.block_manager import GroupStats, LayerGroup
 from paged.scheduler import SchedulerStats
-from paged.serving.histogram import Histogram
-from paged.serving.metrics import GAP, MISSED, Metrics
+from paged.serving.metrics import GAP, MISSED, Histogram, Metrics
 from paged.serving.wire import Figures, Stepped
 
 from .samples import READY, RECORD  # noqa: TID252

@@ -16,8 +16,7 @@ from paged.cli import app
 from paged.engine.config import EngineConfig, fields_of
 from paged.engine.vllm_flags import FLAGS
 from paged.serving import server as serving
-from paged.serving.kv_config import KvEventsConfig
-from paged.serving.settings import SERVED, Settings, Tenant
+from paged.serving.settings import SERVED, KvEventsConfig, Settings, Tenant
 
 from ..shown import shown_in  # noqa: TID252
 from .http_client import LONG, asked, got, num_open, streaming  # noqa: TID252

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from paged.cli.app import run
-from paged.cli.top_view import draw
+from paged.cli.top import draw
 from paged.errors import NoFeed
 from paged.serving.feed import snapshots
 

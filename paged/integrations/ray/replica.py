@@ -24,8 +24,7 @@ from paged.integrations.ray.asked import BEGUN, ENDED, TAKEN, Asked
 from paged.integrations.ray.routing import Report
 from paged.integrations.ray.scaling import LOAD
 from paged.serving.front import Call
-from paged.serving.kv_config import KvEventsConfig
-from paged.serving.settings import Settings
+from paged.serving.settings import KvEventsConfig, Settings
 
 
 class _Exchange:
