@@ -234,9 +234,10 @@ def progress_line(frame: Frame) -> str:
     states = "  ".join(
         f"{state} {frame.counts.get(state, 0):3}" for state in ("waiting", "running", "paused", "swapped", "finished")
     )
-    blocks = f"{frame.used:3} of {len(frame.cells)} blocks used, {frame.cached:3} cached"
-    preempted = f"preempted {frame.preemptions_recompute:2} by recompute, {frame.preemptions_swap:2} by swap"
-    if frame.groups:
-        held = ", ".join(f"{each.group.kind} {each.used:3}" for each in frame.groups)
-        blocks = f"{frame.used:3} of {len(frame.cells)} pages used: {held}; {frame.cached:3} cached"
-    return f"step {frame.step:5,}  {frame.now_s:6.2f} s  {blocks}  {states}  {preempted}  hits {frame.hit_tokens:6,} tokens"
+    memory, totals = frame.memory, frame.totals
+    blocks = f"{memory.used:3} of {len(frame.cells)} blocks used, {memory.cached:3} cached"
+    preempted = f"preempted {totals.preemptions_recompute:2} by recompute, {totals.preemptions_swap:2} by swap"
+    if memory.groups:
+        held = ", ".join(f"{each.group.kind} {each.used:3}" for each in memory.groups)
+        blocks = f"{memory.used:3} of {len(frame.cells)} pages used: {held}; {memory.cached:3} cached"
+    return f"step {frame.step:5,}  {frame.now_s:6.2f} s  {blocks}  {states}  {preempted}  hits {totals.hit_tokens:6,} tokens"

@@ -13,43 +13,34 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from paged.block_manager import GroupStats
-from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED, block_cells, groups_of, tables_of
+from paged.block_manager import MemoryStats
+from paged.scheduler import SchedulerStats
+from paged.serving.block_map import CACHED, FREE, HELD, RETAINED, SHARED, block_cells, tables_of
 from paged.study.simulator import Simulation, Step
 
 MAX_EVENTS = 40
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """What the live view shows of a step. Counts are of blocks unless the name says tokens, requests or seconds."""
+    """What the live view shows of a step."""
 
     step: int
     now_s: float
     cells: NDArray[np.int64]
     """The owner of each device block, int64 [blocks], as `block_cells` has it."""
     block_size: int
-    used: int
-    cached: int
-    free: int
-    host_blocks: int
-    host_used: int
-    host_cached: int
+    memory: MemoryStats
     requests: int
     counts: dict[str, int]
     """Requests by state: waiting, running, paused, swapped, finished, rejected."""
     batch_tokens: int
     batch_sequences: int
     token_budget: int
-    preemptions_recompute: int
-    preemptions_swap: int
-    hit_tokens: int
-    prompt_tokens: int
+    totals: SchedulerStats
     events: tuple[tuple[float, int, str], ...] = ()
     """Events, the latest last: seconds, request's number, text."""
     texts: tuple[tuple[int, str], ...] = ()
     """What a model writes: request's number, and its whole text so far. Empty without a model."""
-    groups: tuple[GroupStats, ...] = ()
-    """Layer groups if layers are of several kinds: cells and counts are of pages then. Else empty."""
 
 
 class Watch:
@@ -91,36 +82,23 @@ class Watch:
 
     def frame(self) -> Frame:
         """Return the frame after the latest step."""
-        simulation, scheduler, manager = (
-            self._simulation,
-            self._simulation.scheduler,
-            self._simulation.scheduler.manager,
-        )
-        stats = scheduler.stats()
+        simulation, scheduler = self._simulation, self._simulation.scheduler
+        manager = scheduler.manager
         batch = self._last.batch if self._last else None
         return Frame(
             step=simulation.ledger.num_steps,
             now_s=simulation.now_s,
             cells=self._cells(),
             block_size=manager.block_size,
-            used=manager.device.num_used,
-            cached=manager.device.num_cached,
-            free=manager.device.num_free,
-            host_blocks=manager.num_host_blocks,
-            host_used=manager.host.num_used,
-            host_cached=manager.host.num_cached,
+            memory=manager.stats(),
             requests=len(simulation.trace),
             counts=scheduler.counts(),
             batch_tokens=batch.num_scheduled_tokens if batch else 0,
             batch_sequences=len(batch.rows) if batch else 0,
             token_budget=scheduler.limits.max_tokens_per_step,
-            preemptions_recompute=stats.preemptions_recompute,
-            preemptions_swap=stats.preemptions_swap,
-            hit_tokens=stats.hit_tokens,
-            prompt_tokens=stats.prompt_tokens,
+            totals=scheduler.stats(),
             events=tuple(self._events),
             texts=tuple((int(id), self._texts[id]) for id in scheduler.running_ids() if id in self._texts),
-            groups=groups_of(manager),
         )
 
     def _cells(self) -> NDArray[np.int64]:
@@ -148,7 +126,7 @@ MIN_EVENTS = 3
 def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
     """Return the frame as text in at most `width` columns and `height` lines."""
     width = min(width, MAX_WIDTH)
-    beside = LINES_BESIDE_THE_MAP + bool(frame.groups)
+    beside = LINES_BESIDE_THE_MAP + bool(frame.memory.groups)
     map_lines = block_map(frame.cells, width - 4, max(height - beside - MIN_EVENTS, 3))
     num_left = max(height - beside - len(map_lines), 0)
     # Two thirds of the lines left show what a model writes.
@@ -165,7 +143,7 @@ def render(frame: Frame, title: str, width: int, height: int) -> RenderableType:
 
 
 def _device(frame: Frame) -> str:
-    pages = f"pages for layers of {len(frame.groups)} kinds, " if frame.groups else ""
+    pages = f"pages for layers of {len(frame.memory.groups)} kinds, " if frame.memory.groups else ""
     return f"device: {len(frame.cells)} {pages}blocks of {frame.block_size} tokens"
 
 
@@ -267,8 +245,9 @@ def pool_bars(device: tuple[int, int, int], host: tuple[int, int], host_blocks: 
 
 
 def _bars(frame: Frame, width: int) -> list[Text]:
-    device, host = (frame.used, frame.cached, frame.free), (frame.host_used, frame.host_cached)
-    bars = pool_bars(device, host, frame.host_blocks, width)
+    memory = frame.memory
+    device, host = (memory.used, memory.cached, memory.free), (memory.host_used, memory.host_cached)
+    bars = pool_bars(device, host, memory.host_blocks, width)
     share = frame.batch_tokens / frame.token_budget
     words = f"{frame.batch_tokens:4} tokens, {frame.batch_sequences} sequences"
     bars.append(bar("batch", [(share, "━", PALETTE[0])], words, width))
@@ -280,10 +259,10 @@ def _bars(frame: Frame, width: int) -> list[Text]:
 
 def _groups(frame: Frame, width: int) -> list[Text]:
     """Return what each layer group holds, if there are several."""
-    if not frame.groups:
+    if not frame.memory.groups:
         return []
     line = Text(" pages     ", style=DIM, no_wrap=True)
-    for each in frame.groups:
+    for each in frame.memory.groups:
         kind = each.group.kind
         line.append(f"{each.used:<4}", "bold default")
         line.append(f"{kind}, {each.group.pages} a {'state' if kind == 'state' else 'block'}   ", DIM)
@@ -304,9 +283,9 @@ def _states(frame: Frame) -> Text:
 def _pressure(frame: Frame) -> Text:
     line = Text(" preempted ", style=DIM, no_wrap=True)
     for number, words in (
-        (frame.preemptions_recompute, " by recompute, "),
-        (frame.preemptions_swap, " by swap   prefix hits "),
-        (frame.hit_tokens, f" of {frame.prompt_tokens:,} tokens"),
+        (frame.totals.preemptions_recompute, " by recompute, "),
+        (frame.totals.preemptions_swap, " by swap   prefix hits "),
+        (frame.totals.hit_tokens, f" of {frame.totals.prompt_tokens:,} tokens"),
     ):
         line.append(f"{number:,}", "bold default").append(words)
     return line

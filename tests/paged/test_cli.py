@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace as counted
 from importlib import import_module
 
 import numpy as np
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 from typer.main import get_command
 
-from paged import __version__
+from paged import BlockManager, SchedulerStats, __version__
 from paged.cli.app import app
 from paged.cli.view import PALETTE, Frame, colour_of, render
 from paged.serving.block_map import CACHED, FREE, SHARED
@@ -224,16 +225,16 @@ def test_no_figure_of_a_table_is_broken_however_narrow_the_terminal_is(printed, 
     assert len(re.findall(r"\d s\b|\d ms\b", drawn)) == 4
 
 
-def frame_of(cells, **changes):
+def frame_of(cells, host_blocks=8):
     fields = {
-        "step": 412, "now_s": 37.25, "cells": np.asarray(cells, np.int64), "block_size": 16, "used": 4, "cached": 1,
-        "free": 1, "host_blocks": 8, "host_used": 2, "host_cached": 1, "requests": 160,
+        "step": 412, "now_s": 37.25, "cells": np.asarray(cells, np.int64), "block_size": 16, "requests": 160,
+        "memory": counted(BlockManager(6, 16).stats(), used=4, cached=1, free=1, host_blocks=host_blocks, host_used=2),
         "counts": {"waiting": 21, "running": 9, "paused": 2, "swapped": 3, "finished": 57, "rejected": 0},
-        "batch_tokens": 96, "batch_sequences": 9, "token_budget": 256, "preemptions_recompute": 14,
-        "preemptions_swap": 22, "hit_tokens": 12_032, "prompt_tokens": 60_230,
+        "batch_tokens": 96, "batch_sequences": 9, "token_budget": 256, "totals": SchedulerStats(
+            preemptions_recompute=14, preemptions_swap=22, hit_tokens=12_032, prompt_tokens=60_230),
         "events": tuple((float(i), i, f"event {i} {'with many words ' * 12}") for i in range(40)),
     }  # fmt: skip
-    return Frame(**(fields | changes))
+    return Frame(**fields)
 
 
 def drawn(frame, width=80, height=24, colour=False):
