@@ -11,7 +11,7 @@ import typer
 
 from paged.attention.kv_dtypes import AUTO
 from paged.base.words import counted
-from paged.cli.commands import must_be_read
+from paged.cli.commands import made_of, must_be_read
 from paged.cli.imported import imported
 from paged.cli.models import (
     MODEL,
@@ -82,9 +82,7 @@ def profile(
     for option, value in (("--on", on), ("--source", source), ("--license", license)):
         if value:
             raise InvalidConfig(f"{option} {value} goes with --import; without it steps are timed here")
-    named = ModelOptions(
-        *(model, shape, dtype, quantization, quantize_head, kv_cache_dtype, backend, fast, threads), device=device
-    )
+    named = made_of(ModelOptions, locals())
     check_outputs({"--out": out}, [shape])
     # Refuse wrong sizes before a model is loaded.
     sizes = {"max_sequences": max_sequences, "max_tokens_per_step": max_tokens_per_step, "block_size": block_size}

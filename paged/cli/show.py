@@ -15,6 +15,7 @@ from paged.base.words import counted
 from paged.cli.signals import at_once
 
 T = TypeVar("T")
+_LOOK: Any = {"title_justify": "left", "title_style": "bold", "pad_edge": False}
 
 
 def console() -> Console:
@@ -115,8 +116,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, 
             ]
             printed("  ".join(cells).rstrip())
         return
-    look: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}
-    drawn = Table(title=title, title_justify="left", title_style="bold", **look)
+    drawn = Table(title=title, box=box.SIMPLE_HEAD, collapse_padding=True, **_LOOK)
     for i, column in enumerate(columns):
         if i in right:
             width = max(map(len, [column, *(row[i] for row in rows)]))
@@ -140,9 +140,7 @@ def figures(title: str, pairs: Sequence[tuple[str, str]]) -> None:
         for name, value in pairs:
             printed(f"{name}: {value}")
         return
-    drawn = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE, show_header=False, pad_edge=False
-    )
+    drawn = Table(title=title, box=box.SIMPLE, show_header=False, **_LOOK)
     drawn.add_column(style="#9ca3af", no_wrap=True)
     drawn.add_column()
     for name, value in pairs:

@@ -12,13 +12,14 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from paged import __version__
 from paged.errors import PagedError
 from paged.serving.answering import error_response
+from paged.serving.answers import encode
 from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, ExplainRequest, TokenizeRequest
 from paged.serving.dashboard import page
 from paged.serving.errors import AUTHENTICATION, PERMISSION, SERVER, ApiError, wrong
@@ -238,6 +239,12 @@ def _call(request: Request) -> Call:
     return found
 
 
+def _json(content: Any) -> Response:
+    """Return a response with this content, which may be JSON already."""
+    body = content if isinstance(content, bytes) else encode(content)
+    return Response(body, media_type="application/json")
+
+
 def _say_errors(app: FastAPI) -> None:
     """Give every error OpenAI's form."""
 
@@ -301,7 +308,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
             }
             for name in front.names
         ]
-        return JSONResponse({"object": "list", "data": data})
+        return _json({"object": "list", "data": data})
 
     @app.get("/v1/models/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def model(name: str) -> Response:
@@ -309,7 +316,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         front.must_have_begun()
         front.must_know(name)
         found = {"id": name, "object": "model", "created": front.began, "owned_by": "paged"}
-        return JSONResponse(found)
+        return _json(found)
 
     @app.post("/tokenize", responses=_ERRORS)
     async def tokenize(body: TokenizeRequest) -> Response:
@@ -324,7 +331,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         }
         if body.return_token_strs:
             answer["token_strs"] = front.asking.token_texts(found)
-        return JSONResponse(answer)
+        return _json(answer)
 
     @app.post("/v1/kv_hints", responses=_ERRORS)
     async def kv_hints(body: KvHintsBody, request: Request) -> Response:
@@ -333,35 +340,30 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         tenant = _call(request).tenant
         if isinstance(body, KvHint):
             request_id = None if body.request_id is None else front.engine_id(body.request_id, tenant)
-            found = await front.memory_calls.hint(body, tenant, request_id)
-        else:
-            found = await front.memory_calls.envelope(body, tenant)
-        return JSONResponse(found)
+            return _json(await front.memory_calls.hint(body, tenant, request_id))
+        return _json(await front.memory_calls.envelope(body, tenant))
 
     @app.get("/sessions", responses={status: _ERRORS[status] for status in (400, 401, 503)})
     async def sessions(request: Request, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Response:
         """List the caller's sessions, the latest ended turns first: what is kept for each, where, and until when."""
-        front.must_serve()
-        return JSONResponse(await front.memory_calls.sessions(_call(request).tenant, limit))
+        return _json(await front.memory_calls.sessions(_call(request).tenant, limit))
 
     @app.get("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def session(name: str, request: Request) -> Response:
         """Return one session."""
-        front.must_serve()
-        return JSONResponse(await front.memory_calls.session(_call(request).tenant, name))
+        return _json(await front.memory_calls.session(_call(request).tenant, name))
 
     @app.delete("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def end_session(name: str, request: Request) -> Response:
         """End a session: no further turn of it comes, and what is kept for it is evicted next."""
-        front.must_serve()
-        return JSONResponse(await front.memory_calls.end(_call(request).tenant, name))
+        return _json(await front.memory_calls.end(_call(request).tenant, name))
 
     @app.post("/detokenize", responses=_ERRORS)
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Return the text of token ids."""
         front.must_know(body.model)
         text = await asyncio.to_thread(front.asking.text, body.tokens)
-        return JSONResponse({"prompt": text})
+        return _json({"prompt": text})
 
 
 def _add_watching(app: FastAPI, front: Front) -> None:
@@ -369,7 +371,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     async def health() -> Response:
         """Return 200 while the server lives; 503 until its engine has begun for the first time, and once the engine is gone for good."""
         front.must_have_begun()
-        return JSONResponse({"status": "ok"})
+        return _json({"status": "ok"})
 
     app.add_api_route("/ping", health, methods=["GET"], responses={503: _ERRORS[503]})
 
@@ -377,7 +379,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     async def ready() -> Response:
         """Return 200 while the server takes requests; 503 while an engine starts, and once the server is to end."""
         front.must_serve()
-        return JSONResponse({"status": "ready"})
+        return _json({"status": "ready"})
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
@@ -415,11 +417,10 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     @app.get("/requests/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def story(name: str) -> Response:
         """Return a request's life, and why it waits, by the engine's id, the id of its answer, or its X-Request-Id."""
-        front.must_serve()
         for found in front.engine_ids(name):
             answer = await front.engine.ask("story", found)
             if answer is not None:
-                return Response(answer, media_type="application/json")
+                return _json(answer)
         raise ApiError(404, f'no request "{name[:100]}" is known.', code="request_not_found", param="name")
 
     @app.post("/explain", responses=_ERRORS)
@@ -428,10 +429,9 @@ def _add_watching(app: FastAPI, front: Front) -> None:
         front.must_serve()
         front.must_know(body.model)
         found = await front.memory_calls.explain(body)
-        return Response(found, media_type="application/json")
+        return _json(found)
 
     @app.get("/debug/{what}", include_in_schema=False)
     async def debug(what: Literal["check", "index"]) -> Response:
         """Return every violated invariant, or the hashes of each tier's content. For tests."""
-        front.must_serve()
-        return Response(await front.engine.ask(what), media_type="application/json")
+        return _json(await front.engine.ask(what))

@@ -162,6 +162,8 @@ class EngineClient:
         self._takes_s = 20.0
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(FromEngine).decode
+        # Whether no more requests are taken, since the server is to end.
+        self.is_draining = False
         self.state = "starting"
         self.why = ""
         self.ready: Ready | None = None
@@ -203,12 +205,16 @@ class EngineClient:
             return None
         return max(1.0, self._began_at + self._takes_s - self._clock())
 
-    def must_take(self) -> None:
-        """Raise EngineAway if the engine takes no requests now."""
+    def must_take(self) -> Ready:
+        """Return what the engine has. Raises EngineAway if it takes no requests now."""
+        if self.is_draining:
+            raise EngineAway("the server ends, and takes no more requests.", 1.0, "shutdown")
         if self.state == "starting":
             raise EngineAway("the engine is starting.", self.back_in_s, "engine_starting")
         if self.state != "ready":
             raise EngineAway(self.why or f"the engine is {self.state}.", self.back_in_s)
+        assert self.ready is not None, "an engine that takes requests is ready"
+        return self.ready
 
     def submit(self, adds: list[Add], inbox: Inbox) -> None:
         """Send a call's requests to the engine. Raises EngineAway."""

@@ -106,7 +106,6 @@ class Front:
             log_lines_lost=lambda: 0 if self.log is None else self.log.lost,
             spans_lost=lambda: 0 if self.traces is None else self.traces.lost,
         )
-        self.is_draining = False
         self._open: set[Answering] = set()
         # By tenant and X-Request-Id, which the tenant chooses.
         self._named: OrderedDict[tuple[str | None, str], str] = OrderedDict()
@@ -133,7 +132,7 @@ class Front:
 
     async def drain(self, timeout_s: float) -> None:
         """Take no more calls, and wait up to `timeout_s` for the open ones to end; the others get an error."""
-        self.is_draining = True
+        self.engine.is_draining = True
         self.viewers.close()
         await while_any(lambda: self.num_open, self.clock, timeout_s)
         for answering in list(self._open):
@@ -160,14 +159,10 @@ class Front:
 
     def must_serve(self) -> Ready:
         """Return what the engine has. Raises ApiError if it takes no requests now."""
-        if self.is_draining:
-            raise unavailable("the server ends, and takes no more requests.", 1.0, "shutdown")
         try:
-            self.engine.must_take()
+            return self.engine.must_take()
         except EngineAway as error:
             raise as_api_error(error) from None
-        assert self.engine.ready is not None, "an engine that takes requests is ready"
-        return self.engine.ready
 
     def must_have_begun(self) -> None:
         """Raise ApiError if the engine has not begun for the first time, or never will again."""

@@ -11,9 +11,7 @@ from typing import Any
 
 import msgspec
 
-from paged.errors import PagedError
 from paged.scheduler import Hint, HintOutcome, SessionView
-from paged.serving.answering import as_api_error
 from paged.serving.asking import Asking
 from paged.serving.bodies import ExplainRequest
 from paged.serving.engine_client import EngineClient
@@ -33,7 +31,7 @@ MOST_LISTED = 200
 
 
 class MemoryCalls:
-    """Answers calls about an engine's memory, in JSON's own types.
+    """Answers calls about an engine's memory, in what JSON can be made of.
 
     salt_of  the engine's salt of a tenant and the tenant's own salt
     unix     Unix time of a time of the engine's clock
@@ -48,7 +46,7 @@ class MemoryCalls:
     ) -> None:
         self._engine, self._asking, self._salt_of, self._unix = engine, asking, salt_of, unix
 
-    async def hint(self, body: KvHint, tenant: str | None, request_id: str | None) -> dict[str, Any]:
+    async def hint(self, body: KvHint, tenant: str | None, request_id: str | None) -> HintOutcome:
         """Carry out a hint of ours; `request_id` is the engine's id of the request that it names. Raises ApiError."""
         targets = [name for name in ("session_id", "request_id", "prompt") if getattr(body, name) is not None]
         if len(targets) != 1:
@@ -68,8 +66,7 @@ class MemoryCalls:
             raise wrong("end is of a session_id.", "session_id")
         alive = request_id is not None and self._engine.is_alive(request_id)
         if request_id is not None and (not alive or self._engine.tenant_of(request_id) != tenant):
-            missing = HintOutcome("missing", f'no request "{(body.request_id or "")[:100]}" is alive.')
-            return msgspec.to_builtins(missing)  # type: ignore[no-any-return]
+            return HintOutcome("missing", f'no request "{(body.request_id or "")[:100]}" is alive.')
         hint = Hint(
             action=body.action,
             session=None if body.session_id is None else scoped(tenant, body.session_id),
@@ -81,7 +78,7 @@ class MemoryCalls:
             waits_for=body.waits_for,
             tenant=tenant if body.action in ("pin", "unpin") else None,
         )
-        return msgspec.to_builtins(await self._carried_out(hint, tenant))  # type: ignore[no-any-return]
+        return await self._carried_out(hint, tenant)
 
     async def envelope(self, envelope: KvHintsEnvelope, tenant: str | None) -> dict[str, Any]:
         """Carry out the actions of an envelope that came without a request. Raises ApiError."""
@@ -89,7 +86,7 @@ class MemoryCalls:
         for action in actions_of(envelope, Origin(tenant), ""):
             of_hints = [await self._carried_out(each.hint, tenant) for each in action.hints]
             outcomes.append(action.concluded(of_hints, tenant))
-        return {"message_id": envelope.message_id, "kv_hint_outcomes": msgspec.to_builtins(outcomes)}
+        return {"message_id": envelope.message_id, "kv_hint_outcomes": outcomes}
 
     async def sessions(self, tenant: str | None, limit: int) -> dict[str, Any]:
         """Return a tenant's sessions, the latest ended turns first. Raises EngineAway."""
@@ -103,12 +100,12 @@ class MemoryCalls:
             raise _unknown(session_id)
         return self._shown(found)
 
-    async def end(self, tenant: str | None, session_id: str) -> dict[str, Any]:
+    async def end(self, tenant: str | None, session_id: str) -> HintOutcome:
         """End a session: no further turn of it comes. Raises ApiError (404) and EngineAway."""
         outcome = await self._carried_out(Hint(action="end", session=scoped(tenant, session_id)), tenant)
         if outcome.status == "missing":
             raise _unknown(session_id)
-        return msgspec.to_builtins(outcome)  # type: ignore[no-any-return]
+        return outcome
 
     async def explain(self, body: ExplainRequest) -> bytes:
         """Return what of a prompt is cached, and why no more is, as JSON. Raises ApiError."""
@@ -120,9 +117,7 @@ class MemoryCalls:
     @property
     def _most(self) -> int:
         """Most tokens of a prompt. Raises EngineAway."""
-        self._engine.must_take()
-        assert self._engine.ready is not None, "an engine that takes requests is ready"
-        return self._engine.ready.max_model_len
+        return self._engine.must_take().max_model_len
 
     async def _encoded(self, prompt: str | list[int]) -> list[int]:
         """Return the token ids of a prompt. Raises ApiError, also for one that is too long."""
@@ -145,10 +140,7 @@ class MemoryCalls:
         return found | {"id": shown(view.id)[1]}
 
     async def _carried_out(self, hint: Hint, tenant: str | None) -> HintOutcome:
-        try:
-            found = await self._asked(HintOutcome, "hint", hint=hint)
-        except PagedError as error:
-            raise as_api_error(error) from None
+        found = await self._asked(HintOutcome, "hint", hint=hint)
         assert found is not None, "a hint has an outcome"
         return msgspec.structs.replace(found, reason=unscoped(found.reason, tenant))
 

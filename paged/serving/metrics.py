@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from paged.serving.readings import COUNTERS, GAUGES, NO_ENGINE, PREFIX_COUNTERS, Reading, readings_of
-from paged.serving.records import Durations, RequestRecord, durations
+from paged.serving.records import RequestRecord, durations
 from paged.serving.wire import Ready, Stepped
 
 # vLLM's buckets, so that one dashboard shows both; only vLLM ends those of tokens at the model's length.
@@ -48,6 +48,7 @@ CACHE_CONFIG = (
 )
 """The labels of vLLM's cache_config_info that have a meaning here."""
 
+Durations = dict[str, float | None]
 Observe = Callable[[RequestRecord, Durations], float | None]
 
 
@@ -59,11 +60,11 @@ def _num_gaps(record: RequestRecord) -> float:
 def _token_time(record: RequestRecord, took: Durations) -> float | None:
     """Return the mean gap; 0 of an answer of one token, as in vLLM."""
     num = _num_gaps(record)
-    return None if took.decode is None else took.decode / num if num > 0 else 0.0
+    return None if took["decode"] is None else took["decode"] / num if num > 0 else 0.0
 
 
 def _pause(record: RequestRecord, took: Durations) -> float | None:
-    return record.longest_pause_s if took.decode is not None and _num_gaps(record) > 0 else None
+    return record.longest_pause_s if took["decode"] is not None and _num_gaps(record) > 0 else None
 
 
 def _num_computed(record: RequestRecord, _: Durations) -> int:
@@ -75,7 +76,7 @@ def _of(name: str) -> Observe:
 
 
 def _took(name: str) -> Observe:
-    return lambda _, took: getattr(took, name)
+    return lambda _, took: took[name]
 
 
 REQUESTS: tuple[tuple[str, str, Sequence[float], Observe], ...] = (

@@ -12,7 +12,6 @@ arrived      submitted        begun             first               last     end
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -62,30 +61,18 @@ class RequestRecord:
     answer: str | None = None
 
 
-class Durations(NamedTuple):
-    """Seconds, at least 0; None: the request did not get there."""
-
-    waited: float | None
-    queue: float | None
-    prefill: float | None
-    decode: float | None
-    inference: float | None
-    ttft: float | None
-    e2e: float | None
-
-
-def durations(record: RequestRecord) -> Durations:
-    """Return the durations of a record."""
-    return Durations(
-        waited=_between(record.arrived, record.begun),
-        queue=_between(record.submitted, record.begun),
-        prefill=_between(record.begun, record.first),
-        decode=_between(record.first, record.last),
-        inference=_between(record.begun, record.last),
-        ttft=_between(record.arrived, record.first),
-        e2e=_between(record.arrived, record.ended),
-    )
+_SPANS = {
+    "waited": ("arrived", "begun"),
+    "queue": ("submitted", "begun"),
+    "prefill": ("begun", "first"),
+    "decode": ("first", "last"),
+    "inference": ("begun", "last"),
+    "ttft": ("arrived", "first"),
+    "e2e": ("arrived", "ended"),
+}
 
 
-def _between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else max(0.0, end - start)
+def durations(record: RequestRecord) -> dict[str, float | None]:
+    """Return the durations of a record by name, seconds, at least 0; None: the request did not get there."""
+    moments = {name: (getattr(record, start), getattr(record, end)) for name, (start, end) in _SPANS.items()}
+    return {name: None if None in between else max(0.0, between[1] - between[0]) for name, between in moments.items()}

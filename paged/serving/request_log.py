@@ -148,8 +148,8 @@ class RequestLog:
 
     def _fields(self, record: RequestRecord) -> dict[str, Any]:
         took = durations(record)
-        seconds = {"longest_pause_s": max(0.0, record.longest_pause_s)}
-        seconds |= {f"{name}_s": getattr(took, name) for name in ("waited", "ttft", "e2e")}
+        seconds = {f"{name}_s": took[name] for name in ("waited", "ttft", "e2e")}
+        seconds["longest_pause_s"] = max(0.0, record.longest_pause_s)
         rounded = {name: None if value is None else round(value, 6) for name, value in seconds.items()}
         fields = {name: rounded[name] if name in rounded else getattr(record, name) for name in _FIELDS}
         return fields | ({"prompt": record.prompt, "answer": record.answer} if self._with_prompts else {})
