@@ -20,6 +20,7 @@ from paged import BlockManager, Request, Scheduler
 from paged.serving.kv_events import KvEventPublisher
 from paged.serving.kv_index import KvIndex
 from paged.serving.kv_subscriber import KvSubscriber
+from paged.serving.settings import KvEventsConfig
 
 ANY_PORT = "tcp://127.0.0.1:*"
 
@@ -30,7 +31,7 @@ def steps(num_steps: int = 4_000) -> None:
     scheduler = Scheduler(manager, max_tokens_per_step=2048, max_sequences=64)
     rng, ids = np.random.default_rng(0), count()
     took: list[tuple[float, float, int]] = []
-    publisher = KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT)
+    publisher = KvEventPublisher(manager, KvEventsConfig(endpoint=ANY_PORT, replay_endpoint=ANY_PORT))
     with closing(publisher), zmq.Context.instance().socket(zmq.SUB) as sub:
         sub.subscribe(b"")
         sub.connect(publisher.endpoint)
@@ -61,7 +62,8 @@ def summary(num_blocks: int = 100_000) -> None:
     """Have a late reader ask for everything, and see what the engine's thread notices."""
     manager = BlockManager(num_blocks, 16)
     tokens = np.random.default_rng(0).integers(0, 30_000, num_blocks * 16).astype(np.int32)
-    with closing(KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT, buffer_steps=1)) as publisher:
+    config = KvEventsConfig(endpoint=ANY_PORT, replay_endpoint=ANY_PORT, buffer_steps=1)
+    with closing(KvEventPublisher(manager, config)) as publisher:
         for start in range(0, len(tokens), 1600):
             row = manager.add(tokens[start : start + 1600])
             manager.take_moves()

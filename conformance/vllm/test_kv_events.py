@@ -14,6 +14,7 @@ theirs = pytest.importorskip("vllm.distributed.kv_events")
 from paged.serving.kv_events import KvEventPublisher  # noqa: E402
 from paged.serving.kv_index import KvIndex  # noqa: E402
 from paged.serving.kv_subscriber import KvSubscriber  # noqa: E402
+from paged.serving.settings import KvEventsConfig  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "serving"))
 from tiny_engine import TinyEngine, shown  # noqa: E402
@@ -25,7 +26,8 @@ def test_vllms_classes_read_what_ours_publishes():
     engine = TinyEngine(num_blocks=3, block_size=4, host_blocks=2)
     read = msgspec.msgpack.Decoder(theirs.KVEventBatch).decode
     address = "tcp://127.0.0.1:*"
-    with closing(KvEventPublisher(engine.manager, endpoint=address, replay_endpoint=address, rank=2)) as publisher:
+    config = KvEventsConfig(endpoint=address, replay_endpoint=address)
+    with closing(KvEventPublisher(engine.manager, config, rank=2)) as publisher:
         for number, prompt in enumerate((A, B)):
             engine.serve(prompt, salt="a", adapter="sql")
             publisher.publish(float(number))

@@ -18,7 +18,6 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any
 
-import msgspec
 import zmq
 
 from paged import BlockManager
@@ -53,55 +52,50 @@ class KvEventPublisher:
 
     endpoint, replay_endpoint  as they are bound, with the port that was found for `*`
 
+    `publish` and `close` are called by the engine's thread; all other methods run in the publisher's, which owns the sockets and the journal.
     Raises UnusableEndpoint.
     """
 
-    def __init__(
-        self,
-        manager: BlockManager,
-        *,
-        endpoint: str,
-        replay_endpoint: str | None = None,
-        buffer_steps: int = 10_000,
-        topic: str = "",
-        rank: int = 0,
-        hwm: int = 100_000,
-        max_queue_size: int = 100_000,
-        use_int_block_hashes: bool = True,
-        restart_points: bool = False,
-    ) -> None:
-        self._manager, self._restart_points = manager, restart_points
+    def __init__(self, manager: BlockManager, config: KvEventsConfig, rank: int = 0) -> None:
+        self._manager, self._topic = manager, config.topic.encode()
+        self._restart_points, self._max_queue_size = config.restart_points, config.max_queue_size
         self._queue: deque[tuple[float, list[Event]]] = deque()
-        self._max_queue_size = max_queue_size
-        journal = Journal(
+        self._journal = Journal(
             manager.block_size,
-            buffer_steps,
+            config.buffer_steps,
             rank,
-            use_int_block_hashes=use_int_block_hashes,
-            restart_points=restart_points and not manager.layout.is_plain,
+            use_int_block_hashes=config.use_int_block_hashes,
+            restart_points=config.restart_points and not manager.layout.is_plain,
             yield_thread=lambda: time.sleep(_YIELD_S),
         )
-        self._has_begun = False
+        self._has_begun = self._is_stopping = False
+        # By reader, the rest of its replay; and since when it has taken nothing.
+        self._answers: dict[bytes, deque[_Message]] = {}
+        self._full_since: dict[bytes, float] = {}
         # Its own context: destroying it frees the addresses.
-        context = zmq.Context()
-        pub = context.socket(zmq.PUB)
-        pub.set_hwm(hwm)
-        pub.linger = _LINGER_MS
-        replay: zmq.Socket[bytes] | None = None
+        self._context = zmq.Context()
+        self._pub = self._context.socket(zmq.PUB)
+        self._pub.set_hwm(config.hwm)
+        self._pub.linger = _LINGER_MS
+        self._replay: zmq.Socket[bytes] | None = None
         try:
-            self.endpoint = _opened(pub, of_rank(endpoint, rank))
+            self.endpoint = _opened(self._pub, of_rank(config.endpoint, rank))
             self.replay_endpoint: str | None = None
-            if replay_endpoint is not None:
-                replay = context.socket(zmq.ROUTER)
-                replay.linger = _LINGER_MS
-                replay.maxmsgsize = _LARGEST_REQUEST
+            if config.replay_endpoint is not None:
+                self._replay = self._context.socket(zmq.ROUTER)
+                self._replay.linger = _LINGER_MS
+                self._replay.maxmsgsize = _LARGEST_REQUEST
                 # Raises when a reader is full or gone; by default it drops messages.
-                replay.router_mandatory = True
-                self.replay_endpoint = _opened(replay, of_rank(replay_endpoint, rank), binds=True)
+                self._replay.router_mandatory = True
+                self.replay_endpoint = _opened(self._replay, of_rank(config.replay_endpoint, rank), binds=True)
         except UnusableEndpoint:
-            context.destroy(0)
+            self._context.destroy(0)
             raise
-        self._thread = _Thread(self._queue, journal, topic.encode(), context, pub, replay)
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._failure: Exception | None = None
+        self._thread = Thread(target=self._run, name="paged-kv-events", daemon=True)
         self._thread.start()
 
     def publish(self, now: float) -> None:
@@ -110,7 +104,7 @@ class KvEventPublisher:
         Takes about 2 µs where nothing happened. Raises PublisherFailed when nothing can be sent any more.
         """
         if not self._thread.is_alive():
-            raise PublisherFailed("KV events are published no more.") from self._thread.failure
+            raise PublisherFailed("KV events are published no more.") from self._failure
         if len(self._queue) >= self._max_queue_size:
             return
         # Here, since they are read from the memory layer's tables.
@@ -118,79 +112,33 @@ class KvEventPublisher:
         if events or not self._has_begun:
             self._has_begun = True
             self._queue.append((now, events))
-            self._thread.wake()
+            self._wake()
 
     def close(self) -> None:
         """Publish the queue, and stop. Calling it again does nothing."""
-        self._thread.stop()
+        if self._waker.fileno() >= 0:
+            self._is_stopping = True
+            self._wake()
+            self._thread.join(_CLOSING_S)
+            self._waker.close()
 
-
-def configured_publisher(
-    config: KvEventsConfig | None, manager: BlockManager, rank: int = 0
-) -> KvEventPublisher | None:
-    """Return a publisher of a manager's events; None if none is configured. Raises UnusableEndpoint."""
-    if config is None or not config.enable_kv_cache_events or config.publisher == "null":
-        return None
-    options = msgspec.structs.asdict(config)
-    del options["enable_kv_cache_events"], options["publisher"]
-    return KvEventPublisher(manager, rank=rank, **options)
-
-
-class _Thread(Thread):
-    """Owns the sockets and the journal."""
-
-    def __init__(
-        self,
-        queue: deque[tuple[float, list[Event]]],
-        journal: Journal,
-        topic: bytes,
-        context: zmq.Context[Any],
-        pub: zmq.Socket[bytes],
-        replay: zmq.Socket[bytes] | None,
-    ) -> None:
-        super().__init__(name="paged-kv-events", daemon=True)
-        self._queue = queue
-        self._journal = journal
-        self._topic = topic
-        self._context = context
-        self._pub = pub
-        self._replay = replay
-        self._waker, self._woken = socket.socketpair()
-        self._waker.setblocking(False)
-        self._woken.setblocking(False)
-        self._is_stopping = False
-        # By reader, the rest of its replay; and since when it has taken nothing.
-        self._answers: dict[bytes, deque[_Message]] = {}
-        self._full_since: dict[bytes, float] = {}
-        self.failure: Exception | None = None
-
-    def wake(self) -> None:
-        """Wake the thread to read the queue."""
+    def _wake(self) -> None:
         # Its buffer may be full, and the thread may have ended.
         with suppress(OSError):
             self._waker.send(b"\0")
 
-    def stop(self) -> None:
-        """Publish the queue, and end."""
-        if self._waker.fileno() >= 0:
-            self._is_stopping = True
-            self.wake()
-            self.join(_CLOSING_S)
-            self._waker.close()
-
-    def run(self) -> None:
-        """Work until `stop`."""
+    def _run(self) -> None:
         try:
             while self._work():
                 pass
         except Exception as error:
-            self.failure = error  # `publish` raises it.
+            self._failure = error  # `publish` raises it.
         finally:
             self._woken.close()
             self._context.destroy()
 
     def _work(self) -> bool:
-        """Wait for work, and do it. Return False after `stop`."""
+        """Wait for work, and do it. Return False after `close`."""
         poller = zmq.Poller()
         poller.register(self._woken, zmq.POLLIN)
         if self._replay is not None and len(self._answers) < _MOST_READERS:
@@ -202,17 +150,14 @@ class _Thread(Thread):
         if self._woken.fileno() in ready:
             self._woken.recv(4096)
         while self._queue:
-            self._publish(*self._queue.popleft())
+            seq, payload = self._journal.add(*self._queue.popleft())
+            # A reader that is full loses it, and requests a replay.
+            self._pub.send_multipart(_numbered(self._topic, seq, payload), zmq.NOBLOCK)
         if self._replay is not None:
             if self._replay in ready:
                 self._take_request(self._replay)
             self._answer(self._replay)
         return not is_last
-
-    def _publish(self, ts: float, events: list[Event]) -> None:
-        seq, payload = self._journal.add(ts, events)
-        # A reader that is full loses it, and requests a replay.
-        self._pub.send_multipart(_numbered(self._topic, seq, payload), zmq.NOBLOCK)
 
     def _take_request(self, replay: zmq.Socket[bytes]) -> None:
         """Receive a message; if it is a request, add to its reader's replay."""
@@ -244,6 +189,15 @@ class _Thread(Thread):
             if not answer:
                 del self._answers[reader]
                 self._full_since.pop(reader, None)
+
+
+def configured_publisher(
+    config: KvEventsConfig | None, manager: BlockManager, rank: int = 0
+) -> KvEventPublisher | None:
+    """Return a publisher of a manager's events; None if none is configured. Raises UnusableEndpoint."""
+    if config is None or not config.enable_kv_cache_events or config.publisher == "null":
+        return None
+    return KvEventPublisher(manager, config, rank)
 
 
 def of_rank(endpoint: str, rank: int) -> str:

@@ -145,7 +145,7 @@ def test_the_reader_of_the_page_on_kv_events_knows_what_is_cached(ran):
     names, any_port = {}, "tcp://127.0.0.1:*"
     ran("kv_events", names)
     manager = BlockManager(8, 4)
-    with closing(KvEventPublisher(manager, endpoint=any_port, replay_endpoint=any_port)) as publisher:
+    with closing(KvEventPublisher(manager, KvEventsConfig(endpoint=any_port, replay_endpoint=any_port))) as publisher:
         row = manager.add(range(10))
         manager.allocate([row], [10])
         manager.confirm()

@@ -27,9 +27,9 @@ A, B = list(range(9)), list(range(100, 109))
 
 
 @contextmanager
-def publisher_of(engine, **options):
-    options = {"endpoint": ANY_PORT, "replay_endpoint": ANY_PORT} | options
-    with closing(KvEventPublisher(engine.manager, **options)) as publisher:
+def publisher_of(engine, rank=0, **options):
+    config = KvEventsConfig(**{"endpoint": ANY_PORT, "replay_endpoint": ANY_PORT} | options)
+    with closing(KvEventPublisher(engine.manager, config, rank)) as publisher:
         yield publisher
 
 
@@ -284,7 +284,7 @@ def test_an_engine_that_begins_again_at_the_same_address_is_noticed_at_once_wher
 
 def test_what_is_in_the_queue_is_sent_before_the_end_and_after_it_nothing_is():
     engine = TinyEngine()
-    publisher = KvEventPublisher(engine.manager, endpoint=ANY_PORT)
+    publisher = KvEventPublisher(engine.manager, KvEventsConfig(endpoint=ANY_PORT))
     with opened(zmq.SUB) as sub:
         sub.connect(publisher.endpoint)
         num = publish_until_heard(engine, publisher, sub)
@@ -300,15 +300,15 @@ def test_what_is_in_the_queue_is_sent_before_the_end_and_after_it_nothing_is():
 
 def test_an_address_that_is_taken_or_is_none_is_named_and_refused_to_a_reader_at_once():
     manager = BlockManager(4, 4)
-    with closing(KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=ANY_PORT)) as publisher:
+    with closing(KvEventPublisher(manager, KvEventsConfig(endpoint=ANY_PORT, replay_endpoint=ANY_PORT))) as publisher:
         with pytest.raises(
             UnusableEndpoint, match=r"127.0.0.1.*: Address already in use. An address to bind is"
         ) as found:
-            KvEventPublisher(manager, endpoint=ANY_PORT, replay_endpoint=publisher.replay_endpoint)
+            KvEventPublisher(manager, KvEventsConfig(endpoint=ANY_PORT, replay_endpoint=publisher.replay_endpoint))
         assert found.value.endpoint == publisher.replay_endpoint
     for endpoint in ("nowhere", "tcp://*:x", "inproc://here", "ipc:///no/such/folder"):
         with pytest.raises(UnusableEndpoint):
-            KvEventPublisher(manager, endpoint=endpoint)
+            KvEventPublisher(manager, KvEventsConfig(endpoint=endpoint))
     for addresses in (("nowhere", "tcp://127.0.0.1:1"), ("tcp://127.0.0.1:1", "nowhere")):
         with pytest.raises(zmq.ZMQError):
             KvSubscriber(*addresses)

@@ -24,6 +24,7 @@ from paged.integrations.ray.scaling import LOAD, by_load
 from paged.serving.front import Call
 from paged.serving.kv_events import KvEventPublisher
 from paged.serving.kv_subscriber import KvSubscriber
+from paged.serving.settings import KvEventsConfig
 
 from .tiny_engine import TinyEngine  # noqa: TID252
 
@@ -142,7 +143,7 @@ def replica_with(block_size=SIZE, groups=()):
     """A replica that has PROMPT: what it reports."""
     engine = TinyEngine(num_blocks=40, block_size=block_size, groups=groups)
     here = dict.fromkeys(("endpoint", "replay_endpoint"), "tcp://127.0.0.1:*")
-    with closing(KvEventPublisher(engine.manager, restart_points=True, **here)) as publisher:
+    with closing(KvEventPublisher(engine.manager, KvEventsConfig(restart_points=True, **here))) as publisher:
         engine.serve(PROMPT)
         publisher.publish(1.0)
         yield {"kv_endpoint": publisher.endpoint, "kv_replay_endpoint": publisher.replay_endpoint}
