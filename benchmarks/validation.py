@@ -18,7 +18,7 @@ from statistics import median
 import msgspec
 import numpy as np
 
-from paged.cli.imported import errors_of_layers
+from paged.cli.profile import errors_of_layers
 from paged.study.hardware import Roofline, StepWork, device_named, kernels, model_named
 from paged.study.hardware.derived_layers import DerivedLayers, Timing
 from paged.study.hardware.device import Link
