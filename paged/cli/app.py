@@ -56,15 +56,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, doctor, generate, chat):
-    app.command(cls=Command)(_command)
-app.command(cls=ServeCommand)(serve)
-for _command in (simulate, sessions, plan, validate):
-    app.command(cls=Command)(_command)
-app.add_typer(
-    group_of("Measure the scheduler, attention and the engine on this machine.", scheduler, attention, engine, step),
-    name="bench",
+for _command in (demo, doctor, generate, chat, serve, simulate, sessions, plan, validate):
+    app.command(cls=ServeCommand if _command is serve else Command)(_command)
+_benches = group_of(
+    "Measure the scheduler, attention and the engine on this machine.", scheduler, attention, engine, step
 )
+app.add_typer(_benches, name="bench")
 app.add_typer(check, name="check")
 for _command in (capacity, profile, quantise, accuracy, policies, top):
     app.command(cls=Command)(_command)

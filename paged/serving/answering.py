@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -30,40 +31,31 @@ _BODY = "http.response.body"
 _TOO_LONG = {"NeverFits"}
 
 
+@dataclass(eq=False, kw_only=True)
 class Answering(Response):
-    """The response to one call. Calls `on_end` once, however it ends."""
+    """The response to one call. Calls `on_end` once, however it ends.
 
-    def __init__(
-        self,
-        inbox: Inbox,
-        form: Form,
-        record: RequestRecord,
-        *,
-        prompts: list[list[int]],
-        options: StreamOptions | None,
-        opening_text: list[str] | None,
-        form_param: str | None,
-        clock: Callable[[], float],
-        on_end: Callable[[Answering], None],
-    ) -> None:
-        self.inbox = inbox
-        self.form = form
-        self.record = record
-        self.background = None
-        self._n = record.n
-        self._prompts = prompts
-        self._options = StreamOptions() if options is None else options
-        self._opening_text = opening_text
-        # The body's field that describes the form of the answers.
-        self._form_param = form_param
-        self._clock = clock
-        self._on_end = on_end
-        self._usage = Usage()
-        self._num_out = 0
-        self._lengths: dict[int, int] = {}
-        # When the write that waits for the client began; None: none waits. And the task that writes.
-        self.sending_since: float | None = None
-        self.task: asyncio.Task[Any] | None = None
+    opening_text   the prompts' texts, if a stream is to begin with them; else None
+    form_param     the body's field that describes the form of the answers
+    sending_since  when the write that waits for the client began; None: none waits
+    task           writes
+    """
+
+    inbox: Inbox
+    form: Form
+    record: RequestRecord
+    prompts: list[list[int]]
+    options: StreamOptions
+    opening_text: list[str] | None
+    form_param: str
+    clock: Callable[[], float]
+    on_end: Callable[[Answering], None]
+    usage: Usage = field(default_factory=Usage)
+    num_out: int = 0
+    lengths: dict[int, int] = field(default_factory=dict)
+    sending_since: float | None = None
+    task: asyncio.Task[Any] | None = None
+    background = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Write the answer, or an error, and end the call."""
@@ -88,19 +80,15 @@ class Answering(Response):
             await error_response(found)(scope, receive, send)
         finally:
             listener.cancel()
-            record.ended = self._clock()
-            self._on_end(self)
+            record.ended = self.clock()
+            self.on_end(self)
 
     def _as_api_error(self, error: PagedError) -> ApiError:
         """Return the error as the client gets it, with the form's field as the body names it."""
         found = as_api_error(error)
         if found.param == "structured_outputs":
-            found.param = self._form_param
+            found.param = self.form_param
         return found
-
-    def fail(self, error: PagedError) -> None:
-        """End the call with an error, such as a deadline that has passed."""
-        self.inbox.fail(error)
 
     async def _listen(self, receive: Any) -> None:
         await until_gone(receive)
@@ -109,17 +97,17 @@ class Answering(Response):
     async def _whole(self, send: Send) -> None:
         while await self.inbox.take():
             pass
-        completions = [self.inbox.completions[place] for place in range(len(self._prompts))]
+        completions = [self.inbox.completions[place] for place in range(len(self.prompts))]
         record = self.record
         for place, completion in enumerate(completions):
             _must_be_answered(completion.error, completion.outputs[0].finish_reason)
             self._account(completion)
             if completion.prompt_logprobs is not None:
-                completions[place] = msgspec.structs.replace(completion, prompt_token_ids=self._prompts[place])
+                completions[place] = msgspec.structs.replace(completion, prompt_token_ids=self.prompts[place])
         record.finish_reason = completions[0].outputs[0].finish_reason
         if record.answer is not None:
             record.answer = "".join(output.text for completion in completions for output in completion.outputs)
-        body = self.form.whole(completions, self._usage, self.inbox.hint_outcomes)
+        body = self.form.whole(completions, self.usage, self.inbox.hint_outcomes)
         await self._start(send, {"content-type": "application/json", "content-length": str(len(body))})
         await self._write(send, body, more=False)
 
@@ -146,19 +134,19 @@ class Answering(Response):
             self.record.error, self.record.finish_reason = failure.code or failure.kind, _reason_of(failure)
             await self._write(send, event(failure.body()) + DONE, more=False)
             return
-        last = self.form.last_piece(self._usage if self._options.include_usage else None, self.inbox.hint_outcomes)
+        last = self.form.last_piece(self.usage if self.options.include_usage else None, self.inbox.hint_outcomes)
         await self._write(send, last + DONE, more=False)
 
     def _openings(self) -> bytes:
         """Return the beginning of each choice: the role of the message, or the echoed prompt."""
-        num = len(self._prompts) * self._n
+        num = len(self.prompts) * self.record.n
         if self.form.is_chat:
             return b"".join(self.form.opening(index) for index in range(num))
-        if self._opening_text is None:
+        if self.opening_text is None:
             return b""
         found = []
         for index in range(num):
-            text = self._opening_text[index // self._n]
+            text = self.opening_text[index // self.record.n]
             piece = self.form.piece([EngineOutput("", [], text)], index)
             if piece is not None:
                 found.append(piece)
@@ -166,13 +154,13 @@ class Answering(Response):
 
     def _pieces(self, news: list[tuple[int, EngineOutput]]) -> bytes:
         """Return the new outputs as pieces, one a choice, and account them. Raises ApiError for one that has failed."""
-        now, record, form = self._clock(), self.record, self.form
+        now, record, form = self.clock(), self.record, self.form
         if len(news) == 1:
-            grouped = {news[0][0] * self._n + news[0][1].sequence: [news[0][1]]}
+            grouped = {news[0][0] * self.record.n + news[0][1].sequence: [news[0][1]]}
         else:
             grouped = {}
             for place, output in news:
-                grouped.setdefault(place * self._n + output.sequence, []).append(output)
+                grouped.setdefault(place * self.record.n + output.sequence, []).append(output)
         found = []
         for index, outputs in grouped.items():
             num_tokens = 0
@@ -183,26 +171,26 @@ class Answering(Response):
                     record.finish_reason = record.finish_reason or output.finish_reason
                 if output.usage is not None:
                     self._take_usage(output.usage, output.timings)
-            self._num_out += num_tokens
-            self._lengths[index] = self._lengths.get(index, 0) + num_tokens
+            self.num_out += num_tokens
+            self.lengths[index] = self.lengths.get(index, 0) + num_tokens
             usage = None
-            if self._options.continuous_usage_stats:
-                num_in = sum(map(len, self._prompts))
-                usage = Usage(num_in, self._num_out, num_in + self._num_out)
+            if self.options.continuous_usage_stats:
+                num_in = sum(map(len, self.prompts))
+                usage = Usage(num_in, self.num_out, num_in + self.num_out)
             piece = form.piece(outputs, index, usage)
             if piece is not None:
                 found.append(piece)
             if record.answer is not None:
                 record.answer += "".join(output.text for output in outputs)
-        if record.first is None and self._num_out:
+        if record.first is None and self.num_out:
             record.first = now
-        record.last, record.output_tokens = now, self._num_out
-        record.longest_answer = max(self._lengths.values())
+        record.last, record.output_tokens = now, self.num_out
+        record.longest_answer = max(self.lengths.values())
         return b"".join(found)
 
     def _take_usage(self, used: RequestUsage, timings: Timings | None) -> None:
         record = self.record
-        self._usage.add(used)
+        self.usage.add(used)
         record.cached_tokens += used.hit_tokens
         record.recomputed_tokens += used.recomputed_tokens
         record.swapped_blocks += used.swapped_blocks
@@ -228,7 +216,7 @@ class Answering(Response):
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
-        self.sending_since = self._clock()
+        self.sending_since = self.clock()
         await send({"type": _BODY, "body": body, "more_body": more})
         self.sending_since = None
 

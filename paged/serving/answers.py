@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -69,15 +70,17 @@ def _likelihood(token: int, found: Logprob) -> dict[str, Any]:
     return {"token": text, "logprob": found.logprob, "bytes": list(text.encode())}
 
 
+@dataclass
 class Form:
     """The form of one request's answers: their common head, and the fields beside the text."""
 
-    def __init__(self, id: str, created: int, model: str, *, is_chat: bool, num_logprobs: int | None) -> None:
-        self.id, self.created, self.model = id, created, model
-        self.is_chat = is_chat
-        self.num_logprobs = num_logprobs
-        # By choice, characters so far: where a completion's next token begins.
-        self._num_chars: dict[int, int] = {}
+    id: str
+    created: int
+    model: str
+    is_chat: bool
+    num_logprobs: int | None
+    # By choice, characters so far: where a completion's next token begins.
+    _num_chars: dict[int, int] = field(default_factory=dict)
 
     def opening(self, index: int) -> bytes:
         """Return the first piece of a message, with its role."""

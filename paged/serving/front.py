@@ -25,7 +25,7 @@ from paged.sampling.params import SamplingParams
 from paged.serving.answering import Answering, as_api_error
 from paged.serving.answers import Form
 from paged.serving.asking import Asking
-from paged.serving.bodies import ChatRequest, CompletionRequest
+from paged.serving.bodies import ChatRequest, CompletionRequest, StreamOptions
 from paged.serving.engine_client import EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
 from paged.serving.gate import Gate, fingerprint_of, later
@@ -136,7 +136,9 @@ class Front:
         self.viewers.close()
         await while_any(lambda: self.num_open, self.clock, timeout_s)
         for answering in list(self._open):
-            answering.fail(unavailable("the server ends, and this request was not finished in time.", None, "shutdown"))
+            answering.inbox.fail(
+                unavailable("the server ends, and this request was not finished in time.", None, "shutdown")
+            )
         await while_any(lambda: self.num_open, self.clock, LAST_S)
 
     @property
@@ -287,11 +289,11 @@ class Front:
             self._write_down(record, call)
 
         answering = Answering(
-            inbox,
-            form,
-            record,
+            inbox=inbox,
+            form=form,
+            record=record,
             prompts=prompts,
-            options=body.stream_options,
+            options=body.stream_options or StreamOptions(),
             opening_text=opening,
             form_param="response_format" if body.structured_outputs is None else "structured_outputs",
             clock=self.clock,
@@ -319,7 +321,7 @@ class Front:
         record.submitted = now
         if deadline_s is not None:
             late = ApiError(504, f"the request did not finish within {deadline_s:g} s.", kind=TIMEOUT, code="deadline")
-            timers.append(loop.call_later(max(0.0, call.arrived + deadline_s - now), answering.fail, late))
+            timers.append(loop.call_later(max(0.0, call.arrived + deadline_s - now), inbox.fail, late))
         if settings.max_queue_s is not None:
             timers.append(loop.call_later(settings.max_queue_s, self._waited_too_long, answering))
         return answering
@@ -361,7 +363,7 @@ class Front:
             limit = self.settings.max_queue_s
             forecast = self.forecast(self.clock())
             wait = forecast[0] if forecast else 1.0
-            answering.fail(
+            answering.inbox.fail(
                 overloaded(f"the request waited for {limit:g} s, and did not begin.", max(1.0, wait), "queue_timeout")
             )
 

@@ -43,15 +43,15 @@ class KeptPlaces:
     lapses: float
 
 
+@dataclass(slots=True, eq=False)
 class Waiting:
     """The waiting requests of one tenant, or of all: their number, their prompt tokens, and the places kept beside them."""
 
-    def __init__(self, max_waiting: int | None, max_tokens: int | None) -> None:
-        self.max_waiting = max_waiting
-        self.max_tokens = max_tokens
-        self.num = 0
-        self.tokens = 0
-        self.num_kept = 0
+    max_waiting: int | None
+    max_tokens: int | None
+    num: int = 0
+    tokens: int = 0
+    num_kept: int = 0
 
     def has_room(self, num: int, tokens: int, *, is_kept: bool) -> bool:
         """Whether so many more requests of so many prompt tokens may wait. An empty queue takes any call, whatever its size."""

@@ -459,18 +459,14 @@ class Watcher:
 
 def _sight_of_session(view: SessionView, now: float) -> SessionSight:
     tenant, session_id = shown(view.id)
+    same = ("live", "blocks", "device_blocks", "host_blocks", "pinned_blocks")
     ended, until = view.ended_at, view.retained_until
-    is_retained = view.retained_until is not None
     return SessionSight(
+        **{name: getattr(view, name) for name in same},
         id=session_id,
         tenant=tenant,
-        live=view.live,
         waits_for=view.waits_for or "",
-        priority=view.priority if is_retained else 0,
-        blocks=view.blocks,
-        device_blocks=view.device_blocks,
-        host_blocks=view.host_blocks,
-        pinned_blocks=view.pinned_blocks,
+        priority=0 if until is None else view.priority,
         idle_s=None if ended is None or view.live else round(max(0.0, now - ended), 3),
         expected_in_s=None if view.expected_at is None else round(max(0.0, view.expected_at - now), 3),
         retained_s=None if until is None else round(max(0.0, until - now), 3),
