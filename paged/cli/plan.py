@@ -468,12 +468,9 @@ def effect_words(plan: Plan, effect: Effect) -> str:
 
 def step_words(plan: Plan, effect: Effect) -> str:
     """Return what a step changed."""
-    if effect.knob == "memory":
-        return f"{effect.becomes:,.0f} {unit_of(plan)}s instead of {effect.was:,.0f}"
-    if effect.knob == "token budget":
-        return f"{effect.becomes:,.0f} tokens a step instead of {effect.was:,.0f}"
-    if effect.knob == "rows":
-        return f"{effect.becomes:,.0f} sequences instead of {effect.was:,.0f}"
+    units = {"memory": f"{unit_of(plan)}s", "token budget": "tokens a step", "rows": "sequences"}
+    if effect.knob in units:
+        return f"{effect.becomes:,.0f} {units[effect.knob]} instead of {effect.was:,.0f}"
     if effect.knob == "host" and math.isinf(effect.becomes):
         return "no time for the host"
     return f"{effect.knob} × {effect.becomes:g}"

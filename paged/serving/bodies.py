@@ -15,6 +15,8 @@ from paged.serving.strict import Body, Number, Reasons, Token
 MAX_STOPS, MAX_STOP_CHARS = 16, 16_384
 MAX_BIASES = 1024
 
+AtLeast0 = Annotated[int, Field(strict=True, ge=0)]
+AtLeast1 = Annotated[int, Field(strict=True, ge=1)]
 StopText = Annotated[str, Field(strict=True, min_length=1, max_length=MAX_STOP_CHARS)]
 Biases = Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=MAX_BIASES)]
 Label = Annotated[StrictStr | None, Field(description="Changes no answer.")]
@@ -112,19 +114,13 @@ class _Request(Body):
     """The fields of both kinds of requests."""
 
     unsupported: ClassVar[Reasons] = _BOTH
-    model: StrictStr | None = Field(
-        default=None, description="A name that /v1/models lists; none: the one that is served."
-    )
-    n: Annotated[int, Field(strict=True, ge=1)] | None = None
+    model: StrictStr | None = Field(None, description="A name that /v1/models lists; none: the one that is served.")
+    n: AtLeast1 | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[Number, Field(ge=0, le=1e6)] | None = Field(
-        default=None, description="0 is greedy; none: 1."
-    )
+    temperature: Annotated[Number, Field(ge=0, le=1e6)] | None = Field(None, description="0 is greedy; none: 1.")
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = Field(
-        default=None, description="-1 and 0: all."
-    )
+    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = Field(None, description="-1 and 0: all.")
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**64)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
@@ -133,7 +129,7 @@ class _Request(Body):
     logit_bias: Biases | None = None
     allowed_token_ids: Annotated[list[Token], Field(min_length=1, max_length=2**20)] | None = None
     bad_words: Annotated[list[StopText], Field(max_length=MAX_BIASES)] | None = None
-    min_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
+    min_tokens: AtLeast0 | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=MAX_BIASES)] | None = None
     include_stop_str_in_output: StrictBool | None = None
@@ -141,17 +137,17 @@ class _Request(Body):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)] | None = Field(
-        default=None, description="Smaller is sooner."
+        None, description="Smaller is sooner."
     )
     cache_salt: Salt | None = Field(
-        default=None, description="What is computed is found again by requests of the same salt alone."
+        None, description="What is computed is found again by requests of the same salt alone."
     )
     session_id: SessionId | None = Field(
-        default=None, description="The session that it is a turn of; what it leaves is kept for the next one."
+        None, description="The session that it is a turn of; what it leaves is kept for the next one."
     )
-    kv_hints: KvHintsEnvelope | None = Field(default=None, description="What to do with what it leaves.")
+    kv_hints: KvHintsEnvelope | None = Field(None, description="What to do with what it leaves.")
     deadline_s: Annotated[Number, Field(gt=0, le=1e6)] | None = Field(
-        default=None, description="Seconds after which the answer is not wanted any more."
+        None, description="Seconds after which the answer is not wanted any more."
     )
     user: Label = None
     metadata: Annotated[dict[str, Any] | None, Field(description="Changes no answer.")] = None
@@ -175,10 +171,10 @@ class CompletionRequest(_Request):
         | Annotated[list[StrictStr], Field(min_length=1)]
         | Annotated[list[Annotated[list[Token], Field(min_length=1)]], Field(min_length=1)]
     )
-    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = Field(default=None, description="None: 16.")
-    best_of: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_tokens: AtLeast1 | None = Field(None, description="None: 16.")
+    best_of: AtLeast1 | None = None
     echo: StrictBool | None = None
-    logprobs: Annotated[int, Field(strict=True, ge=0)] | None = None
+    logprobs: AtLeast0 | None = None
 
 
 class TextPart(Body):
@@ -219,12 +215,10 @@ class ChatRequest(_Request):
 
     unsupported: ClassVar[Reasons] = _BOTH | _CHAT
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = Field(
-        default=None, description="None: as many as the context leaves."
-    )
+    max_tokens: AtLeast1 | None = None
+    max_completion_tokens: AtLeast1 | None = Field(None, description="None: as many as the context leaves.")
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[int, Field(strict=True, ge=0)] | None = None
+    top_logprobs: AtLeast0 | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -241,7 +235,7 @@ class _OneText(Body):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: StrictBool | None = Field(default=None, description="Of a prompt that is text; none: true.")
+    add_special_tokens: StrictBool | None = Field(None, description="Of a prompt that is text; none: true.")
 
 
 class TokenizeRequest(_OneText):
@@ -255,7 +249,7 @@ class ExplainRequest(_OneText):
     """A prompt, to explain why no more of it is in the cache."""
 
     prompt: StrictStr | Annotated[list[Token], Field(min_length=1)] | None = None
-    tenant: StrictStr | None = Field(default=None, description="Whose it is; none: the server's own.")
+    tenant: StrictStr | None = Field(None, description="Whose it is; none: the server's own.")
     cache_salt: Salt | None = None
 
 

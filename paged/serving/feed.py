@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,14 +14,6 @@ from paged.serving.sight import Snapshot
 
 SILENCE_S = 10.0
 """A server that sends nothing for so long is taken for gone."""
-
-
-class _Error(msgspec.Struct):
-    message: str
-
-
-class _Failure(msgspec.Struct):
-    error: _Error
 
 
 def snapshots(url: str, key: str | None = None) -> Iterator[Snapshot]:
@@ -81,9 +74,7 @@ def _check(url: str, answer: http.client.HTTPResponse, key: str | None) -> None:
         raise NoFeed(url, why)
     kind = answer.headers.get_content_type()
     if answer.status == 503 and kind == "application/json":
-        try:
-            raise NoFeed(url, msgspec.json.decode(answer.read(), type=_Failure).error.message)
-        except msgspec.MsgspecError:
-            pass
+        with suppress(msgspec.MsgspecError, KeyError, TypeError):
+            raise NoFeed(url, str(msgspec.json.decode(answer.read())["error"]["message"]))
     if answer.status != 200 or kind != "text/event-stream":
         raise NoFeed(url, f"no paged server: /dashboard/feed answers with status {answer.status}, {kind}.")

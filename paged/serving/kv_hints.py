@@ -77,7 +77,7 @@ class KvHint(Body):
 
     action: Literal["retain", "pin", "unpin", "prefetch", "demote", "end"]
     session_id: SessionId | None = None
-    request_id: StrictStr | None = Field(default=None, description="Its X-Request-Id, or the id of its answer.")
+    request_id: StrictStr | None = Field(None, description="Its X-Request-Id, or the id of its answer.")
     prompt: StrictStr | Annotated[list[Token], Field(min_length=1)] | None = None
     cache_salt: Salt | None = None
     priority: Annotated[int, Field(strict=True, ge=1, le=LEVELS)] = 1

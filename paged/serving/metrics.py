@@ -42,11 +42,15 @@ FINISHED = ("stop", "length", "abort", "error")
 MISSED = ("deadline", "queue_timeout")
 """Finish reasons of requests whose time was up."""
 
-CACHE_CONFIG = (
-    *("block_size", "cache_dtype", "enable_prefix_caching", "kv_cache_size_tokens"),
-    *("num_cpu_blocks", "num_gpu_blocks", "engine"),
-)
-"""The labels of vLLM's cache_config_info that have a meaning here."""
+CACHE_CONFIG = {
+    "block_size": "block_size",
+    "cache_dtype": "cache_dtype",
+    "enable_prefix_caching": "prefix_caching",
+    "kv_cache_size_tokens": "cache_tokens",
+    "num_cpu_blocks": "host_blocks",
+    "num_gpu_blocks": "num_blocks",
+}
+"""The labels of vLLM's cache_config_info that have a meaning here, and what of Ready they are; `engine` is one, too."""
 
 Durations = dict[str, float | None]
 Observe = Callable[[RequestRecord, Durations], float | None]
@@ -121,7 +125,7 @@ class Metrics(Collector):
         self.watch(open_streams=int)
         self.registry.register(self)
         self._cache_config = Gauge(
-            "vllm:cache_config_info", "The KV cache; always 1.", CACHE_CONFIG, registry=self.registry
+            "vllm:cache_config_info", "The KV cache; always 1.", [*CACHE_CONFIG, "engine"], registry=self.registry
         )
         self._restarts = self._counter("paged:engine_restarts", "Engine processes that died.")
         self._step_tokens = self._histogram("vllm:iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
@@ -148,15 +152,8 @@ class Metrics(Collector):
             self._counters += counters
         # A later engine may have a pool of another size.
         self._cache_config.clear()
-        self._cache_config.labels(
-            block_size=ready.block_size,
-            cache_dtype=ready.cache_dtype,
-            enable_prefix_caching=ready.prefix_caching,
-            kv_cache_size_tokens=ready.cache_tokens,
-            num_cpu_blocks=ready.host_blocks,
-            num_gpu_blocks=ready.num_blocks,
-            engine=self._labels["engine"],
-        ).set(1)
+        described = {label: getattr(ready, name) for label, name in CACHE_CONFIG.items()}
+        self._cache_config.labels(**described, engine=self._labels["engine"]).set(1)
 
     def restarted(self) -> None:
         """Note that the engine process has died: its requests are gone, and the totals of the next one begin at 0."""
