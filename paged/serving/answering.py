@@ -72,11 +72,8 @@ class Answering(Response):
             record.finish_reason = "abort"
         except PagedError as error:
             found = self._as_api_error(error)
-            record.status, record.error, record.finish_reason = (
-                found.status,
-                found.code or found.kind,
-                _reason_of(found),
-            )
+            record.status, record.error = found.status, found.code or found.kind
+            record.finish_reason = _reason_of(found)
             await error_response(found)(scope, receive, send)
         finally:
             listener.cancel()
