@@ -17,14 +17,11 @@ import typer
 from paged import PagedError, __version__
 from paged.cli import signals
 from paged.cli.accuracy import accuracy
-from paged.cli.bench_attention import attention
-from paged.cli.bench_engine import engine
-from paged.cli.bench_scheduler import scheduler
-from paged.cli.bench_step import step
+from paged.cli.bench import bench
 from paged.cli.capacity import capacity
 from paged.cli.chat import chat
 from paged.cli.check import check
-from paged.cli.commands import Command, Group, group_of, show_help
+from paged.cli.commands import Command, Group, show_help
 from paged.cli.demo import demo
 from paged.cli.doctor import doctor
 from paged.cli.generate import generate
@@ -58,10 +55,7 @@ app = typer.Typer(
 )
 for _command in (demo, doctor, generate, chat, serve, simulate, sessions, plan, validate):
     app.command(cls=ServeCommand if _command is serve else Command)(_command)
-_benches = group_of(
-    "Measure the scheduler, attention and the engine on this machine.", scheduler, attention, engine, step
-)
-app.add_typer(_benches, name="bench")
+app.add_typer(bench, name="bench")
 app.add_typer(check, name="check")
 for _command in (capacity, profile, quantise, accuracy, policies, top):
     app.command(cls=Command)(_command)
