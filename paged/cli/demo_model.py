@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pydoc_data import topics
 from typing import Any, NamedTuple
@@ -84,7 +84,7 @@ def alike(checkpoint: Path, scenarios: Sequence[Scenario], *, unchecked: Sequenc
     """Return a run of the same requests by one model for each scenario. Invariants are checked in all but `unchecked`."""
     model = load_model(checkpoint)
     trace = scenarios[0].load.build()
-    prompt_of, cost_model = RealText(trace, model.tokenizer).prompt, scenarios[0].device.cost_model()
+    prompt_of, cost_model = real_text(trace, model.tokenizer), scenarios[0].device.cost_model()
     runs = []
     for scenario in scenarios:
         config = EngineConfig.of(
@@ -106,29 +106,25 @@ def alike(checkpoint: Path, scenarios: Sequence[Scenario], *, unchecked: Sequenc
     return runs
 
 
-class RealText:
-    """Prompts for the requests of `trace`, as long as the trace says. A segment's content id chooses the paragraph where it begins, so
-    equal segments have equal text."""
+def real_text(trace: Trace, tokenizer: Any) -> Callable[[int], NDArray[np.int32]]:
+    """Return a function from a request of `trace` to its prompt, int32 [the trace's length], the same in every call. A segment's content id
+    chooses the paragraph where it begins, so equal segments have equal text."""
+    starts: list[int] = []
+    stream: list[int] = []
+    text = "\n\n".join(topics.topics[name].strip() for name in sorted(topics.topics))[:MOST_CHARACTERS]
+    for paragraph in text.split("\n\n"):
+        if len(paragraph) >= SHORTEST_PARAGRAPH and paragraph[0].isalpha():
+            starts.append(len(stream))
+        stream += tokenizer.encode(paragraph + "\n\n", add_special_tokens=False, verbose=False)
+    tokens = np.array(stream, np.int32)
 
-    def __init__(self, trace: Trace, tokenizer: Any) -> None:
-        self._trace = trace
-        starts: list[int] = []
-        stream: list[int] = []
-        text = "\n\n".join(topics.topics[name].strip() for name in sorted(topics.topics))[:MOST_CHARACTERS]
-        for paragraph in text.split("\n\n"):
-            if len(paragraph) >= SHORTEST_PARAGRAPH and paragraph[0].isalpha():
-                starts.append(len(stream))
-            stream += tokenizer.encode(paragraph + "\n\n", add_special_tokens=False, verbose=False)
-        self._stream = np.array(stream, np.int32)
-        self._starts = np.array(starts, np.int64)
-
-    def prompt(self, request: int) -> NDArray[np.int32]:
-        """Return the prompt of a request, int32 [the trace's length], the same in every call."""
-        trace = self._trace
+    def prompt(request: int) -> NDArray[np.int32]:
         segments = slice(trace.segment_starts[request], trace.segment_starts[request + 1])
         contents = content_ids(trace.segment_ids[segments], request)
         parts = []
         for content, length in zip(contents.tolist(), trace.segment_lengths[segments].tolist(), strict=True):
-            start = int(self._starts[content * 2_654_435_761 % len(self._starts)])
-            parts.append(np.take(self._stream, np.arange(start, start + length), mode="wrap"))
+            start = starts[content * 2_654_435_761 % len(starts)]
+            parts.append(np.take(tokens, np.arange(start, start + length), mode="wrap"))
         return np.concatenate(parts)
+
+    return prompt

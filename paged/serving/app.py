@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 
 from paged import __version__
 from paged.errors import PagedError
+from paged.serving import memory_calls
 from paged.serving.answering import error_response
 from paged.serving.answers import encode
 from paged.serving.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, ExplainRequest, TokenizeRequest
@@ -339,24 +340,23 @@ def _add_inference(app: FastAPI, front: Front) -> None:
         front.must_serve()
         tenant = _call(request).tenant
         if isinstance(body, KvHint):
-            request_id = None if body.request_id is None else front.engine_id(body.request_id, tenant)
-            return _json(await front.memory_calls.hint(body, tenant, request_id))
-        return _json(await front.memory_calls.envelope(body, tenant))
+            return _json(await memory_calls.hint(front, body, tenant))
+        return _json(await memory_calls.envelope(front, body, tenant))
 
     @app.get("/sessions", responses={status: _ERRORS[status] for status in (400, 401, 503)})
     async def sessions(request: Request, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Response:
         """List the caller's sessions, the latest ended turns first: what is kept for each, where, and until when."""
-        return _json(await front.memory_calls.sessions(_call(request).tenant, limit))
+        return _json(await memory_calls.sessions(front, _call(request).tenant, limit))
 
     @app.get("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def session(name: str, request: Request) -> Response:
         """Return one session."""
-        return _json(await front.memory_calls.session(_call(request).tenant, name))
+        return _json(await memory_calls.session(front, _call(request).tenant, name))
 
     @app.delete("/sessions/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
     async def end_session(name: str, request: Request) -> Response:
         """End a session: no further turn of it comes, and what is kept for it is evicted next."""
-        return _json(await front.memory_calls.end(_call(request).tenant, name))
+        return _json(await memory_calls.end(front, _call(request).tenant, name))
 
     @app.post("/detokenize", responses=_ERRORS)
     async def detokenize(body: DetokenizeRequest) -> Response:
@@ -428,7 +428,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
         """Return what of a prompt is in the cache, and why no more is."""
         front.must_serve()
         front.must_know(body.model)
-        found = await front.memory_calls.explain(body)
+        found = await memory_calls.explain(front, body)
         return _json(found)
 
     @app.get("/debug/{what}", include_in_schema=False)

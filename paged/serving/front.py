@@ -30,7 +30,6 @@ from paged.serving.engine_client import EngineClient, Inbox
 from paged.serving.errors import TIMEOUT, ApiError, overloaded, unavailable, wrong
 from paged.serving.gate import Gate, fingerprint_of, later
 from paged.serving.kv_hints import KvAction, Origin, actions_of, scoped
-from paged.serving.memory_calls import MemoryCalls
 from paged.serving.metrics import Metrics
 from paged.serving.records import RequestRecord
 from paged.serving.request_log import RequestLog
@@ -100,7 +99,6 @@ class Front:
         # After all that may be refused: it makes a folder.
         self.engine = EngineClient(settings, self.names[0], clock, self.metrics, on_said)
         self.viewers = Viewers(self.engine)
-        self.memory_calls = MemoryCalls(self.engine, self.asking, salt_of, lambda at: self.wall() + at - self.clock())
         self.metrics.watch(
             open_streams=lambda: sum(answering.record.streams for answering in self._open),
             log_lines_lost=lambda: 0 if self.log is None else self.log.lost,
