@@ -371,11 +371,8 @@ class Front:
             await asyncio.sleep(SWEEP_S)
             late = self.clock() - self.settings.stall_timeout_s
             for answering in list(self._open):
-                if (
-                    answering.sending_since is not None
-                    and answering.sending_since < late
-                    and answering.task is not None
-                ):
+                if answering.sending_since is not None and answering.sending_since < late:
+                    assert answering.task is not None, "it writes"
                     answering.record.error = "client_stalled"
                     answering.task.cancel()
 
