@@ -337,7 +337,7 @@ def _add_inference(app: FastAPI, front: Front) -> None:
     @app.post("/v1/kv_hints", responses=_ERRORS)
     async def kv_hints(body: KvHintsBody, request: Request) -> Response:
         """Carry out hints on cached content: a KvHintsEnvelope, or one hint of ours."""
-        front.must_serve()
+        front.engine.must_take()
         tenant = _call(request).tenant
         if isinstance(body, KvHint):
             return _json(await memory_calls.hint(front, body, tenant))
@@ -378,7 +378,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     @app.get("/ready", responses={503: _ERRORS[503]})
     async def ready() -> Response:
         """Return 200 while the server takes requests; 503 while an engine starts, and once the server is to end."""
-        front.must_serve()
+        front.engine.must_take()
         return _json({"status": "ready"})
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -411,7 +411,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     @app.get("/dashboard/feed", include_in_schema=False)
     async def feed() -> Response:
         """Send the dashboard's snapshots as server-sent events."""
-        front.must_serve()
+        front.engine.must_take()
         return front.viewers.feed()
 
     @app.get("/requests/{name:path}", responses={status: _ERRORS[status] for status in (401, 404, 503)})
@@ -426,7 +426,7 @@ def _add_watching(app: FastAPI, front: Front) -> None:
     @app.post("/explain", responses=_ERRORS)
     async def explain(body: ExplainRequest) -> Response:
         """Return what of a prompt is in the cache, and why no more is."""
-        front.must_serve()
+        front.engine.must_take()
         front.must_know(body.model)
         found = await memory_calls.explain(front, body)
         return _json(found)

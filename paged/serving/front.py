@@ -18,7 +18,7 @@ from typing import Any
 from uuid import uuid4
 
 from paged.base.extras import import_with_extra
-from paged.errors import EngineAway
+from paged.errors import PagedError
 from paged.model.checkpoint import is_shipped, named_or_shipped
 from paged.model.tokenizer import load_tokenizer
 from paged.sampling.params import SamplingParams
@@ -157,17 +157,10 @@ class Front:
         named = (found for (_, own), found in reversed(self._named.items()) if own == name)
         return [name, f"{name}-0", *islice(named, 1)]
 
-    def must_serve(self) -> Ready:
-        """Return what the engine has. Raises ApiError if it takes no requests now."""
-        try:
-            return self.engine.must_take()
-        except EngineAway as error:
-            raise as_api_error(error) from None
-
     def must_have_begun(self) -> None:
-        """Raise ApiError if the engine has not begun for the first time, or never will again."""
+        """Raise EngineAway if the engine has not begun for the first time, or never will again."""
         if self.engine.state in ("starting", "dead"):
-            self.must_serve()
+            self.engine.must_take()
 
     def must_know(self, model: str | None) -> str:
         """Return the model's name; None stands for the first. Raises ApiError for an unknown one."""
@@ -183,7 +176,7 @@ class Front:
     async def completion(self, body: CompletionRequest, call: Call) -> Answering:
         """Answer a completion. Raises ApiError before anything has begun."""
         with self._accounting(call):
-            longest, model = self.must_serve().max_model_len, self.must_know(body.model)
+            longest, model = self.engine.must_take().max_model_len, self.must_know(body.model)
             size = len(call.body)
             params = await self._away(size, lambda: self.asking.completion_params(body))
             if body.echo and body.stream and body.logprobs is not None:
@@ -196,7 +189,7 @@ class Front:
     async def chat(self, body: ChatRequest, call: Call) -> Answering:
         """Answer a conversation. Raises ApiError before anything has begun."""
         with self._accounting(call):
-            ready, model = self.must_serve(), self.must_know(body.model)
+            ready, model = self.engine.must_take(), self.must_know(body.model)
             tools = body.tools if body.tool_choice != "none" else None
             size, most = len(call.body), ready.max_model_len
             prompt = await self._away(
@@ -212,9 +205,10 @@ class Front:
     def _accounting(self, call: Call) -> Iterator[None]:
         try:
             yield
-        except ApiError as error:
-            self._refuse(call, error)
-            raise
+        except PagedError as error:
+            refused = as_api_error(error)
+            self._refuse(call, refused)
+            raise refused from None
 
     async def _away(self, size: int, what: Callable[[], Any]) -> Any:
         """Run a function, in another thread if the body is long."""
@@ -231,7 +225,7 @@ class Front:
     ) -> Answering:
         settings, engine = self.settings, self.engine
         # Again: the engine may have died while another thread read the prompts.
-        ready = self.must_serve()
+        ready = self.engine.must_take()
         for prompt in prompts:
             _must_fit(prompt, params, ready)
         ids = [f"{form.id}-{place}" for place in range(len(prompts))]
