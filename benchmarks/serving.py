@@ -180,6 +180,8 @@ def listen_once(port: int, count: int) -> None:
 @app.command()
 def latency(count: int = 50) -> None:
     """Milliseconds from the end of the engine's step to the client's socket, one stream at a time. The front is in this process, so that it can be asked."""
+    from paged.serving.app import build_app
+    from paged.serving.front import Front
     from paged.serving.server import serve
     from paged.serving.settings import Settings
     from paged.serving.wire import Stepped
@@ -187,25 +189,28 @@ def latency(count: int = 50) -> None:
     sent: list[float] = []
     found: list[list[float]] = []
 
-    def begin(front: Any, port: int) -> None:
-        usual = front.engine.on_stepped
+    def make(settings: Settings) -> tuple[Any, Any]:
+        front = Front(settings)
+        usual = front.metrics.stepped
 
         def note(step: Stepped) -> None:
-            if usual is not None:
-                usual(step)
+            usual(step)
             if any(output.token_ids for output in step.outputs):
                 sent.append(step.sent)
 
+        front.metrics.stepped = note
+        return front, build_app(front)
+
+    def begin(_: Any, port: int) -> None:
         def drive() -> None:
             in_another_process("listen-once", port, 3)
             sent.clear()
             found.extend(in_another_process("listen-once", port, count))
             os.kill(os.getpid(), signal.SIGTERM)
 
-        front.engine.on_stepped = note
         Thread(target=drive, daemon=True).start()
 
-    serve(Settings(port=0, log="off"), begin)
+    serve(Settings(port=0, log="off"), begin, make)
     flat = [at for stream in found for at in stream]
     assert len(sent) == len(flat), (len(sent), len(flat))
     took = 1e3 * (np.array(flat) - np.array(sent))
