@@ -571,6 +571,7 @@ class Memory:
         """Confirm the row's first `num_computed` tokens, which were written elsewhere. Full blocks become nodes."""
         self.tables.set_progress(row, num_computed, num_computed)
         self.sharing.publish(row)
+        self.sides.give_back_fronts(np.array([row]))
 
     def check(self) -> list[str]:
         return violations_of(self.growth, self.flights, self.index, self.tiers, self._beside_tables())

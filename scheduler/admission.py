@@ -146,10 +146,11 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     state.waiting.let_in(request)
     step.admitted.append(request.id)
     elsewhere: tuple[int, bool] | None = _NOTHING
+    comes_whole = not state.manager.layout.is_plain
     if request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0):
         # How many tokens exist behind its hit is asked when it has a row. Most often nothing is hit, nor elsewhere.
         may_hit = not request.is_plain or state.manager.content.has_first(request.first_tokens, request.root)
-        elsewhere = None if may_hit else _ask(state, request, 0)
+        elsewhere = _ask_whole(state, request) if comes_whole else None if may_hit else _ask(state, request, 0)
     if request.is_plain and elsewhere == _NOTHING and _are_ordinary(state, step):
         _admit_plain(state, step, request, keep_at, level)
         return
@@ -159,7 +160,8 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     for sequence, tokens in enumerate(request.tokens):
         if tokens is None:
             continue
-        reads, writes = its.reads_cache, its.writes_cache
+        # What is loaded of layers of several kinds begins with the first token.
+        reads, writes = its.reads_cache and not (comes_whole and elsewhere != _NOTHING), its.writes_cache
         row = state.manager.add_counted(
             tokens, request.root, count=is_new, reads=reads, writes=writes, keep_at=keep_at, level=level
         )
@@ -243,6 +245,17 @@ def _ask(state: State, request: RequestState, have: int) -> tuple[int, bool]:
     return (num, is_late) if num > 0 else _NOTHING
 
 
+def _ask_whole(state: State, request: RequestState) -> tuple[int, bool]:
+    """`_ask` for layers of several kinds: how many tokens, from the first on, are loaded in place of the cached ones."""
+    manager, its = state.manager, request.request
+    have = manager.content.hit_end(request.first_tokens, request.root).num_tokens if its.reads_cache else 0
+    num, _ = _ask(state, request, have)
+    # Windows hold all blocks until the load is over.
+    pages = -(-(have + num) // manager.block_size) * manager.layout.block_pages + manager.layout.state_pages
+    fits = 0 < num < len(request.first_tokens) - have and pages <= state.books.free_for(request)
+    return (have + num, True) if fits else _NOTHING
+
+
 def _load(state: State, step: Step, request: RequestState, row: int, elsewhere: tuple[int, bool] | None) -> bool:
     """Note which tokens of the row come from elsewhere. Return whether it waits for them: then blocks for them are
     reserved and listed now. If they come early, they are listed when the row is placed. `elsewhere`: None: asked now."""
@@ -255,7 +268,7 @@ def _load(state: State, step: Step, request: RequestState, row: int, elsewhere: 
         step.load(row, stop)
         return False
     # A caller that is asked fills all that exists elsewhere, with the last token.
-    num_blocks = state.books.blocks_for(stop if state.elsewhere is None else min(have + num_more, known))
+    num_blocks = -(-(stop if state.elsewhere is None else min(have + num_more, known)) // size)
     if stop <= have or num_blocks - manager.rows.num_blocks.item(row) > manager.device.num_available:
         return False
     manager.reserve_rows(np.array([row]), np.array([num_blocks]))

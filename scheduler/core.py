@@ -36,7 +36,7 @@ from .drafts import Drafts, place_drafts, validated_drafts
 from .hints import Hint, HintOutcome, checked_hint
 from .packing import Packer
 from .policies import Costs, Policy, policy_named
-from .preemption import report_preempted_late
+from .preemption import drop_rows, report_preempted_late
 from .request import ABORT, FINISH_REASONS, Request, RequestState, Status, request_root, state_of, validated, wrong
 from .rows import NO_ROWS, Counts
 from .sessions import SessionView
@@ -70,7 +70,9 @@ class Scheduler(Uncopyable):
                          engines that take such a row's tokens from the scheduler
     elsewhere            called each time a request with `num_computed` is admitted, with its id and how many tokens are
                          cached. Returns how many of the next ones exist elsewhere, and whether these come late (see
-                         `loaded`), or before the batch that lists them computes. None: all of `num_computed`, late
+                         `loaded`), or before the batch that lists them computes. None: all of `num_computed`, late.
+                         With layers of several kinds all of them come late, from the first on: the caller fills what
+                         every group keeps of them, with the states after them
 
     `manager`, `policy`, `limits` and `costs` are attributes, for reading. Raises InvalidConfig or UnknownPolicy.
     """
@@ -146,7 +148,7 @@ class Scheduler(Uncopyable):
         state = self._state
         if not isinstance(request, Request):
             raise errors.InvalidRequest(f"a Request is needed; got {request!r}.")
-        if request.num_computed:
+        if request.num_computed and state.elsewhere is None:
             state.manager.layout.refuse("num_computed (KV that exists elsewhere)")
         if request.saves:
             state.manager.layout.refuse("saves (blocks that stay held)")
@@ -333,8 +335,9 @@ class Scheduler(Uncopyable):
 
     @alone
     def loaded(self, request_id: str, num_tokens: int) -> None:
-        """Note that the first `num_tokens` of a loading request's loads have arrived; it computes the rest. Raises
-        UnknownRequest, InvalidRequest (it loads none, or fewer), RequestInFlight (a batch computes a shared block)."""
+        """Note that the first `num_tokens` of a loading request's loads have arrived; it computes the rest. With layers of
+        several kinds fewer than all are none: it waits, and asks `elsewhere` again. Raises UnknownRequest,
+        InvalidRequest (it loads none, or fewer), RequestInFlight (a batch computes a shared block)."""
         state, manager = self._state, self._state.manager
         request = self._living(request_id)
         if request.status is not Status.LOADING or not request.num_loading:
@@ -348,8 +351,12 @@ class Scheduler(Uncopyable):
         hit, asked = int(manager.rows.num_launched[row]), request.num_loading
         if not is_integer(num_tokens) or not 0 <= num_tokens <= asked:
             raise wrong(request_id, f"{num_tokens!r} tokens cannot have arrived; {asked} were asked for.")
-        state.queues.leave(request)
         state.queues.reopen()
+        if num_tokens < asked and manager.layout.sides:
+            drop_rows(state, request)
+            request.await_load(None)
+            return
+        state.queues.leave(request)
         request.await_load(0)
         manager.set_computed(row, hit + int(num_tokens))
         manager.shrink(row, state.reservation.blocks_drawn(state.books, request, 0))

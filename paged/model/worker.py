@@ -53,7 +53,7 @@ class Worker:
     def begin(self, step: StepInput) -> None:
         """Apply the step's table changes, and make its copies. Raises InvalidPool, before anything is copied, for a copy from or to a block that the pool
         does not have, and what a copy raises."""
-        self._tables += [np.zeros((0, 0, *each.pages.shape[1:]), np.int32) for each in step.tables[len(self._tables) :]]
+        self._tables += [np.zeros((0, 1, *each.pages.shape[1:]), np.int32) for each in step.tables[len(self._tables) :]]
         self._tables = [_changed(table, its) for table, its in zip(self._tables, step.tables, strict=True)]
         self.runner.copy(step.moves)
 
