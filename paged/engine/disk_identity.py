@@ -22,6 +22,7 @@ from torch import Tensor
 from paged import __version__
 from paged.attention import StepTokens
 from paged.attention.native.build import processor
+from paged.block_manager import Layout
 from paged.model.runner import Runner
 
 _VOLATILE = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
@@ -29,15 +30,16 @@ _THREADS = 8
 """Threads that hash, at most: each copies a tensor that lies on a device or is not contiguous."""
 
 
-def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
+def identity_of(runner: Runner, layout: Layout, *, batch_invariant: bool) -> tuple[bytes, str]:
     """Return the identity, 32 bytes, and a description in words. Writes the first page of the pool and zeroes it again:
     no row may hold it. Costs a SHA-256 of all weights: a second or less for 650 MB.
 
-    Without `batch_invariant` K and V depend on what else is in a batch, so the trial is left out."""
+    Without `batch_invariant` K and V depend on what else is in a batch, so the trial is left out; so it is with layers
+    of several kinds."""
     model, pool = runner.model, runner.pool
     config = getattr(model.module, "config", None)
     fields = {} if config is None else config.to_dict()
-    kv_dtypes = [str(pool.layer(layer).keys.kv_dtype) for layer in range(model.num_layers)]
+    kv_dtypes = [str(pool.layer(each.layer).keys.kv_dtype) for each in model.layers]
     said: dict[str, Any] = {
         "config": {name: value for name, value in fields.items() if name not in _VOLATILE},
         "dtype": model.precision,
@@ -45,6 +47,7 @@ def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
         "kv_dtypes": kv_dtypes,
         "block_size": pool.block_size,
         "page_bytes": pool.pages.page_bytes,
+        "groups": [*map(str, layout.groups)],
         "backend": runner.backend.name,
         "device": model.device.type,
         "batch_invariant": batch_invariant,
@@ -57,7 +60,7 @@ def identity_of(runner: Runner, *, batch_invariant: bool) -> tuple[bytes, str]:
         for (name, tensor), its in zip(tensors, threads.map(_digest, [each for _, each in tensors]), strict=True):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(its)
-    if batch_invariant:
+    if batch_invariant and layout.is_plain:
         digest.update(_trial(runner))
     return (
         digest.digest(),

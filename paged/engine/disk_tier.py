@@ -8,6 +8,10 @@ computed.
 
 A block is written when it is full; if it were written when it is evicted, a kill would lose the newest content. A step
 copies, and waits for no disk. Blocks that are missing, late or corrupt are computed.
+
+With layers of several kinds a block of the store is a column: the block of each group that has blocks. States have a
+store of their own, with what stands at the end of a prompt's chunk, under the key of the last block before it. A load
+ends where a state is, and counts only if all of it comes.
 """
 
 from __future__ import annotations
@@ -57,12 +61,13 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Chain:
     """The keys of a sequence's full blocks. The store has the first `num_kept`, and was asked `num_asked` times. Blocks
-    that are `is_private` are not written. `named`: its prompt. `tokens`: a session's turn, full blocks as bytes."""
+    that are `is_private` are not written. `named`: its prompt. `tokens`: a session's turn, full blocks as bytes. If a load
+    `has_failed` of which all was needed, no other begins."""
 
     def __init__(self, named: Hint, *, is_private: bool = False, session: str | None = None) -> None:
         self.keys: list[bytes] = []
         self.num_kept, self.num_asked, self.is_private = 0, 0, is_private
-        self.named, self.session, self.tokens = named, session, bytearray()
+        self.named, self.session, self.tokens, self.has_failed = named, session, bytearray(), False
         self._root = namespace_digest(named.root)
 
     def extend(self, data: bytes, block_bytes: int) -> None:
@@ -73,17 +78,18 @@ class _Chain:
 
 
 class _Load:
-    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row; the first `done` have been copied."""
+    """Blocks that a request waits for: columns `first` to `stop` - 1 of its row; the first `done` have been copied. The
+    load `is_whole` when nothing is missing, the state after them included."""
 
     def __init__(self, request_id: str, row: int, first: int, stop: int, ends: float) -> None:
         self.request_id, self.row, self.first, self.stop, self.ends = request_id, row, first, stop, ends
         self.done = 0
-        self.is_over = False
+        self.is_over = self.is_whole = False
 
 
 class _Piece(NamedTuple):
-    """Blocks that were read for a load or a prefetch, uint8 [n, block bytes]; the first `num_whole` are right.
-    `seconds`: how long the read took."""
+    """Blocks that were read for a load or a prefetch, uint8 [n, block bytes]; the first `num_whole` are right. Or, after
+    all blocks of a load, its state, uint8 [1, state bytes]. `seconds`: how long the read took."""
 
     load: _Load | Prefetch
     blocks: NDArray[np.uint8]
@@ -92,8 +98,8 @@ class _Piece(NamedTuple):
 
 
 class DiskTier:
-    """The tier of one engine, whose layers are all full. `live` are its live requests by id. Not for several threads;
-    only reads have a thread of their own."""
+    """The tier of one engine. `live` are its live requests by id; `states` is a store of states, if the model has any. Not
+    for several threads; only reads have a thread of their own."""
 
     def __init__(
         self,
@@ -102,12 +108,19 @@ class DiskTier:
         pool: LayeredPool,
         live: Mapping[str, LiveRequest],
         clock: Callable[[], float] = time.perf_counter,
+        states: BlockStore | None = None,
     ) -> None:
-        self.store = store
+        self.store, self._states = store, states
         self._scheduler, self._manager, self._pages = scheduler, scheduler.manager, pool.pages
         self._live, self._clock = live, clock
         self._size = scheduler.manager.block_size
-        self._most_in_piece = max(1, PIECE_BYTES // pool.pages.page_bytes)
+        layout, page_bytes = scheduler.manager.layout, pool.pages.page_bytes
+        self._is_layered = not layout.is_plain
+        kinds = [(number, group.kind == "state") for number, group in enumerate(layout.groups)]
+        self._of_blocks = [number for number, is_state in kinds if not is_state]
+        self._of_states = [number for number, is_state in kinds if is_state]
+        self._block_bytes, self._state_bytes = layout.block_pages * page_bytes, layout.state_pages * page_bytes
+        self._most_in_piece = max(1, PIECE_BYTES // self._block_bytes)
         # By request: the chains of its sequences; requests that ask for blocks; their loads.
         self._chains: dict[str, list[_Chain]] = {}
         self._expected: set[str] = set()
@@ -161,14 +174,19 @@ class DiskTier:
             named = self._chains[hint.request][0].named if hint.request in self._chains else None
         elif hint.session is not None:
             named = self._turns.get(hint.session)
-        return outcome if named is None else self.prefetches.ask(named, outcome)
+        if named is None or not self._is_layered:
+            return outcome if named is None else self.prefetches.ask(named, outcome)
+        if (below := self.num_held(named) - outcome.num_tokens) <= 0:
+            return outcome
+        why = f"{below:,} tokens lie on the disk alone; with layers of several kinds they come when a request is admitted."
+        return HintOutcome("clipped" if outcome.num_tokens else "rejected", why, outcome.num_tokens)
 
     def num_held(self, hint: Hint) -> int:
         """Return how many first tokens of a hint the store has, in whole blocks. The store counts them as used."""
         chain = _Chain(hint)
         tokens = np.asarray(hint.tokens, np.int32)
         chain.extend(tokens[: len(tokens) // self._size * self._size].tobytes(), 4 * self._size)
-        return self._look_up(chain.keys) * self._size
+        return self._num_there(chain.keys) * self._size
 
     def with_loads(self, request: Request, prompt: list[int]) -> Request:
         """Return the request so that it asks, when it is admitted, for what only the store has of it (`elsewhere`).
@@ -199,12 +217,11 @@ class DiskTier:
         they come late. 0 if computing them is cheaper. The scheduler calls this."""
         [chain] = self._chains[request_id]
         chain.num_asked += 1
-        more = self._look_up(chain.keys) * self._size
-        if more and (row := self._scheduler.row_of(request_id)) >= 0:
+        num_blocks = len(chain.keys)
+        if (row := self._scheduler.row_of(request_id)) >= 0:
             # A request that was preempted may have keys of all tokens that it knows.
-            num_known = int(self._manager.rows.num_tokens[row])
-            more = min(more, (num_known - 1) // self._size * self._size)
-        more -= have
+            num_blocks = min(num_blocks, (int(self._manager.rows.num_tokens[row]) - 1) // self._size)
+        more = 0 if chain.has_failed else self._num_there(chain.keys[:num_blocks]) * self._size - have
         if more <= 0 or not self._is_worth_reading():
             self._expected.discard(request_id)
             return 0, True
@@ -226,10 +243,12 @@ class DiskTier:
         if is_filled.any():
             for place in is_filled.nonzero()[0].tolist():
                 if batch.ids[place] in self._chains:
-                    self._keep(batch.ids[place], int(batch.sequences[place]), int(batch.seq_lens[place]))
+                    is_chunk = num_tokens.item(place) > 1
+                    self._keep(batch.ids[place], batch.sequences.item(place), batch.seq_lens.item(place), is_chunk)
 
-    def _keep(self, request_id: str, sequence: int, end: int) -> None:
-        """Write a sequence's full blocks, as far as K and V are computed (`end`) and tokens are known."""
+    def _keep(self, request_id: str, sequence: int, end: int, is_chunk: bool) -> None:
+        """Write a sequence's full blocks, as far as K and V are computed (`end`) and tokens are known; and the state after
+        them, if it ends a chunk."""
         chain, rows = self._chains[request_id][sequence], self._manager.rows
         try:
             row = self._scheduler.row_of(request_id, sequence)
@@ -239,21 +258,46 @@ class DiskTier:
         if chain.is_private or row < 0 or rows.num_on_host(row):
             return
         # One step ahead a later batch may have taken the tail of its blocks.
-        stop = min(min(end, int(rows.num_tokens[row])) // self._size, len(rows.table(row)))
+        pages = self._pages_of(row)
+        stop = min(min(end, int(rows.num_tokens[row])) // self._size, len(pages))
         if len(chain.keys) < stop:
             chain.extend(rows.tokens[row, len(chain.keys) * self._size : stop * self._size].tobytes(), 4 * self._size)
-        start, table = chain.num_kept, rows.table(row)
-
-        def copy(places: list[int]) -> NDArray[np.uint8]:
-            blocks = table[start + np.array(places)].astype(np.int64)
-            copied: NDArray[np.uint8] = self._pages.read(torch.from_numpy(blocks)).numpy()
-            return copied
-
+        if self._is_layered:
+            # A hit may lack what windows have passed; the store has it, or it is lost.
+            chain.num_kept = max(chain.num_kept, self._look_up(chain.keys[:stop]))
+        start = chain.num_kept
+        if (pages[start:stop] < 0).any():
+            return
         try:
-            chain.num_kept += self.store.write(chain.keys[start:stop], copy)
+            chain.num_kept += self.store.write(
+                chain.keys[start:stop], lambda places: self._copied(pages[start + np.array(places)])
+            )
+            is_at_end = end == stop * self._size == int(rows.num_launched[row]) and chain.num_kept == stop
+            if self._states is not None and is_chunk and is_at_end:
+                self._states.write([chain.keys[stop - 1]], lambda _: self._copied(self._state_pages_of(row)))
         except Exception:
             # An error of a caller's store: the blocks are offered again with the next one.
             return
+
+    def _pages_of(self, row: int) -> NDArray[np.int32]:
+        """Return the pages of each of the row's blocks, in all groups that have blocks, int32 [columns, pages]; -1: passed."""
+        if not self._is_layered:
+            return self._manager.rows.table(row)[:, None]
+        return np.concatenate([self._manager.group_pages(number, row) for number in self._of_blocks], axis=1)
+
+    def _state_pages_of(self, row: int) -> NDArray[np.int32]:
+        """Return the pages of the row's states, int32 [1, pages]."""
+        return np.concatenate([self._manager.group_pages(number, row) for number in self._of_states], axis=1)
+
+    def _copied(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """Return what lies on the pages of each of n blocks, or a state, uint8 [n, bytes]."""
+        copied: NDArray[np.uint8] = self._pages.read(torch.from_numpy(pages.reshape(-1).astype(np.int64))).numpy()
+        return copied.reshape(len(pages), -1)
+
+    def _put(self, pages: NDArray[np.int32], data: NDArray[np.uint8]) -> None:
+        """Put data, uint8 [n, bytes], on the pages of n blocks, or a state."""
+        places = torch.from_numpy(pages.reshape(-1).astype(np.int64))
+        self._pages.write(places, torch.from_numpy(data.reshape(pages.size, -1)))
 
     def begin(self, batch: Batch) -> None:
         """Read the loads that an ended batch lists."""
@@ -302,12 +346,14 @@ class DiskTier:
         self.prefetches.clear()
         self._reader.shutdown(cancel_futures=True)
         self.store.close()
+        if self._states is not None:
+            self._states.close()
 
     def _forget_ended(self) -> None:
         """Note ends of requests: the store counts their blocks as used now, and a session's last turn is remembered."""
         for request_id in [each for each in self._chains if each not in self._live]:
             for chain in (chains := self._chains.pop(request_id)):
-                self._look_up(chain.keys)
+                self._num_there(chain.keys)
             self._expected.discard(request_id)
             last = chains[-1]
             if last.session is not None and last.num_kept:
@@ -332,6 +378,16 @@ class DiskTier:
             # An error of a caller's store is a miss.
             return 0
 
+    def _num_there(self, keys: list[bytes]) -> int:
+        """Return how many of these blocks a load can end behind: as many as the store has, up to the last state."""
+        num = self._look_up(keys)
+        if self._states is None:
+            return num
+        try:
+            return next((at for at in range(num, 0, -1) if self._states.look_up(keys[at - 1 : at])), 0)
+        except Exception:
+            return 0
+
     def _is_worth_reading(self) -> bool:
         """Whether a block is cheaper to read than to compute; true before both are measured."""
         if self._block_s is None or self._token_s is None or self._block_s <= self._token_s * self._size:
@@ -349,51 +405,60 @@ class DiskTier:
         return row == load.row and int(self._manager.rows.num_launched[row]) == load.first * self._size
 
     def _read_on(self, load: _Load) -> None:
-        start = load.first + load.done
-        self._read_later(
-            load, self._chains[load.request_id][0].keys[start : min(load.stop, start + self._most_in_piece)]
-        )
+        keys, start = self._chains[load.request_id][0].keys, load.first + load.done
+        if start < load.stop:
+            self._read_later(load, keys[start : min(load.stop, start + self._most_in_piece)])
+        elif self._states is not None:
+            self._reader.submit(self._read, load, keys[start - 1 : start], self._states, self._state_bytes)
+        else:
+            load.is_over = load.is_whole = True
 
     def _read_later(self, load: _Load | Prefetch, keys: list[bytes]) -> None:
-        self._reader.submit(self._read, load, keys)
+        self._reader.submit(self._read, load, keys, self.store, self._block_bytes)
 
-    def _read(self, load: _Load | Prefetch, keys: list[bytes]) -> None:
-        """Read blocks of a piece, in the reader's thread."""
+    def _read(self, load: _Load | Prefetch, keys: list[bytes], store: BlockStore, num_bytes: int) -> None:
+        """Read blocks of a piece, or a state, in the reader's thread."""
         began = time.perf_counter()
         try:
-            blocks = np.empty((len(keys), self._pages.page_bytes), np.uint8)
-            count = self.store.read(keys, blocks)
+            blocks = np.empty((len(keys), num_bytes), np.uint8)
+            count = store.read(keys, blocks)
         except Exception:
             # An error of a caller's store is a miss, too.
-            blocks, count = np.empty((0, self._pages.page_bytes), np.uint8), 0
+            blocks, count = np.empty((0, num_bytes), np.uint8), 0
         self._arrived.append(_Piece(load, blocks, count, time.perf_counter() - began))
         self._has_arrived.set()
 
     def _copy_in(self, piece: _Piece, load: _Load) -> None:
-        start = load.first + load.done
-        if piece.num_whole:
+        start, num = load.first + load.done, piece.num_whole
+        if start == load.stop and num:
+            self._put(self._state_pages_of(load.row), piece.blocks)
+            load.is_over = load.is_whole = True
+            return
+        if num:
             # Read the table now: a load that was listed again has other blocks.
-            table = self._manager.rows.table(load.row)[start : start + piece.num_whole].astype(np.int64)
-            self._pages.write(torch.from_numpy(table), torch.from_numpy(piece.blocks[: piece.num_whole]))
-            load.done += piece.num_whole
-            self._block_s = _mean(self._block_s, piece.seconds / piece.num_whole)
-        if piece.num_whole < len(piece.blocks) or not len(piece.blocks) or load.first + load.done == load.stop:
+            self._put(self._pages_of(load.row)[start : start + num], piece.blocks[:num])
+            load.done += num
+            self._block_s = _mean(self._block_s, piece.seconds / num)
+        if num < len(piece.blocks) or not len(piece.blocks):
             load.is_over = True
         else:
             self._read_on(load)
 
     def _let_go_on(self, load: _Load) -> None:
+        num = load.done if load.is_whole or not self._is_layered else 0
         try:
-            self._scheduler.loaded(load.request_id, load.done * self._size)
+            self._scheduler.loaded(load.request_id, num * self._size)
         except RequestInFlight:
             # A batch that is out computes a block before these: try again after it.
             return
         del self._loads[load.request_id]
         self._expected.discard(load.request_id)
-        self._num_loaded += load.done
-        if self._chains[load.request_id][0].num_asked == 1:
+        self._num_loaded += num
+        chain = self._chains[load.request_id][0]
+        chain.has_failed = self._is_layered and not num
+        if chain.num_asked == 1:
             # After a preemption they have been counted already.
-            self._live[load.request_id].note_loaded(load.done * self._size)
+            self._live[load.request_id].note_loaded(num * self._size)
 
 
 def _mean(before: float | None, new: float) -> float:

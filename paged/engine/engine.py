@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ from paged.errors import (
     InvalidRequest,
     InvalidSampling,
     UnknownRequest,
+    UnsupportedByLayers,
 )
 from paged.model.capacity import with_kv_dtype
 from paged.model.checkpoint import named_or_shipped
@@ -216,22 +218,31 @@ class Engine:
             raise InvalidConfig("disk_cache and open_store name two stores of blocks; name one.")
         if not memory.prefix_caching or config.decoding.speculate == "draft":
             raise InvalidConfig("open_store goes with prefix_caching, and not with a draft model.")
-        self.manager.layout.refuse("disk_cache (content on a disk)")
-        identity, words = identity_of(self.runner, batch_invariant=config.model.is_invariant_on(self.model.device.type))
-        block_bytes = self.pool.pages.page_bytes
-        if memory.disk_cache is None:
-            assert open_store is not None, "one of them is there"
-            store = open_store(identity, block_bytes)
-        else:
+        layout, folder = self.manager.layout, memory.disk_cache
+        if not layout.block_pages:
+            raise UnsupportedByLayers("disk_cache (content on a disk)", "state layers alone")
+        if layout.states and config.scheduling.steps_ahead:
+            raise InvalidConfig(
+                "disk_cache of a model with states does not go with steps_ahead: the next step may write over a state before it is copied."
+            )
+        invariant = config.model.is_invariant_on(self.model.device.type)
+        identity, words = identity_of(self.runner, layout, batch_invariant=invariant)
+        if folder is not None:
             # Imported here, because not every system has file locks.
             from paged.storage.disk_store import DiskStore
 
             # At most 10^18 bytes: more may overflow.
-            limit_bytes = int(min(memory.disk_cache_gb or DISK_CACHE_GB, 1e9) * 1e9)
-            store = DiskStore(
-                memory.disk_cache, limit_bytes=limit_bytes, block_bytes=block_bytes, identity=identity, words=words
-            )
-        return DiskTier(store, self.scheduler, self.pool, self._live, self._clock)
+            limit = int(min(memory.disk_cache_gb or DISK_CACHE_GB, 1e9) * 1e9)
+
+            def open_store(identity: bytes, num_bytes: int) -> BlockStore:
+                return DiskStore(folder, limit_bytes=limit, block_bytes=num_bytes, identity=identity, words=words)
+
+        assert open_store is not None, "one of them is there"
+        page_bytes, states = self.pool.pages.page_bytes, None
+        store = open_store(identity, layout.block_pages * page_bytes)
+        if layout.states:
+            states = open_store(sha256(identity + b"states").digest(), layout.state_pages * page_bytes)
+        return DiskTier(store, self.scheduler, self.pool, self._live, self._clock, states)
 
     @property
     def manager(self) -> BlockManager:

@@ -97,12 +97,12 @@ def block_size_of(config: EngineConfig, strides: Iterable[int], name: object) ->
 
 def _plan_of(config: EngineConfig, models: Sequence[LoadedModel], block_size: int, kv_dtype: str) -> LayerPlan | None:
     """Return the plan of a model's layers of several kinds; None if all are held as if they kept all tokens. Windows
-    are held so with a draft model or a disk cache, and beside full layers if one call computes all layers: it wants
-    them side by side."""
+    are held so with a draft model, and beside full layers if one call computes all layers: it wants them side by
+    side."""
     model, *others = models
     kinds = {(each.kind, each.reach) for each in model.layers}
     is_full = not any(kind != "full" for kind, _ in kinds)
-    if model.is_uniform and (is_full or others or config.memory.disk_cache is not None):
+    if model.is_uniform and (is_full or others):
         return None
     if model.is_uniform and len(kinds) > 1 and fused_decoder(model.module) is not None:
         return None

@@ -20,7 +20,7 @@ def engine_of(batch_invariant, change=lambda embedding: None):
 
 
 def identity(engine, batch_invariant):
-    return identity_of(engine.runner, batch_invariant=batch_invariant)[0]
+    return identity_of(engine.runner, engine.manager.layout, batch_invariant=batch_invariant)[0]
 
 
 def exchange(embedding):
