@@ -150,7 +150,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     if request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0):
         # How many tokens exist behind its hit is asked when it has a row. Most often nothing is hit, nor elsewhere.
         may_hit = not request.is_plain or state.manager.content.has_first(request.first_tokens, request.root)
-        elsewhere = _ask_whole(state, request) if comes_whole else None if may_hit else _ask(state, request, 0)
+        elsewhere = _ask(state, request, None) if comes_whole else None if may_hit else _ask(state, request, 0)
     if request.is_plain and elsewhere == _NOTHING and _are_ordinary(state, step):
         _admit_plain(state, step, request, keep_at, level)
         return
@@ -236,24 +236,22 @@ def _start(state: State, step: Step, request: RequestState, *, is_fresh: bool = 
         state.books.owe(request)
 
 
-def _ask(state: State, request: RequestState, have: int) -> tuple[int, bool]:
-    """Ask how many tokens behind the first `have` exist elsewhere, and whether they come late (by `loaded`)."""
+def _ask(state: State, request: RequestState, have: int | None) -> tuple[int, bool]:
+    """Ask how many tokens behind the first `have` exist elsewhere, and whether they come late (by `loaded`). None: with
+    layers of several kinds, how many tokens, from the first on, are loaded in place of the cached ones."""
+    manager, its = state.manager, request.request
     request.await_load(0)
+    if have is None:
+        have = manager.content.hit_end(request.first_tokens, request.root).num_tokens if its.reads_cache else 0
+        num, _ = _ask(state, request, have)
+        # Windows hold all blocks until the load is over.
+        pages = -(-(have + num) // manager.block_size) * manager.layout.block_pages + manager.layout.state_pages
+        fits = 0 < num < len(request.first_tokens) - have and pages <= state.books.free_for(request)
+        return (have + num, True) if fits else _NOTHING
     if state.elsewhere is None:
-        return request.request.num_computed - have, True
+        return its.num_computed - have, True
     num, is_late = state.elsewhere(request.id, have)
     return (num, is_late) if num > 0 else _NOTHING
-
-
-def _ask_whole(state: State, request: RequestState) -> tuple[int, bool]:
-    """`_ask` for layers of several kinds: how many tokens, from the first on, are loaded in place of the cached ones."""
-    manager, its = state.manager, request.request
-    have = manager.content.hit_end(request.first_tokens, request.root).num_tokens if its.reads_cache else 0
-    num, _ = _ask(state, request, have)
-    # Windows hold all blocks until the load is over.
-    pages = -(-(have + num) // manager.block_size) * manager.layout.block_pages + manager.layout.state_pages
-    fits = 0 < num < len(request.first_tokens) - have and pages <= state.books.free_for(request)
-    return (have + num, True) if fits else _NOTHING
 
 
 def _load(state: State, step: Step, request: RequestState, row: int, elsewhere: tuple[int, bool] | None) -> bool:
