@@ -20,7 +20,7 @@ from .layout import Layout
 from .moves import Moves, Pairs
 from .pool import Pool
 from .prefix_index import PrefixIndex
-from .runs import DEVICE, HOST, NUM_PLACES
+from .runs import DEVICE, HOST, NUM_PLACES, Blocks
 from .sharing import Content, Sharing
 from .side_content import SideContent
 from .tables import Rows, Tables
@@ -332,6 +332,15 @@ class Memory:
     def pages_of_rows(self, rows: list[int]) -> int:
         """Pages that these rows hold, each counted once."""
         return sum(self.pages_by_group(rows))
+
+    def blocks_of(self, row: int) -> list[tuple[int, Blocks]]:
+        """The row's device blocks, int64 [n], by place: those of the full group, then of each side."""
+        tables, stop = self.tables, self.tables.num_blocks.item(row)
+        found = [(DEVICE, tables.blocks[0, row, :stop].astype(np.int64))]
+        for side in self.layout.sides:
+            first, end = (0, min(stop, 1)) if side.is_state else (tables.first.item(side.table, row), stop)
+            found.append((side.place, tables.blocks[side.table, row, first:end].astype(np.int64)))
+        return found
 
     def _beside_tables(self) -> list[tuple[int, int]]:
         """(table, block) of device references that no row has: of copies to come, and of states that batches read."""

@@ -146,11 +146,10 @@ def admit(state: State, step: Step, request: RequestState) -> None:
     state.waiting.let_in(request)
     step.admitted.append(request.id)
     elsewhere: tuple[int, bool] | None = _NOTHING
-    comes_whole = not state.manager.layout.is_plain
     if request.num_loading is None or (state.elsewhere is not None and request.request.num_computed > 0):
         # How many tokens exist behind its hit is asked when it has a row. Most often nothing is hit, nor elsewhere.
         may_hit = not request.is_plain or state.manager.content.has_first(request.first_tokens, request.root)
-        elsewhere = _ask(state, request, None) if comes_whole else None if may_hit else _ask(state, request, 0)
+        elsewhere = _ask(state, request, None) if has_sides else None if may_hit else _ask(state, request, 0)
     if request.is_plain and elsewhere == _NOTHING and _are_ordinary(state, step):
         _admit_plain(state, step, request, keep_at, level)
         return
@@ -161,7 +160,7 @@ def admit(state: State, step: Step, request: RequestState) -> None:
         if tokens is None:
             continue
         # What is loaded of layers of several kinds begins with the first token.
-        reads, writes = its.reads_cache and not (comes_whole and elsewhere != _NOTHING), its.writes_cache
+        reads, writes = its.reads_cache and not (has_sides and elsewhere != _NOTHING), its.writes_cache
         row = state.manager.add_counted(
             tokens, request.root, count=is_new, reads=reads, writes=writes, keep_at=keep_at, level=level
         )
@@ -246,6 +245,7 @@ def _ask(state: State, request: RequestState, have: int | None) -> tuple[int, bo
         num, _ = _ask(state, request, have)
         # Windows hold all blocks until the load is over.
         pages = -(-(have + num) // manager.block_size) * manager.layout.block_pages + manager.layout.state_pages
+        pages = max(pages, state.books.to_enter(request))
         fits = 0 < num < len(request.first_tokens) - have and pages <= state.books.free_for(request)
         return (have + num, True) if fits else _NOTHING
     if state.elsewhere is None:
@@ -267,7 +267,8 @@ def _load(state: State, step: Step, request: RequestState, row: int, elsewhere: 
         return False
     # A caller that is asked fills all that exists elsewhere, with the last token.
     num_blocks = -(-(stop if state.elsewhere is None else min(have + num_more, known)) // size)
-    if stop <= have or num_blocks - manager.rows.num_blocks.item(row) > manager.device.num_available:
+    num_lacking = (num_blocks - manager.rows.num_blocks.item(row)) * manager.layout.block_pages
+    if stop <= have or num_lacking > manager.device.num_available:
         return False
     manager.reserve_rows(np.array([row]), np.array([num_blocks]))
     table = manager.rows.table(row)[:num_blocks].tolist()

@@ -33,8 +33,7 @@ def violations_of(state: State) -> list[str]:
     if set(places) != set(state.requests):
         found.append(f"9: queues and requests differ: {sorted(set(places) ^ set(state.requests))}.")
     held = {pool: Counter[int]() for pool in (state.manager.blocks, state.manager.device)}
-    held[state.manager.blocks].update(state.outstanding.held_blocks())
-    for place, blocks in state.hints.held():
+    for place, blocks in (*state.outstanding.held_blocks(), *state.hints.held()):
         held[state.manager.index.pools[place]].update(blocks.tolist())
     for pool, wanted in held.items():
         if pool.kept != wanted:

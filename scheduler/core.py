@@ -447,7 +447,7 @@ class Scheduler(Uncopyable):
         held = self._state.outstanding.held
         if not isinstance(request_id, str) or request_id not in held:
             self._known(request_id)
-        return np.concatenate([NO_ROWS, *(blocks for _, blocks in held.get(request_id, ()))])
+        return np.concatenate([NO_ROWS, *(blocks for *_, blocks in held.get(request_id, ()))])
 
     def explain(self, request_id: str, *, with_holders: bool = True) -> Explanation:
         """Return why a request does not run, and how many blocks it needs and are free; `with_holders`, also who holds

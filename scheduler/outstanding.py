@@ -58,9 +58,9 @@ class Outstanding:
         # In this step: outstanding samples by row; with `resumes_known`, rows that changed blocks since the last batch.
         self._awaited: Awaited | None = None
         self._changed: set[int] = set()
-        # (request id, blocks) of ended requests whose blocks stay held: by the number of a batch that loads into them,
+        # (request id, place, blocks) of ended requests whose blocks stay held: by the number of a batch that loads into them,
         # until it ends; and by the id of a request that saves them, until `Scheduler.saved`.
-        self.held: dict[int | str, list[tuple[str, Counts]]] = {}
+        self.held: dict[int | str, list[tuple[str, int, Counts]]] = {}
 
     def begin_step(self) -> None:
         """Begin a step. Called before any block table grows, because it reads which tables have changed so far."""
@@ -174,7 +174,7 @@ class Outstanding:
         """Whether a batch has a void share of a request with this id, or blocks of an ended one stay held."""
         if not self.batches and not self.held:
             return False
-        held = [other for blocks in self.held.values() for other, _ in blocks]
+        held = [other for blocks in self.held.values() for other, *_ in blocks]
         void = [left.request.id for batch in self.batches for left in batch.ticket.gone.values() if left.is_void]
         return request_id in self.held or request_id in held or request_id in void
 
@@ -212,18 +212,18 @@ class Outstanding:
         """Hold the device blocks of a request that ends. `until`: see `held`."""
         held = self.held.setdefault(until, [])
         for row in request.live_rows:
-            blocks = self._manager.rows.table(row).astype(np.int64)
-            self._manager.device.keep(blocks)
-            held.append((request.id, blocks))
+            for place, blocks in self._manager.blocks_of(row):
+                self._manager.index.pools[place].keep(blocks)
+                held.append((request.id, place, blocks))
 
     def let_go(self, until: int | str) -> None:
         """Release the blocks that were held until this batch ended, or this request was saved."""
-        for _, blocks in self.held.pop(until, ()):
-            self._manager.device.let_go(blocks)
+        for _, place, blocks in self.held.pop(until, ()):
+            self._manager.index.pools[place].let_go(blocks)
 
-    def held_blocks(self) -> list[int]:
-        """Return the blocks that are held for ended requests; a block that is held twice comes twice."""
-        return [block for held in self.held.values() for _, blocks in held for block in blocks.tolist()]
+    def held_blocks(self) -> list[tuple[int, Counts]]:
+        """Return (place, blocks) of what is held for ended requests; a block that is held twice comes twice."""
+        return [(place, blocks) for held in self.held.values() for _, place, blocks in held]
 
     def _samples_for(self, request: RequestState) -> bool:
         return bool(self.batches) and any(self.sources_of(request, i) for i in range(len(request.rows)))

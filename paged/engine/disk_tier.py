@@ -42,6 +42,8 @@ PATIENCE_S = 10.0
 """Seconds that a load may take, or twice the time to compute it if that is more. Then the rest is computed."""
 SESSION_TOKENS = 2**24
 """Tokens of sessions' last turns that are remembered for prefetches; the turns that ended longest ago go first."""
+_MOST_BACK = 1024
+"""Blocks before which a state is looked for, from the last block that is there. Each chunk of a prompt leaves one."""
 _WAIT_S = 0.01
 """Seconds to wait if nothing can be computed before blocks arrive."""
 _RECENT = 0.2
@@ -110,12 +112,13 @@ class DiskTier:
         clock: Callable[[], float] = time.perf_counter,
         states: BlockStore | None = None,
     ) -> None:
-        self.store, self._states = store, states
+        self.store, self.states = store, states
         self._scheduler, self._manager, self._pages = scheduler, scheduler.manager, pool.pages
         self._live, self._clock = live, clock
         self._size = scheduler.manager.block_size
         layout, page_bytes = scheduler.manager.layout, pool.pages.page_bytes
-        self._is_layered = not layout.is_plain
+        # A load counts only as a whole; and a block may take several pages.
+        self._has_sides, self._is_plain = bool(layout.sides), layout.is_plain
         kinds = [(number, group.kind == "state") for number, group in enumerate(layout.groups)]
         self._of_blocks = [number for number, is_state in kinds if not is_state]
         self._of_states = [number for number, is_state in kinds if is_state]
@@ -174,7 +177,7 @@ class DiskTier:
             named = self._chains[hint.request][0].named if hint.request in self._chains else None
         elif hint.session is not None:
             named = self._turns.get(hint.session)
-        if named is None or not self._is_layered:
+        if named is None or self._is_plain:
             return outcome if named is None else self.prefetches.ask(named, outcome)
         if (below := self.num_held(named) - outcome.num_tokens) <= 0:
             return outcome
@@ -222,7 +225,8 @@ class DiskTier:
             # A request that was preempted may have keys of all tokens that it knows.
             num_blocks = min(num_blocks, (int(self._manager.rows.num_tokens[row]) - 1) // self._size)
         more = 0 if chain.has_failed else self._num_there(chain.keys[:num_blocks]) * self._size - have
-        if more <= 0 or not self._is_worth_reading():
+        num_read = (have + more if self._has_sides else more) // self._size
+        if more <= 0 or not self._is_worth_reading(num_read, more):
             self._expected.discard(request_id)
             return 0, True
         self._expected.add(request_id)
@@ -262,8 +266,8 @@ class DiskTier:
         stop = min(min(end, int(rows.num_tokens[row])) // self._size, len(pages))
         if len(chain.keys) < stop:
             chain.extend(rows.tokens[row, len(chain.keys) * self._size : stop * self._size].tobytes(), 4 * self._size)
-        if self._is_layered:
-            # A hit may lack what windows have passed; the store has it, or it is lost.
+        if (pages[chain.num_kept : stop] < 0).any():
+            # A hit lacks what windows have passed; the store has it, or it is lost, and all behind it.
             chain.num_kept = max(chain.num_kept, self._look_up(chain.keys[:stop]))
         start = chain.num_kept
         if (pages[start:stop] < 0).any():
@@ -273,15 +277,15 @@ class DiskTier:
                 chain.keys[start:stop], lambda places: self._copied(pages[start + np.array(places)])
             )
             is_at_end = end == stop * self._size == int(rows.num_launched[row]) and chain.num_kept == stop
-            if self._states is not None and is_chunk and is_at_end:
-                self._states.write([chain.keys[stop - 1]], lambda _: self._copied(self._state_pages_of(row)))
+            if self.states is not None and is_chunk and is_at_end:
+                self.states.write([chain.keys[stop - 1]], lambda _: self._copied(self._state_pages_of(row)))
         except Exception:
             # An error of a caller's store: the blocks are offered again with the next one.
             return
 
     def _pages_of(self, row: int) -> NDArray[np.int32]:
         """Return the pages of each of the row's blocks, in all groups that have blocks, int32 [columns, pages]; -1: passed."""
-        if not self._is_layered:
+        if self._is_plain:
             return self._manager.rows.table(row)[:, None]
         return np.concatenate([self._manager.group_pages(number, row) for number in self._of_blocks], axis=1)
 
@@ -346,8 +350,8 @@ class DiskTier:
         self.prefetches.clear()
         self._reader.shutdown(cancel_futures=True)
         self.store.close()
-        if self._states is not None:
-            self._states.close()
+        if self.states is not None:
+            self.states.close()
 
     def _forget_ended(self) -> None:
         """Note ends of requests: the store counts their blocks as used now, and a session's last turn is remembered."""
@@ -381,16 +385,19 @@ class DiskTier:
     def _num_there(self, keys: list[bytes]) -> int:
         """Return how many of these blocks a load can end behind: as many as the store has, up to the last state."""
         num = self._look_up(keys)
-        if self._states is None:
+        if self.states is None:
             return num
         try:
-            return next((at for at in range(num, 0, -1) if self._states.look_up(keys[at - 1 : at])), 0)
+            back = range(num, max(num - _MOST_BACK, 0), -1)
+            return next((at for at in back if self.states.look_up(keys[at - 1 : at])), 0)
         except Exception:
             return 0
 
-    def _is_worth_reading(self) -> bool:
-        """Whether a block is cheaper to read than to compute; true before both are measured."""
-        if self._block_s is None or self._token_s is None or self._block_s <= self._token_s * self._size:
+    def _is_worth_reading(self, num_blocks: int, num_tokens: int) -> bool:
+        """Whether so many blocks are read sooner than so many tokens are computed; true before both are measured."""
+        if self._block_s is None or self._token_s is None:
+            return True
+        if num_blocks * self._block_s <= num_tokens * self._token_s:
             return True
         self._cheaper += 1
         # The disk may become faster: try it again after a while.
@@ -408,8 +415,8 @@ class DiskTier:
         keys, start = self._chains[load.request_id][0].keys, load.first + load.done
         if start < load.stop:
             self._read_later(load, keys[start : min(load.stop, start + self._most_in_piece)])
-        elif self._states is not None:
-            self._reader.submit(self._read, load, keys[start - 1 : start], self._states, self._state_bytes)
+        elif self.states is not None:
+            self._reader.submit(self._read, load, keys[start - 1 : start], self.states, self._state_bytes)
         else:
             load.is_over = load.is_whole = True
 
@@ -445,7 +452,7 @@ class DiskTier:
             self._read_on(load)
 
     def _let_go_on(self, load: _Load) -> None:
-        num = load.done if load.is_whole or not self._is_layered else 0
+        num = load.done if load.is_whole or not self._has_sides else 0
         try:
             self._scheduler.loaded(load.request_id, num * self._size)
         except RequestInFlight:
@@ -455,7 +462,7 @@ class DiskTier:
         self._expected.discard(load.request_id)
         self._num_loaded += num
         chain = self._chains[load.request_id][0]
-        chain.has_failed = self._is_layered and not num
+        chain.has_failed = self._has_sides and not num
         if chain.num_asked == 1:
             # After a preemption they have been counted already.
             self._live[load.request_id].note_loaded(num * self._size)

@@ -241,7 +241,11 @@ class Engine:
         page_bytes, states = self.pool.pages.page_bytes, None
         store = open_store(identity, layout.block_pages * page_bytes)
         if layout.states:
-            states = open_store(sha256(identity + b"states").digest(), layout.state_pages * page_bytes)
+            try:
+                states = open_store(sha256(identity + b"states").digest(), layout.state_pages * page_bytes)
+            except BaseException:
+                store.close()
+                raise
         return DiskTier(store, self.scheduler, self.pool, self._live, self._clock, states)
 
     @property

@@ -9,6 +9,7 @@ from collections import Counter
 from itertools import product
 
 import numpy as np
+import pytest
 
 from paged import BlockManager, LayerGroup, PagedError, Request, Scheduler
 from paged.testing.shadow_groups import ShadowGroups, views_of
@@ -33,7 +34,7 @@ class Run:
             self.manager, elsewhere=self.elsewhere, max_tokens_per_step=7, max_chunk=chance.choice([None, 3])
         )
         self.shadow = ShadowGroups(groups, PAGES, SIZE, host)
-        self.known, self.stops, self.listed, self.number = {}, {}, [], 0
+        self.known, self.stops, self.listed, self.number, self.carries = {}, {}, [], 0, False
 
     def elsewhere(self, id, have):
         self.stops[id] = have + self.chance.choice([0, 0, 1, 2, 3, 4, 6, 8])
@@ -84,9 +85,11 @@ class Run:
         loading = [id for id in self.known if rows.intersection(self.scheduler.rows_of(id))]
         if self.chance.random() < 0.15:
             self.scheduler.cancel(batch)
+            self.carries = True
             self.seen["cancelled"] += 1
             return
         self.seen["preempted"] += len(batch.preempted)
+        self.carries = False
         assert self.shadow.move(batch.moves) == []
         found, held = self.shadow.run(batch, views, lambda id, _: (None, self.known[id]))
         assert found == []
@@ -110,7 +113,9 @@ class Run:
                 self.take([output])
 
     def poison(self):
-        self.shadow.poison((self.manager.device.states == 0).nonzero()[0].tolist())
+        # A cancelled batch's copies still read what is free.
+        if not self.carries:
+            self.shadow.poison((self.manager.device.states == 0).nonzero()[0].tolist())
 
 
 def test_every_read_behind_a_load_finds_what_belongs_there():
@@ -126,3 +131,31 @@ def test_every_read_behind_a_load_finds_what_belongs_there():
                 run.step()
         assert not run.known and run.manager.device.num_used == 0, seed
     assert min(seen[each] for each in ("whole load", "failed load", "cancelled", "aborted while it loads")) > 5, seen
+
+
+@pytest.mark.parametrize("groups", WORLDS)
+def test_what_is_loaded_stays_held_after_an_abort_until_the_batch_that_lists_it_has_ended(groups):
+    manager = BlockManager(PAGES, SIZE, groups=groups)
+    scheduler = Scheduler(manager, elsewhere=lambda _, have: (4 - have, True))
+    scheduler.add(Request(id="a", prompt=[1] * 5, num_computed=4))
+    batch = scheduler.schedule()
+    row = scheduler.row_of("a")
+    pages = {page for number in range(len(groups)) for page in manager.group_pages(number, row).ravel().tolist()}
+    scheduler.abort("a")
+    assert set((manager.device.states == 2).nonzero()[0].tolist()) == pages and scheduler.check() == []
+    scheduler.update(batch, [])
+    assert manager.device.num_used == 0 and scheduler.check() == []
+
+
+def test_full_layers_of_several_pages_a_block_go_on_behind_what_is_cached():
+    manager = BlockManager(PAGES, SIZE, groups=[LayerGroup("full", pages=2)])
+    scheduler = Scheduler(manager, elsewhere=lambda _, have: (6 - have, True))
+    for id, listed, num in (("a", [0, 2, 4], 6), ("b", [], 0)):
+        scheduler.add(Request(id=id, prompt=[1, 2, 3, 4, 5, 6, 7, 8, 9], max_tokens=1, num_computed=8))
+        batch = scheduler.schedule()
+        assert batch.loads[:, 1].tolist() == listed
+        scheduler.update(batch, [1] * int(batch.samples.sum()))
+        if num:
+            scheduler.loaded(id, num)
+            scheduler.update(scheduler.schedule(), [1])
+        assert not scheduler.has_unfinished and scheduler.check() == []
