@@ -142,11 +142,11 @@ def poisoned(engine: Engine) -> Engine:
 
 @dataclass(frozen=True)
 class ShortMemory:
-    """Requests whose prompts begin alike, each alone, and together in blocks of 8 tokens that hold the longest of them and all states. What is free
-    is NaN."""
+    """Requests whose prompts begin alike, each alone, and together in blocks that hold the longest of them and all states. What is free is NaN."""
 
     max_tokens: int
     lengths: tuple[int, ...] = (5, 6, 25)
+    block_size: int = 8
 
     def requests(self) -> list[EngineRequest]:
         words = np.random.default_rng(1).integers(FIRST_WORD, VOCABULARY, max(self.lengths)).tolist()
@@ -156,7 +156,7 @@ class ShortMemory:
         ]
 
     def engine(self, model: LoadedModel, **options: Any) -> Engine:
-        return poisoned(Engine(model, **{"num_blocks": 500, "block_size": 8, **options}))
+        return poisoned(Engine(model, **{"num_blocks": 500, "block_size": self.block_size, **options}))
 
     def alone(self, model: LoadedModel, **options: Any) -> Answers:
         engine = self.engine(model, prefix_caching=False, max_tokens_per_step=64, **options)
