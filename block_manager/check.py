@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,8 +34,8 @@ def violations_of(
 
 def _free_lists(pool: Pool) -> Iterator[str]:
     free, refs, has_content = pool.free_pages(), pool.refs(), pool.has_content(slice(None))
-    queued = {level: queue.blocks() for level, queue in pool.queues.items()}
-    cached = np.concatenate(list(queued.values()))
+    queued = {level: blocks for level, queue in pool.queues.items() if len(blocks := queue.blocks())}
+    cached = np.concatenate([NO_BLOCKS, *queued.values()])
     listed = np.concatenate([free, cached])
     if len(set(listed.tolist())) != len(listed):
         yield f"1: a {pool.tier} block is in the free list twice."
@@ -143,12 +143,12 @@ def _pending(flights: Flights, index: PrefixIndex) -> Iterator[str]:
 
 
 def _tree(index: PrefixIndex) -> Iterator[str]:
-    children: dict[Run, Counter[int]] = {}
+    children = defaultdict[Run, dict[int, int]](dict)
     for key, run in [*index.runs.items(), *index.ends.items()]:
         if run.key != key:
             yield f"4: run {run.id} is found under another key than its own."
         if run.parent is not None:
-            children.setdefault(run.parent, Counter())[run.at] += 1
+            children[run.parent][run.at] = children[run.parent].get(run.at, 0) + 1
             if index.runs.get(run.parent.key) is not run.parent:
                 yield f"5: run {run.id} hangs off run {run.parent.id}, which is gone."
         if run.row >= 0 and run.row not in index.paths:
@@ -160,19 +160,15 @@ def _tree(index: PrefixIndex) -> Iterator[str]:
             yield f"4: run {run.id} is found under other tokens than its own."
     all_runs = [*index.runs.values(), *index.ends.values()]
     for run in all_runs:
-        if run.children != (there := dict(children.get(run, {}))):
+        if run.children != (there := children[run]):
             yield f"5: run {run.id} counts children {run.children}; there are {there}."
         if run.row < 0:
             yield from _closed_run(run)
-        is_full = np.maximum(*(run.blocks_in(place, 0, run.length) for place in (DEVICE, HOST))) >= 0
-        for place in range(NUM_PLACES, len(index.pools)):
-            if ((run.blocks_in(place, 0, run.length) >= 0) & ~is_full).any():
-                yield f"5: run {run.id} has content of other groups where the full one has none."
     num_nodes = Counter[Pool]()
     for place, pool in enumerate(index.pools):
-        yield from _residence([run for run in all_runs if len(run.blocks[place])], place, pool, index.retentions)
-        blocks = np.concatenate([NO_BLOCKS, *(run.blocks[place] for run in all_runs)])
-        num_nodes[pool] += len(blocks[blocks >= 0])
+        its_runs = [run for run in all_runs if len(run.blocks[place])]
+        yield from _residence(its_runs, place, pool, index.retentions)
+        num_nodes[pool] += sum(int(np.count_nonzero(run.blocks[place] >= 0)) for run in its_runs)
     for pool, num in num_nodes.items():
         if (carrying := np.count_nonzero(pool.has_content(slice(None)))) != num:
             yield f"4: {carrying} {pool.tier} blocks carry a node; {num} nodes say that they reside there."
@@ -199,14 +195,18 @@ def _residence(runs: list[Run], place: int, pool: Pool, retentions: Retentions) 
 
 def _closed_run(run: Run) -> Iterator[str]:
     blocks, parent = run.blocks[DEVICE], run.parent
-    if run.length == 0 or run.end > run.length:
+    if run.length == 0 or (end := run.end) > run.length:
         yield f"5: run {run.id} has {run.length} nodes, and blocks or children of {run.end}."
-    elif run.end < run.length:
+    elif end < run.length:
         yield f"5: the last node of run {run.id} resides nowhere and has no child."
     if len(blocks) and (
         (blocks < 0).any() or (parent is not None and parent.row < 0 and parent.block(DEVICE, run.at) < 0)
     ):
         yield f"5: a node of run {run.id} is on the device and its parent node is not."
+    if len(run.blocks) > NUM_PLACES:
+        there = [{at for at, block in enumerate(its.tolist()) if block >= 0} for its in run.blocks]
+        if not set().union(*there[NUM_PLACES:]) <= there[DEVICE] | there[HOST]:
+            yield f"5: run {run.id} has content of other groups where the full one has none."
 
 
 def _paths(tables: Tables, tiers: Tiers, index: PrefixIndex) -> Iterator[str]:

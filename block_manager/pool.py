@@ -429,8 +429,8 @@ class CachedQueue:
 
     def blocks(self) -> Blocks:
         """The blocks in eviction order, int64 [num_blocks]; a copy."""
-        segments = [*self._swept, *self._segments]
-        return np.concatenate([NO_BLOCKS, *(self._live(number, blocks)[::-1] for number, blocks, _ in segments)])
+        parts = [self._live(*each[:2])[::-1] for segments in (self._swept, self._segments) for each in segments]
+        return np.concatenate(parts) if parts else NO_BLOCKS.copy()
 
     @property
     def is_counted(self) -> bool:

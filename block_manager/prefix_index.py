@@ -128,11 +128,11 @@ class PrefixIndex:
         found: set[tuple[bytes, ...]] = set()
         for run in self.runs.values():
             length = max(self.confirmed_length(run), 0)
-            spans = spans_to(run, length - 1)
-            data = b"".join(self.run_tokens(*span) for span in spans)
-            path = (spans[0][0].key[:-size], *(data[start : start + size] for start in range(0, len(data), size)))
-            are_there = self.blocks_in(place, run, 0, length) >= 0
-            found.update(path[: len(path) - length + at + 1] for at in are_there.nonzero()[0].tolist())
+            if there := [at for at, block in enumerate(self.blocks_in(place, run, 0, length).tolist()) if block >= 0]:
+                spans = spans_to(run, length - 1)
+                data = b"".join(self.run_tokens(*span) for span in spans)
+                path = (spans[0][0].key[:-size], *(data[start : start + size] for start in range(0, len(data), size)))
+                found.update(path[: len(path) - length + at + 1] for at in there)
         return found
 
     def hashes(self, row: int) -> list[bytes]:
