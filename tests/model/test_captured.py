@@ -194,14 +194,15 @@ def test_states_are_read_from_and_written_to_the_pages_of_each_step(
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="test_on_gpus.py starts it with the interpreter")
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_our_kernels_interpreted_find_each_step_in_the_tensors_of_a_plan(loaded, replays, monkeypatch, batch_invariant):
-    model = loaded("gemma3_text")
+    model = loaded("gemma3_text", num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
     engine = engine_of(model, batch_invariant=batch_invariant)
-    backend, tile = get_backend("triton", invariant=batch_invariant), engine.runner.tile and 8
+    backend, tile = get_backend("triton", invariant=batch_invariant), engine.runner.tile and 4
     engine.runner = engine.worker.runner = Runner(engine.model, engine.pool, backend, tile, captures=True)
-    # A prompt, a decode that is captured and one that replays it, in a short tile: the interpreter takes long for each place.
-    asked = [msgspec.structs.replace(each, max_tokens=3) for each in requests()[:3]]
+    # A prompt, a decode that is captured and two that replay it, in a short tile: the interpreter takes long for each place.
+    asked = [msgspec.structs.replace(each, max_tokens=4) for each in requests()[:3]]
     found, wanted = answers_of(engine, asked), answers_of(engine_of(model), asked)
-    assert found.tokens == wanted.tokens and not found.violations and engine.runner._captured.graphs
+    assert_same(found, wanted)
+    assert engine.runner._captured.graphs
 
 
 def test_a_pass_in_which_a_token_is_written_nowhere_is_not_captured(loaded, replays):
