@@ -448,7 +448,7 @@ def test_what_a_prompt_ended_with_is_retained_beside_what_its_answer_did(desk, g
     prompt = list(range(41))
     desk.serve(prompt, "s", max_tokens=outputs)
     answered = desk.scheduler.session("s").blocks * 4
-    for token in range(100, 140):
+    for token in range(100, 126):
         desk.serve([token] * 41)
     assert [found(desk, [*prompt, *more, 99])[0] // 4 * 4 for more in ([98], [0] * outputs)] == [40, answered]
 
