@@ -94,6 +94,20 @@ def test_a_search_is_bounded_by_the_programs_that_it_may_run():
     assert len(PROGRAM) > len(some.calls) > len(all_.calls)
 
 
+def test_what_a_long_program_does_not_need_is_cut_before_it_is_run_in_many_worlds():
+    num_added = 0
+
+    class Counts(LeaksOnFree):
+        def add(self, tokens, *, namespace=None):
+            nonlocal num_added
+            num_added += 1
+            return super().add(tokens, namespace=namespace)
+
+    detour = [("add", ([0, 1], None)), ("free", ([0],))] * 60
+    assert len(shrink(WORLD, detour + PROGRAM, builder_of(Counts)).calls) == 2
+    assert num_added < 500
+
+
 def test_what_a_manager_raises_out_of_turn_is_a_violation_with_its_program():
     calls = [("add", ([0], None)), ("reset_cache", ()), ("add", ([1], None)), ("add", ([0, 1], None))]
     with pytest.raises(Violation, match=r"raised KeyError: 'no third row' \(add line \d+ < ") as caught:
