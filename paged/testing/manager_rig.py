@@ -7,7 +7,6 @@ for a device that lags as far behind as the world says: a batch has written at t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,9 +24,9 @@ from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.naive_model import NaiveManager, NoRoom, Row
 from paged.testing.naive_pool import Block, Node
 from paged.testing.protocol import capabilities_of
+from paged.testing.rig import Rig
 from paged.testing.shadow_kv import ShadowKV
 from paged.testing.snapshots import snapshot
-from paged.testing.violation import Call, Program, Violation
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,11 +59,13 @@ def build_manager(world: ManagerWorld) -> Any:
     return manager
 
 
-class ManagerRig:
+class ManagerRig(Rig):
     """Drives one manager; every method compares before it returns."""
 
+    kind = "ManagerRig"
+
     def __init__(self, world: ManagerWorld, build: Builder = build_manager) -> None:
-        self.world = world
+        super().__init__(world)
         self.build = build
         subject = build(world)
         able = capabilities_of(subject)
@@ -89,16 +90,8 @@ class ManagerRig:
         self.num_kept = 0
         self.namespaces: dict[object, object] = {}
         self.roots: dict[object, bytes] = {}
-        self.has_failed = False
         # Within a call of the rig that makes several of the manager's; and while their moves are left for later.
         self._is_nested = self._runs_later = False
-        self.calls: list[Call] = []
-        self.events: Counter[str] = Counter()
-
-    @property
-    def program(self) -> Program:
-        """What led here."""
-        return Program("ManagerRig", self.world, tuple(self.calls))
 
     @property
     def rows(self) -> list[int]:
@@ -683,8 +676,3 @@ class ManagerRig:
             return
         # As they are now: the naive model may go on writing to a list of tokens.
         self.calls.append((verb, tuple(list(each) if isinstance(each, list) else each for each in arguments)))
-
-    def _fail_on(self, found: list[str]) -> None:
-        if found:
-            self.has_failed = True
-            raise Violation(found, self.program)

@@ -1,4 +1,4 @@
-"""What the rigs of schedulers and engines share: the calls so far, what happened, and how a broken rule is reported."""
+"""What all rigs share: the calls so far, what happened, and how a broken rule is reported."""
 
 from __future__ import annotations
 

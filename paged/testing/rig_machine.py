@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +32,13 @@ class RigMachine(RuleBasedStateMachine):
 
     rig: Any
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._handled = sys.exception()
+
     def teardown(self) -> None:
-        """Drain the rig, unless it has failed, and tell Hypothesis what happened in it."""
-        if hasattr(self, "rig") and not self.rig.has_failed:
+        """Drain the rig, unless a rule has raised, and tell Hypothesis what happened in it."""
+        if hasattr(self, "rig") and sys.exception() is self._handled:
             self.rig.drain()
             for name in sorted(self.rig.events):
                 if self.rig.events[name]:

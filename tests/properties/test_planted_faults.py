@@ -11,7 +11,7 @@ import pytest
 
 from paged import POLICIES, BlockManager, Hint, HintOutcome, Request, Scheduler
 from paged.errors import DuplicateRequest, InvalidProgram, NeverFits, OutOfBlocks, UnknownRequest
-from paged.testing import SchedulerRig, Violation, World, random_program, replay
+from paged.testing import Capabilities, SchedulerRig, Violation, World, random_program, replay
 from paged.testing.machines import ManagerMachine, first_violation, settings_for
 from paged.testing.world import build_scheduler
 
@@ -50,6 +50,30 @@ def test_a_fault_in_the_manager_is_found(fault):
     # It is not made short: any program will do.
     violation, _ = first_violation(Machine, settings_for(300, steps=40))
     assert violation.found
+
+
+class FailsTwice(BlockManager):
+    """Raises where a second row computes, and whenever rows end after that."""
+
+    def allocate(self, rows, counts, **unknown):
+        if len(self.rows.live) > 1:
+            self.has_failed = True
+            raise KeyError("the first")
+        return super().allocate(rows, counts, **unknown)
+
+    def free(self, rows):
+        if hasattr(self, "has_failed"):
+            raise KeyError("the one behind it")
+        super().free(rows)
+
+
+def test_what_is_raised_when_an_example_ends_does_not_hide_what_ended_it():
+    class Machine(ManagerMachine):
+        build = staticmethod(lambda world: FailsTwice(world.num_blocks, world.block_size))
+        capabilities = Capabilities(host_tier=False)
+
+    violation, _ = first_violation(Machine, settings_for(20))
+    assert [sentence.partition(" (")[0] for sentence in violation.found] == ["raised KeyError: 'the first'"]
 
 
 class WritesNextDoor(Scheduler):
