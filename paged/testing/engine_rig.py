@@ -108,6 +108,8 @@ class EngineRig(Rig):
         """`reference` gives what a request gets alone; None: the engine itself does. `capabilities`: None: those of
         the engine."""
         super().__init__(world)
+        options = {"reference": reference, "capabilities": capabilities}
+        self.options = {name: given for name, given in options.items() if given is not None}
         self.engine: Any = build(world)
         self.able = capabilities_of(self.engine) if capabilities is None else capabilities
         self.reference = alone(build, world.ample(1)) if reference is None else reference

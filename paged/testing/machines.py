@@ -129,10 +129,10 @@ def first_violation(machine: type[Any], how: settings) -> tuple[Violation | None
 
 def _made_short(violation: Violation, build: Any) -> Violation | None:
     """The violation of a shorter program; None if the program by itself breaks no rule."""
-    world, calls = violation.program.world, violation.program.calls
+    program = violation.program
     try:
-        shorter = shrink(world, calls, build, programs=PROGRAMS)
-        replay(shorter.world, shorter.calls, build, drain=True)
+        shorter = shrink(program.world, program.calls, build, programs=PROGRAMS, **program.options)
+        replay(shorter.world, shorter.calls, build, drain=True, **program.options)
     except Violation as of_the_shorter:
         return of_the_shorter
     return None

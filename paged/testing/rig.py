@@ -40,6 +40,7 @@ class Rig:
 
     def __init__(self, world: Any) -> None:
         self.world = world
+        self.options: dict[str, Any] = {}
         self.calls: list[Call] = []
         # How often each thing occurred that the tests of the machines ask for.
         self.events: Counter[str] = Counter()
@@ -48,7 +49,7 @@ class Rig:
     @property
     def program(self) -> Program:
         """The calls so far."""
-        return Program(self.kind, self.world, tuple(self.calls))
+        return Program(self.kind, self.world, tuple(self.calls), self.options)
 
     def _fail_on(self, found: list[str]) -> None:
         if found:

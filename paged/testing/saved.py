@@ -28,6 +28,7 @@ from paged.errors import InvalidProgram
 from paged.scheduler import Hint, Request, Retention
 from paged.testing.engine_world import EngineRequest, build_engine
 from paged.testing.manager_rig import build_manager
+from paged.testing.protocol import Capabilities
 from paged.testing.shrinking import KINDS, replay
 from paged.testing.violation import Program, Violation
 from paged.testing.world import build_scheduler
@@ -49,6 +50,17 @@ class SavedProgram(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[list[Any]]
     found: list[str]
     build: str | None = None
+    reference: str | None = None
+    """Of an engine's rig, as `build`."""
+    capabilities: Capabilities | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the rig was given besides. Raises InvalidProgram."""
+        if self.reference == NAMELESS:
+            raise InvalidProgram("the reference that answers were held against cannot be found by a name.")
+        given = {"reference": imported(self.reference), "capabilities": self.capabilities}
+        return {name: each for name, each in given.items() if each is not None}
 
     @property
     def program(self) -> Program:
@@ -71,7 +83,7 @@ class SavedProgram(msgspec.Struct, frozen=True, kw_only=True):
             except TypeError as error:
                 raise InvalidProgram(f"call {number}: {verb}: {error}.") from error
             calls.append((verb, arguments))
-        return Program(self.rig, world, tuple(calls))
+        return Program(self.rig, world, tuple(calls), self.options)
 
 
 def save(violation: Violation, folder: str | Path, build: Callable[..., Any] | None = None) -> Path:
@@ -91,6 +103,8 @@ def save(violation: Violation, folder: str | Path, build: Callable[..., Any] | N
             calls=[[verb, *map(_plain, arguments)] for verb, arguments in program.calls],
             found=violation.found,
             build=_name_of(build),
+            reference=_name_of(program.options.get("reference")),
+            capabilities=program.options.get("capabilities"),
         )
         data = msgspec.json.format(msgspec.json.encode(saved), indent=1)
     except UnicodeEncodeError as error:
@@ -157,7 +171,7 @@ def rerun(saved: SavedProgram, build: Callable[..., Any] | None = None) -> Viola
         )
     builder = build if build is not None else imported(saved.build)
     try:
-        replay(program.world, program.calls, builder, drain=True)
+        replay(program.world, program.calls, builder, drain=True, **program.options)
     except Violation as violation:
         return violation
     return None

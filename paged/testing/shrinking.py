@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,43 +24,47 @@ from paged.testing.violation import Call, Program, Violation, sentence_of
 from paged.testing.world import World
 
 Build = Callable[[Any], Any]
+Failing = Callable[[Any, list[Call]], list[Call] | None]
 AnyWorld = World | ManagerWorld | EngineWorld
 
 
-def replay(world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, drain: bool = False) -> Any:
+def replay(
+    world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, drain: bool = False, **options: Any
+) -> Any:
     """Run a program from the start on the rig that its world belongs to, with `drain` to the end of all that it began;
-    return the rig. `build` makes the subject, ours if None.
+    return the rig. `build` makes the subject, ours if None; `options`: what else the rig is given.
 
     Raises Violation, also for what the subject raises out of turn, and InvalidProgram for a call that no rig can make.
     """
-    rig = _rig_in(world, build)
+    rig = _rig_in(world, build, options)
     for call in [*calls, ("drain", ())] if drain else calls:
         _make(rig, call, [])
     return rig
 
 
 def shrink(
-    world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, programs: int | None = None
+    world: AnyWorld, calls: Sequence[Call], build: Build | None = None, *, programs: int | None = None, **options: Any
 ) -> Program:
     """A shorter program that still breaks a rule, with fewer calls, smaller pools and smaller arguments.
 
-    `programs`: run at most so many, and return the best so far.
+    `programs`: run at most so many, and return the best so far. All else as of `replay`.
     """
     left = itertools.count() if programs is None else iter(range(programs))
+    failing = partial(_failing, partial(_rig_in, build=build, options=options), left)
     kept: tuple[Any, list[Call]] = world, list(calls)
-    while True:
+    # One that breaks no rule stays as it is.
+    before = kept if failing(*kept) is None else None
+    while kept != before:
         before = kept
         # Fewer calls first: each of the other tries runs all of them.
-        kept = kept[0], _with_fewer_calls(*kept, build, left)
-        kept = _in_a_smaller_world(*kept, build, left)
-        kept = kept[0], _with_smaller_arguments(*kept, build, left)
-        if kept == before:
-            return Program(_kind(world).__name__, kept[0], tuple(kept[1]))
+        kept = kept[0], _with_fewer_calls(*kept, failing)
+        kept = _in_a_smaller_world(*kept, failing)
+        kept = kept[0], _with_smaller_arguments(*kept, failing)
+    return Program(_kind(world).__name__, kept[0], tuple(kept[1]), options)
 
 
-def _rig_in(world: AnyWorld, build: Build | None) -> Any:
-    kind = _kind(world)
-    return kind(world) if build is None else kind(world, build)
+def _rig_in(world: AnyWorld, build: Build | None, options: dict[str, Any]) -> Any:
+    return _kind(world)(world, *([] if build is None else [build]), **options)
 
 
 def _kind(world: AnyWorld) -> Any:
@@ -86,12 +91,12 @@ def _make(rig: Any, call: Call, made: list[Call]) -> None:
         raise Violation([sentence_of(error)], rig.program) from error
 
 
-def _failing(world: Any, calls: Sequence[Call], build: Build | None, left: Iterator[int]) -> list[Call] | None:
+def _failing(rig_in: Build, left: Iterator[int], world: Any, calls: Sequence[Call]) -> list[Call] | None:
     """The calls as they were made, if the program breaks a rule before it is drained; None if not, or if none is left."""
     if next(left, None) is None:
         return None
     try:
-        rig = _rig_in(world, build)
+        rig = rig_in(world)
     except ValueError:
         # Sizes that go together only as they were.
         return None
@@ -105,12 +110,10 @@ def _failing(world: Any, calls: Sequence[Call], build: Build | None, left: Itera
     return None
 
 
-def _in_a_smaller_world(
-    world: Any, calls: list[Call], build: Build | None, left: Iterator[int]
-) -> tuple[Any, list[Call]]:
+def _in_a_smaller_world(world: Any, calls: list[Call], failing: Failing) -> tuple[Any, list[Call]]:
     while True:
         tries = (
-            (smaller, _failing(smaller, program, build, left))
+            (smaller, failing(smaller, program))
             for smaller in _smaller_worlds(world)
             for program in _programs_for(smaller, world, calls)
         )
@@ -184,12 +187,12 @@ _STAYS = (
 )
 
 
-def _with_fewer_calls(world: Any, calls: list[Call], build: Build | None, left: Iterator[int]) -> list[Call]:
+def _with_fewer_calls(world: Any, calls: list[Call], failing: Failing) -> list[Call]:
     kept, size = calls, max(1, len(calls) // 2)
     while size:
         start = 0
         while start < len(kept):
-            tries = (_failing(world, program, build, left) for program in _without(kept, start, size))
+            tries = (failing(world, program) for program in _without(kept, start, size))
             shorter = next((made for made in tries if made is not None), None)
             if shorter is not None:
                 kept = shorter
@@ -231,11 +234,11 @@ def _lowered(verb: str, arguments: tuple[Any, ...], above: int) -> tuple[Any, ..
     return (lowered, *arguments[1:])
 
 
-def _with_smaller_arguments(world: Any, calls: list[Call], build: Build | None, left: Iterator[int]) -> list[Call]:
+def _with_smaller_arguments(world: Any, calls: list[Call], failing: Failing) -> list[Call]:
     kept, place = calls, 0
     while place < len(kept):
         for smaller in _smaller_calls(*kept[place]):
-            made = _failing(world, [*kept[:place], smaller, *kept[place + 1 :]], build, left)
+            made = failing(world, [*kept[:place], smaller, *kept[place + 1 :]])
             if made is not None and made != kept:
                 kept = made
                 break
@@ -328,7 +331,7 @@ def _reserved(rig: ManagerRig, rows: list[int], num_blocks: list[int]) -> tuple[
     return ([rows[place] for place in places], [num_blocks[place] for place in places]) if places else None
 
 
-def _swapped_out(rig: ManagerRig, rows: list[int], keep: int) -> tuple[Any, ...] | None:
+def _swapped_out(rig: ManagerRig, rows: list[int], keep: int = 0) -> tuple[Any, ...] | None:
     there = _still(rows, rig.free_rows)
     return (there, min(keep, *(rig.blocks_to_keep(row) for row in there))) if there else None
 

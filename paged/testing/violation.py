@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from traceback import extract_tb
 from typing import Any
 
@@ -25,11 +25,13 @@ class ShortRepr:
 
 @dataclass(frozen=True)
 class Program:
-    """The calls made on a subject: `rig` is the name of the class that made them, `world` what it was built from."""
+    """The calls made on a subject: `rig` is the name of the class that made them, `world` what it was built from, and
+    `options` what else the rig was given."""
 
     rig: str
     world: Any
     calls: tuple[Call, ...]
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def lines(self) -> list[str]:

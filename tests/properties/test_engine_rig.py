@@ -248,6 +248,21 @@ def test_an_engine_whose_answers_are_wrong_alone_needs_a_reference_from_elsewher
         rig.drain()
 
 
+def test_a_program_of_a_machine_keeps_its_reference_and_capabilities_where_it_is_shrunk_and_saved(tmp_path):
+    class Machine(EngineMachine):
+        build, reference = StandInEngine, staticmethod(sevens)
+        capabilities = replace(StandInEngine.capabilities, salts=False)
+
+    with pytest.raises(Violation) as caught:
+        run_machine(Machine, few=5)
+    program, given = caught.value.program, {"reference": sevens, "capabilities": Machine.capabilities}
+    assert [verb for verb, _ in program.calls] == ["add", "step"] and program.options == given
+    saved = load(save(caught.value, tmp_path, StandInEngine))
+    assert saved.program == program and rerun(saved).found == caught.value.found
+    with pytest.raises(InvalidProgram, match="the reference that answers were held against cannot be found"):
+        rerun(msgspec.structs.replace(saved, reference="?"))
+
+
 def test_a_request_is_cut_to_what_the_engine_offers():
     class Plain(StandInEngine):
         capabilities = replace(StandInEngine.capabilities, retention=False, private_rows=False)

@@ -116,6 +116,12 @@ def test_what_a_manager_raises_out_of_turn_is_a_violation_with_its_program():
     assert shrink(WORLD, calls, builder_of(Crashes)).calls == (("add", ([0], None)),) * 3
 
 
+def test_a_call_may_leave_out_what_has_a_default():
+    calls = [("add", ([0, 1],)), ("allocate", ([0], [2])), ("confirm", ()), ("swap_out", ([0],)), ("swap_in", ([0],))]
+    rig = replay(ManagerWorld(host_blocks=2), calls)
+    assert [verb for verb, _ in rig.calls] == [verb for verb, _ in calls] and rig.events["swap in"] == 1
+
+
 def test_calls_about_what_is_gone_are_left_out():
     gone = [
         *(("append", (3, [1])), ("allocate", ([3], [1])), ("extend_hit", (3,)), ("reserve", ([3], [2]))),
