@@ -11,10 +11,13 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from integrations.plugged import CAPABILITIES, Plugged, PluggedAhead
 
 from conformance.vllm.whole_machine import OneBatchRig, VllmClients, VllmSchedulerMachine
+from paged.integrations.vllm.ahead import AsyncScheduler, RunnerViewAhead
 from paged.integrations.vllm.groups import BETWEEN_STATES
+from paged.testing import Violation
 from paged.testing.machines import SchedulerMachine, settings_for
+from paged.testing.scheduler_machine import MAX_LIVE
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.strategies import layer_worlds, where
+from paged.testing.strategies import Wish, layer_worlds, where, wishes
 from paged.testing.world import World
 
 SOAK = int(os.environ.get("PAGED_SOAK", "100"))
@@ -44,12 +47,23 @@ class AheadRig(PluggedRig):
 
 
 class AheadMachine(PluggedMachine):
-    """The same for asynchronous scheduling. Steps may be empty between two that are not, and then three are out."""
+    """The same for asynchronous scheduling, by priority. Steps may be empty between two that are not, and then three are out."""
 
-    build = staticmethod(PluggedAhead)
+    build = staticmethod(lambda world: PluggedAhead(world, scheduling_policy="priority"))
+    has_priorities = True
+    policies = ("paged", "vllm", "vllm", "sarathi")
     rig_class = AheadRig
     resumes_known = True
     go_ahead = SchedulerMachine.go_ahead
+
+    @where(lambda self: len(self.rig.live) < MAX_LIVE - 1)
+    @rule(wish=wishes())
+    def leave_out(self, wish):
+        """A prompt that takes whole steps comes before a request that samples, which keeps its blocks meanwhile."""
+        self.add(replace(wish, share=0.1, output=1.0, priority=1, min_tokens=0, eos=None, stop=()), again=False)
+        self.go_on(2, ())
+        self.add(Wish([0] * 99, share=0.8, output=0.01, priority=-2, salt=f"{self.rig.num_added}"), again=False)
+        self.go_on(6, ())
 
     @where(lambda self: len(self.rig.flights) < 2)
     @rule()
@@ -101,6 +115,24 @@ class ClientsAhead(VllmClients):
 @pytest.mark.parametrize("machine", [PluggedMachine, AheadMachine, LayeredMachine, LayeredAheadMachine])
 def test_the_machine_finds_nothing_in_the_plug_in(machine):
     run_state_machine_as_test(machine, settings=settings_for(6))
+
+
+class TellsTheResumed(RunnerViewAhead):
+    """Forgets those that a step left out."""
+
+    def output_of(self, batch, lives):
+        output = super().output_of(batch, lives)
+        told = output.scheduled_cached_reqs
+        told.all_token_ids = {id: tokens for id, tokens in told.all_token_ids.items() if id in told.resumed_req_ids}
+        return output
+
+
+def test_the_machine_leaves_a_request_out_of_steps_that_has_to_be_told_its_tokens(monkeypatch):
+    monkeypatch.setattr(AsyncScheduler, "_view_class", TellsTheResumed)
+    machine, sizes = AheadMachine(), {"num_blocks": 12, "block_size": 4, "max_tokens_per_step": 8}
+    machine.rig = AheadRig(World(policy="vllm", resumes_known=True, **sizes), AheadMachine.build)
+    with pytest.raises(Violation, match="raised KeyError: 'r0'"):
+        machine.leave_out(Wish([0, 1]))
 
 
 @pytest.mark.soak
