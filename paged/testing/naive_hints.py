@@ -6,7 +6,9 @@ For a scheduler that has `hint`, `session` and `sessions`.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +16,7 @@ import msgspec
 from paged.scheduler import Hint
 from paged.testing import batch_oracles
 from paged.testing.cache_view import content_namespace
-from paged.testing.flight import Path
+from paged.testing.flight import Flight, Path
 from paged.testing.life_oracles import ALIVE
 from paged.testing.naive_layers import full_pages
 
@@ -59,9 +61,11 @@ class NaiveHints:
         self._rig = rig
         self.sessions: dict[str, ExpectedSession] = {}
         self.pins: dict[tuple[object, ...], ExpectedPin] = {}
-        # The tenant of each live request that is to be pinned when it ends, and of each ended one that may be pinned.
-        self.deferred: dict[str, str | None] = {}
-        self.maybe_pinned: dict[str, str | None] = {}
+        # The pin of each live request that is to be pinned when it ends, and of each ended one that may be pinned.
+        self.deferred: dict[str, Hint] = {}
+        self.maybe_pinned: dict[str, Hint] = {}
+        # What the next step brings to the device, as far as blocks are free: content that one tier has, in order.
+        self._to_fetch: list[list[Path]] = []
 
     @property
     def may_hold(self) -> bool:
@@ -84,9 +88,12 @@ class NaiveHints:
                     book = rig.books[id]
                     session.left += [Turn(book.namespace, each.tokens) for each in book.sequences]
             session.live &= alive
-        self.maybe_pinned |= {id: tenant for id, tenant in self.deferred.items() if id not in alive}
-        self.deferred = {id: tenant for id, tenant in self.deferred.items() if id in alive}
+        ended = [id for id in self.deferred if id not in alive]
+        for id in ended:
+            self._pin_at_end(id, self.deferred.pop(id), is_alone=len(ended) == 1)
         here = rig.contents() if self.pins or self.sessions else set()
+        self._to_fetch = [self._cached(paths) for paths in self._to_fetch]
+        found += self._num_pinned("the scheduler", getattr(rig.scheduler, "num_pinned", None), self.pins)
         for key, pin in self.pins.items():
             if rig.now < pin.until and (lost := pin.paths - here):
                 found.append(
@@ -96,6 +103,49 @@ class NaiveHints:
         for id, session in self.sessions.items():
             found += self._session(id, session, here)
         return found
+
+    def _pin_at_end(self, id: str, hint: Hint, *, is_alone: bool) -> None:
+        """Note the pin of a request that has ended: for sure if it alone ended, simply, and the caps allow it."""
+        rig, book = self._rig, self._rig.books.get(id)
+        if book is None or rig.statuses[id] != "finished" or not rig.world.prefix_caching:
+            return
+        is_known = is_alone and len(book.sequences) == 1 and book.request.writes_cache and not self.maybe_pinned
+        is_known &= not (rig.flights or rig.world.groups or book.was_steered or book.was_cut_short)
+        num = (book.sequences[0].computed or 0) // rig.world.block_size
+        paths = set(batch_oracles.paths(rig, book.namespace, book.sequences[0].tokens, num)) if is_known else set()
+        if not (is_known and num and paths <= rig.contents()):
+            self.maybe_pinned[id] = hint
+        elif self._pin(hint, num) != ("rejected",):
+            self.pins[self._key(hint)] = ExpectedPin(hint, paths, num, self._until(hint))
+
+    def _until(self, hint: Hint) -> float:
+        return math.inf if hint.lasts is None else self._rig.now + hint.lasts
+
+    def _num_pinned(self, who: str, said: int | None, keys: Iterable[tuple[object, ...]]) -> list[str]:
+        """Compare how many blocks are said to be pinned with these pins, while their time lasts."""
+        pins, num = [self.pins[key] for key in keys], said or 0
+        least = sum(pin.num_blocks for pin in pins)
+        is_wrong = num < least or (num > least and not self.maybe_pinned)
+        if said is None or self._rig.world.groups or not is_wrong or any(pin.until <= self._rig.now for pin in pins):
+            return []
+        return [f"18: {who} says that {num} blocks are pinned; {least} are"]
+
+    def _cached(self, paths: list[Path]) -> list[Path]:
+        here = self._rig.contents() | self._rig.contents("host")
+        return list(takewhile(lambda path: path in here, paths))
+
+    def scheduled(self, flight: Flight, *, could_copy: bool) -> list[str]:
+        """End the pins whose time has come. Return what was to be brought to the device by the step that has just been scheduled, and was not, though
+        blocks are free. `could_copy`: no batch was out, and no copies waited."""
+        self.expire(self._rig.now)
+        rig, to_fetch = self._rig, self._to_fetch
+        if rig.carries_moves or not (to_fetch and could_copy and rig.manager.device.num_free):
+            self._to_fetch = to_fetch if rig.carries_moves else []
+            return []
+        self._to_fetch, here = [], rig.contents()
+        lacking = {path for paths in to_fetch for path in self._cached(paths) if path not in here}
+        missing = len(lacking - flight.published.keys())
+        return [f"18: {missing} blocks were to be prefetched, and are not, though blocks are free"] if missing else []
 
     def _found_again(self, pin: ExpectedPin) -> list[str]:
         """With layers of several kinds, a prompt that begins with pinned content has to find at least that."""
@@ -110,6 +160,9 @@ class NaiveHints:
 
     def _session(self, id: str, session: ExpectedSession, here: set[Path]) -> list[str]:
         rig, view = self._rig, self._rig.scheduler.session(id)
+        mine = [key for key in self.pins if key[:2] == ("session", id)]
+        if found := self._num_pinned(f"session {id}", getattr(view, "pinned_blocks", None), mine):
+            return found
         expected = (id, len(session.live), session.waits_for, session.priority)
         if (shown := (view.id, view.live, view.waits_for, view.priority)) != expected:
             return [f"18: session {shown}, expected {expected}"]
@@ -187,12 +240,13 @@ class NaiveHints:
         if hint.request is not None and hint.action != "prefetch":
             if hint.action == "unpin" and hint.request in self.deferred:
                 return ("accepted",), None
-            if hint.action == "unpin":
+            if hint.action == "unpin" and self._key(hint) not in self.pins:
                 return ("missing", *(["accepted"] if hint.request in self.maybe_pinned else [])), None
-            return ("deferred" if rig.scheduler.status(hint.request) in ALIVE else "missing",), None
+            if hint.action != "unpin":
+                return ("deferred" if rig.scheduler.status(hint.request) in ALIVE else "missing",), None
         if hint.action == "end":
             return ("clipped",) if self.sessions[hint.session].live else ("accepted",), None
-        if hint.request is not None and rig.scheduler.status(hint.request) != "waiting":
+        if hint.action == "prefetch" and hint.request is not None and rig.scheduler.status(hint.request) != "waiting":
             return ("accepted", "missing"), None
         if hint.action == "unpin":
             pin = self.pins.get(self._key(hint))
@@ -233,8 +287,9 @@ class NaiveHints:
         return ("accepted", "clipped") if fits else ("rejected",)
 
     def _key(self, hint: Any) -> tuple[object, ...]:
-        if hint.session is not None:
-            return "session", hint.session, hint.tenant
+        for kind in ("session", "request"):
+            if (name := getattr(hint, kind)) is not None:
+                return kind, name, hint.tenant
         return "tokens", repr(self.namespace(hint)), tuple(hint.tokens), hint.tenant
 
     def _note(self, hint: Any, outcome: Any) -> None:
@@ -243,13 +298,20 @@ class NaiveHints:
         session = self.sessions.get(hint.session)
         rig.events[f"{hint.action} {outcome.status}"] += 1
         if outcome.status == "deferred" and hint.request is not None and hint.action == "pin":
-            self.deferred[hint.request] = hint.tenant
+            self.deferred[hint.request] = hint
+        if hint.action == "prefetch" and is_done and hint.session is None and not rig.world.groups:
+            tokens = self._first_tokens(hint.request) if hint.tokens is None else hint.tokens
+            paths = batch_oracles.paths(rig, self.namespace(hint), tokens, len(tokens) // rig.world.block_size)
+            self._to_fetch.append(self._cached(paths))
         if hint.request is not None:
             if hint.action == "unpin" and outcome.status == "accepted":
                 if hint.request in self.deferred:
                     del self.deferred[hint.request]
-                elif self.maybe_pinned.get(hint.request) == hint.tenant:
-                    self.maybe_pinned.pop(hint.request, None)
+                elif (
+                    self.pins.pop(self._key(hint), None) is None
+                    and self.maybe_pinned[hint.request].tenant == hint.tenant
+                ):
+                    del self.maybe_pinned[hint.request]
             return
         if session is not None and hint.action == "retain":
             session.waits_for, session.priority = hint.waits_for, hint.priority
@@ -268,10 +330,9 @@ class NaiveHints:
                 paths = set(batch_oracles.paths(rig, self.namespace(hint), hint.tokens, num))
             elif is_listed and session is not None and len(session.left) == 1:
                 paths = set(self._paths(session.left[0], num))
-            until = math.inf if hint.lasts is None else rig.now + hint.lasts
-            self.pins[self._key(hint)] = ExpectedPin(hint, paths, num, until)
+            self.pins[self._key(hint)] = ExpectedPin(hint, paths, num, self._until(hint))
 
     def unpin_all(self) -> list[Any]:
         """Hints after which nothing is pinned."""
-        hints = [msgspec.structs.replace(pin.hint, action="unpin") for pin in self.pins.values()]
-        return hints + [Hint(action="unpin", request=id, tenant=it) for id, it in sorted(self.maybe_pinned.items())]
+        hints = [pin.hint for pin in self.pins.values()] + list(self.maybe_pinned.values())
+        return [msgspec.structs.replace(hint, action="unpin") for hint in hints]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
+from paged.scheduler import Hint
 from paged.testing.protocol import Capabilities
 from paged.testing.rig_machine import RigMachine, cut_to
 from paged.testing.scheduler_rig import SchedulerRig
@@ -330,8 +331,6 @@ class SchedulerMachine(RigMachine):
             self.hint(replace(what, target=first.target, pick=first.pick, length=first.length))
 
     def _hint_of(self, what: Knowledge) -> Any:
-        from paged import Hint
-
         rig, target = self.rig, dict[str, Any]()
         namespace: Any = ("request", None, None, None)
         if what.target == "session" or what.action == "end":
@@ -382,6 +381,34 @@ class SchedulerMachine(RigMachine):
         if is_pressed:
             self.add(replace(turn, session=None, salt="z", output=0.1, share=0.8), again=False)
             self.serve(3, ())
+
+    @where(lambda self: self.takes_hints and len(self.rig.live) < MAX_LIVE)
+    @rule(pick=picks, tenant=st.sampled_from([None, "t"]))
+    def pin_for_all(self, pick: int, tenant: str | None) -> None:
+        """A request of one block is to be pinned when it ends. Then its prompt is, for two tenants, until one of them
+        unpins it."""
+        prompt, id = [pick % 2] * self.rig.world.block_size, f"r{self.rig.num_added}"
+        self.add(Wish(prompt, output=0.01, priority=-2), again=False)
+        if id in self.rig.live:
+            self.rig.hint(Hint(action="pin", request=id, tenant=tenant))
+        self.serve(4, ())
+        for each in (None, "t"):
+            self.rig.hint(Hint(action="pin", tokens=prompt, tenant=each))
+        self.rig.hint(Hint(action="unpin", tokens=prompt, tenant=tenant))
+
+    @where(lambda self: self.takes_hints and self.rig.world.keeps_content_on_host and not self.rig.live)
+    @rule()
+    def fetch_together(self) -> None:
+        """Two prompts of a block leave the device for the host, and are brought back in one step. Newer prompts stay
+        where no request may go."""
+        size, last = self.rig.world.block_size, Wish([0] * 99, output=0.01, salt="z", writes_cache=False)
+        newer = [Wish([0] * size, output=0.01, salt=str(number)) for number in range(self.rig.world.max_pinned + 1)]
+        for wish in (*(Wish([token] * size, output=0.01) for token in (0, 1)), *newer, last):
+            self.add(wish, again=False)
+            self.serve(40, ())
+        for token in (0, 1):
+            self.rig.hint(Hint(action="prefetch", tokens=[token] * size))
+        self.serve(1, ())
 
     @property
     def of_several(self) -> list[str]:

@@ -352,7 +352,7 @@ class SchedulerRig(Rig):
         before = batch_oracles.observe(self)
         self.proposed = self._guesses() if self.world.drafts else {}
         drafts = {"drafts": self.proposed} if self.proposed else {}
-        is_full = len(self.flights) >= self.world.max_outstanding
+        is_full, could_copy = len(self.flights) >= self.world.max_outstanding, not (self.flights or self.carries_moves)
         self.retentions.begin()
         try:
             batch = self.scheduler.schedule(now=self.now, **drafts)
@@ -362,7 +362,6 @@ class SchedulerRig(Rig):
             self._check()
             return None
         self.cache.forget()
-        self.hints.expire(self.now)
         self._expect(not is_full, f"{len(self.flights)} batches were out; one more was scheduled")
         self._note_saving()
         columns = (batch.rows, batch.num_tokens, batch.token_ids, batch.slot_mapping, batch.table_blocks)
@@ -375,6 +374,7 @@ class SchedulerRig(Rig):
             self._forget_progress(id)
         flight = self._flight_of(batch)
         self._fail_on(batch_oracles.violations(self, before, flight) + self.retentions.scheduled(batch, flight))
+        self._fail_on(self.hints.scheduled(flight, could_copy=could_copy))
         self._note_loads(flight)
         self.events["follow"] += bool(set(batch.admitted) - {id for id, _ in flight.keys} - self.loads.keys())
         if self.carries_moves and len(batch.moves):
@@ -461,7 +461,7 @@ class SchedulerRig(Rig):
         self.figures.computed(flight, self.books)
         self.retentions.updated(flight)
         for place, (id, sequence) in enumerate(flight.keys):
-            if not flight.stands(place) or not self.books[id].is_live:
+            if not flight.stands(place):
                 continue
             state = self.books[id].sequences[sequence]
             state.computed = flight.end(place)

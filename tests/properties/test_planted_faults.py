@@ -11,6 +11,7 @@ import pytest
 
 from paged import POLICIES, BlockManager, Hint, HintOutcome, Request, Scheduler
 from paged.errors import DuplicateRequest, InvalidProgram, NeverFits, OutOfBlocks, UnknownRequest
+from paged.scheduler.hints import Hints
 from paged.testing import Capabilities, SchedulerRig, Violation, World, random_program, replay
 from paged.testing.machines import ManagerMachine, first_violation, settings_for
 from paged.testing.world import build_scheduler
@@ -265,6 +266,65 @@ def test_a_call_that_is_answered_wrong_is_told_with_its_program(fault, call, tol
     with pytest.raises(Violation, match=told) as caught:
         replay(World(), [ADDED, call], lambda world: build_scheduler(world, fault))
     assert caught.value.program.calls[-1][0] == call[0]
+
+
+def _pin_keeps(self, hint, *rest):
+    before = self.pins
+    outcome = PIN(self, hint, *rest)
+    self.pins = before + self.pins[-1:]
+    return outcome
+
+
+def _fetch_one(self):
+    del self.to_fetch[1:]
+    FETCH(self)
+
+
+PIN, UNPIN, FETCH = Hints._pin, Hints._unpin, Hints.fetch
+SERVED = [ADDED, ("step", ()), ("step", ())]
+FILLED = Request(id="c", prompt=[2] * 5, max_tokens=1, writes_cache=False)
+TWICE = [("hint", (Hint(action="pin", tokens=[0], tenant=tenant),)) for tenant in ("t", None)]
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "calls", "told"),
+    [
+        ("_pin", _pin_keeps, [*SERVED, TWICE[0], TWICE[0]], "18: the scheduler says that 2 blocks are pinned; 1 are"),
+        (
+            "_unpin",
+            lambda self, target, *tenants: UNPIN(self, target),
+            [*SERVED, *TWICE],
+            "18: the scheduler says that 1 blocks are pinned; 2 are",
+        ),
+        (
+            "finish",
+            lambda self, request, way: None,
+            [ADDED, ("hint", (Hint(action="pin", request="a"),)), *SERVED[1:]],
+            "18: the scheduler says that 0 blocks are pinned; 2 are",
+        ),
+        (
+            "fetch",
+            _fetch_one,
+            [
+                *SERVED,
+                ("add", (Request(id="b", prompt=[1, 1], max_tokens=1),)),
+                ("step", ()),
+                *(("add", (FILLED,)), ("step", ())),
+                *(("hint", (Hint(action="prefetch", tokens=[token] * 2),)) for token in (0, 1)),
+                ("schedule", ()),
+            ],
+            r"18: \d blocks were to be prefetched, and are not, though blocks are free",
+        ),
+    ],
+)
+def test_what_a_hint_leaves_undone_is_told(monkeypatch, method, wrong, calls, told):
+    world = World(
+        num_blocks=6, block_size=1, host_blocks=8, host_caching=True, max_pinned=0 if method == "fetch" else 2
+    )
+    assert replay(world, calls)
+    monkeypatch.setattr(Hints, method, wrong)
+    with pytest.raises(Violation, match=told):
+        replay(world, calls)
 
 
 @pytest.mark.parametrize(
