@@ -19,8 +19,8 @@ from conformance.vllm.manager import CAPABILITIES, VllmManager
 from paged.testing.machines import ManagerMachine
 from paged.testing.manager_machine import chosen
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
+from paged.testing.naive_content import Block, NaivePool, Node
 from paged.testing.naive_model import NaiveManager, Shown
-from paged.testing.naive_pool import Block, NaivePool, Node
 from paged.testing.strategies import manager_worlds, picks, prompts, where
 from paged.testing.violation import Program
 

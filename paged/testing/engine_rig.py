@@ -19,7 +19,7 @@ from paged.errors import InvalidProgram
 from paged.testing.engine_world import Builder, EngineRequest, EngineWorld, build_engine, submit
 from paged.testing.pressure import answers_of, array_of
 from paged.testing.protocol import Capabilities, capabilities_of
-from paged.testing.rig import Rig, blames
+from paged.testing.rig import Rig
 from paged.testing.violation import Program, Violation, sentence_of
 
 
@@ -127,7 +127,6 @@ class EngineRig(Rig):
         """Whether anything is left to do."""
         return bool(self.live or self.engine.has_unfinished)
 
-    @blames
     def add(self, request: EngineRequest) -> None:
         """Submit a request. One whose id lives has to be refused by an exception; one that can never be served by that,
         or by an end without a token; and no other may be. Raises InvalidProgram for what is no EngineRequest."""
@@ -148,7 +147,6 @@ class EngineRig(Rig):
             self.past.discard(request.id)
         self._check()
 
-    @blames
     def step(self, times: int = 1) -> None:
         """Let the engine compute, and take what it brings, so many times."""
         for _ in range(times):
@@ -157,7 +155,6 @@ class EngineRig(Rig):
             self._fail_on([sentence for output in self.engine.step() for sentence in self._receive(output)])
             self._check()
 
-    @blames
     def abort(self, id: str) -> None:
         """The client is gone and receives nothing any more. An abort after the end changes nothing; an unknown id may
         be refused."""
@@ -181,7 +178,6 @@ class EngineRig(Rig):
             self._expect(output is None, f"abort of {id}, which does not live, returned {output}")
         self._check()
 
-    @blames
     def drain(self) -> None:
         """No more requests: each token has to come within a bounded number of steps, and in the end every block."""
         num_idle = 0

@@ -15,9 +15,9 @@ import msgspec
 
 from paged.sampling.params import SamplingParams
 from paged.scheduler import Request, Scheduler
-from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.protocol import Capabilities
 from paged.testing.reserving import most_blocks
+from paged.testing.world import MemoryWorld, manager_in
 
 # Of a draft model's weights: about half of its drafts are right.
 _NOISE = 0.03

@@ -16,10 +16,9 @@ from paged.base.arguments import checked_integer
 from paged.errors import InvalidConfig
 from paged.testing.adapter import ManagerAdapter
 from paged.testing.engine_machine import EngineMachine
-from paged.testing.layer_machine import LayerMachine
 from paged.testing.manager_machine import ManagerMachine
 from paged.testing.saved import kept
-from paged.testing.scheduler_machine import SchedulerMachine
+from paged.testing.scheduler_machine import LayerMachine, SchedulerMachine
 from paged.testing.shrinking import replay, shrink
 from paged.testing.violation import Violation, sentence_of
 

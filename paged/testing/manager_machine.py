@@ -11,7 +11,7 @@ from hypothesis.stateful import initialize, rule
 from paged.testing.content import typed
 from paged.testing.manager_rig import ManagerRig, ManagerWorld, build_manager
 from paged.testing.protocol import Capabilities, flag_of
-from paged.testing.rig_machine import RigMachine
+from paged.testing.rig_machine import RigMachine, cut_to
 from paged.testing.strategies import NAMESPACES, manager_worlds, picks, prompts, tails, where
 
 MAX_ROWS = 6
@@ -32,14 +32,9 @@ class ManagerMachine(RigMachine):
     @initialize(world=manager_worlds(), opening=st.lists(prompts(), min_size=2, max_size=4))
     def begin(self, world: ManagerWorld, opening: list[list[int]]) -> None:
         """A pool that has seen some sequences already."""
-        if not self.capabilities.host_tier:
-            world = replace(world, host_blocks=0)
-        if not self.capabilities.prefix_cache:
-            world = replace(world, prefix_caching=False)
-        if not (self.capabilities.host_content and world.keeps_content_on_host):
+        world = cut_to(self.capabilities, world)
+        if not world.keeps_content_on_host:
             world = replace(world, host_caching=False, least_load=0)
-        if not self.capabilities.events:
-            world = replace(world, event_stride=0)
         self.rig = ManagerRig(world, type(self).build)
         for number, tokens in enumerate(opening):
             self.serve(tokens, None, "free" if number % 2 else "confirm")

@@ -19,14 +19,13 @@ from paged.testing import invariants
 from paged.testing.conformance import BrokenPromise, held_to
 from paged.testing.content import typed
 from paged.testing.event_reader import EventWatch
-from paged.testing.late_device import LateDevice
-from paged.testing.memory_world import MemoryWorld, manager_in
+from paged.testing.naive_content import Block, Node
 from paged.testing.naive_model import NaiveManager, NoRoom, Row
-from paged.testing.naive_pool import Block, Node
 from paged.testing.protocol import capabilities_of
 from paged.testing.rig import Rig
-from paged.testing.shadow_kv import ShadowKV
+from paged.testing.shadow_kv import LateDevice, ShadowKV
 from paged.testing.snapshots import snapshot
+from paged.testing.world import MemoryWorld, manager_in
 
 
 @dataclass(frozen=True, repr=False)

@@ -96,9 +96,8 @@ class NaiveHints:
         found += self._num_pinned("the scheduler", getattr(rig.scheduler, "num_pinned", None), self.pins)
         for key, pin in self.pins.items():
             if rig.now < pin.until and (lost := pin.paths - here):
-                found.append(
-                    f"18: {key} is pinned, and {len(lost)} of its {len(pin.paths)} blocks have left the device"
-                )
+                lacks = f"{len(lost)} of its {len(pin.paths)} blocks have left the device"
+                found.append(f"18: {key} is pinned, and {lacks}")
             found += self._found_again(pin) if rig.world.groups and rig.now < pin.until else []
         for id, session in self.sessions.items():
             found += self._session(id, session, here)
@@ -135,26 +134,22 @@ class NaiveHints:
         return list(takewhile(lambda path: path in here, paths))
 
     def scheduled(self, flight: Flight, *, could_copy: bool) -> list[str]:
-        """End the pins whose time has come. Return what was to be brought to the device by the step that has just been scheduled, and was not, though
-        blocks are free. `could_copy`: no batch was out, and no copies waited."""
-        self.expire(self._rig.now)
-        rig, to_fetch = self._rig, self._to_fetch
-        if rig.carries_moves or not (to_fetch and could_copy and rig.manager.device.num_free):
-            self._to_fetch = to_fetch if rig.carries_moves else []
-            return []
-        self._to_fetch, here = [], rig.contents()
-        lacking = {path for paths in to_fetch for path in self._cached(paths) if path not in here}
-        missing = len(lacking - flight.published.keys())
-        return [f"18: {missing} blocks were to be prefetched, and are not, though blocks are free"] if missing else []
+        """End the pins whose time has come. Return what this step was to bring to the device and did not, though blocks
+        are free. `could_copy`: no batch was out, and no copies waited."""
+        rig = self._rig
+        self.expire(rig.now)
+        is_sure = could_copy and not rig.carries_moves and rig.manager.device.num_free
+        late = {path for paths in self._to_fetch if is_sure for path in self._cached(paths)}
+        late -= rig.contents() | flight.published.keys() if late else late
+        self._to_fetch = self._to_fetch if rig.carries_moves else []
+        return [f"18: {len(late)} blocks were to be prefetched, and are not, though blocks are free"] if late else []
 
     def _found_again(self, pin: ExpectedPin) -> list[str]:
         """With layers of several kinds, a prompt that begins with pinned content has to find at least that."""
         if pin.hint.tokens is None:
             return []
-        least, namespace = (
-            pin.num_blocks * self._rig.world.block_size,
-            content_namespace(self.namespace(pin.hint)),
-        )
+        least = pin.num_blocks * self._rig.world.block_size
+        namespace = content_namespace(self.namespace(pin.hint))
         hit = self._rig.manager.lookup([*list(pin.hint.tokens)[:least], 0], namespace)
         return [] if hit.num_tokens >= least else [f"18: {least} tokens are pinned; a prompt finds {hit.num_tokens}"]
 
@@ -170,9 +165,8 @@ class NaiveHints:
         if not view.device_blocks + view.host_blocks <= view.blocks <= max(most, view.blocks if session.live else 0):
             return [f"18: session {id} left {most} blocks at most: {view}"]
         if (view.expected_at is None) != bool(session.live or view.ended_at is None):
-            return [
-                f"18: session {id} has {len(session.live)} turns, and its next one is expected at {view.expected_at}"
-            ]
+            its = f"{len(session.live)} turns, and its next one is expected at {view.expected_at}"
+            return [f"18: session {id} has {its}"]
         is_asked = session.left and view.device_blocks and not rig.world.groups
         # Where one block is, those before it are, too (invariant 5).
         if is_asked and not any(self._paths(turn, view.device_blocks)[-1] in here for turn in reversed(session.left)):
@@ -301,16 +295,12 @@ class NaiveHints:
             self.deferred[hint.request] = hint
         if hint.action == "prefetch" and is_done and hint.session is None and not rig.world.groups:
             tokens = self._first_tokens(hint.request) if hint.tokens is None else hint.tokens
-            paths = batch_oracles.paths(rig, self.namespace(hint), tokens, len(tokens) // rig.world.block_size)
-            self._to_fetch.append(self._cached(paths))
+            whole = batch_oracles.paths(rig, self.namespace(hint), tokens, len(tokens) // rig.world.block_size)
+            self._to_fetch.append(self._cached(whole))
         if hint.request is not None:
             if hint.action == "unpin" and outcome.status == "accepted":
-                if hint.request in self.deferred:
-                    del self.deferred[hint.request]
-                elif (
-                    self.pins.pop(self._key(hint), None) is None
-                    and self.maybe_pinned[hint.request].tenant == hint.tenant
-                ):
+                is_gone = self.deferred.pop(hint.request, None) or self.pins.pop(self._key(hint), None)
+                if not is_gone and self.maybe_pinned[hint.request].tenant == hint.tenant:
                     del self.maybe_pinned[hint.request]
             return
         if session is not None and hint.action == "retain":

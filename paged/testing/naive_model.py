@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from paged.testing.naive_content import NaiveContent
-from paged.testing.naive_pool import Block, NaivePool, Node
+from paged.testing.naive_content import Block, NaiveContent, NaivePool, Node
 
 Shown = Callable[[Node, list[Block]], Block | None]
 """Which of these blocks the manager's lookups find for the node; None if they find none of them."""

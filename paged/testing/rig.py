@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ClassVar, TypeVar, cast
+from types import FunctionType
+from typing import Any, ClassVar
 
 from paged.errors import InvalidProgram
 from paged.testing.violation import Call, Program, Violation, sentence_of
@@ -15,11 +16,8 @@ class NotThere(InvalidProgram):
     """A call about a sequence or a batch that there is not: a program runs on without it."""
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def blames(method: Method) -> Method:
-    """Decorate a call of a rig: an error that the subject may not raise becomes a violation with its program."""
+def _blaming(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The call of a rig, of which an error that the subject may not raise becomes a violation with its program."""
 
     @wraps(method)
     def blaming(rig: Rig, *arguments: Any, **named: Any) -> Any:
@@ -30,13 +28,21 @@ def blames(method: Method) -> Method:
         except Exception as error:
             rig._fail_on([sentence_of(error)])
 
-    return cast("Method", blaming)
+    return blaming
 
 
 class Rig:
-    """The program that was run on one subject. `kind`: the name by which a saved program finds the rig again."""
+    """The program that was run on one subject. `kind`: the name by which a saved program finds the rig again.
+
+    What the subject raises within a public method is a violation, but for what that method expects.
+    """
 
     kind: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        for name, method in list(vars(cls).items()):
+            if isinstance(method, FunctionType) and not name.startswith("_"):
+                setattr(cls, name, _blaming(method))
 
     def __init__(self, world: Any) -> None:
         self.world = world

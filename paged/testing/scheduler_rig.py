@@ -18,16 +18,15 @@ import numpy as np
 from paged import errors
 from paged.scheduler import Hint, Request
 from paged.testing import batch_oracles, life_oracles
-from paged.testing.books import ExpectedRequest
+from paged.testing.books import ExpectedRequest, Figures
 from paged.testing.cache_view import CacheView, content_namespace
 from paged.testing.conformance import held_to
 from paged.testing.event_reader import EventWatch
-from paged.testing.figures import Figures
 from paged.testing.flight import Flight, Key, Source
 from paged.testing.naive_hints import NaiveHints
 from paged.testing.naive_layers import has_states
 from paged.testing.naive_retentions import NaiveRetentions
-from paged.testing.rig import NotThere, Rig, blames
+from paged.testing.rig import NotThere, Rig
 from paged.testing.rig_device import RigDevice
 from paged.testing.shadow_groups import views_of
 from paged.testing.world import Builder, World, build_scheduler
@@ -137,7 +136,6 @@ class SchedulerRig(Rig):
 
     # -- the calls of clients
 
-    @blames
     def add(self, request: Any) -> None:
         """Submit a request. One that no empty pool could hold has to be refused by `NeverFits`, and no other may be."""
         if not isinstance(request, Request):
@@ -183,7 +181,6 @@ class SchedulerRig(Rig):
         if self.world.groups:
             self.cache.root(book.namespace)
 
-    @blames
     def abort(self, id: str) -> None:
         """The client is gone. Idempotent in every state; one last output, and nothing of that id after it."""
         self._note("abort", id)
@@ -209,7 +206,6 @@ class SchedulerRig(Rig):
             self._expect(output is None, f"abort of ended {id} returned {output}")
         self._check()
 
-    @blames
     def finish(self, id: str, sequence: int = 0) -> None:
         """The engine ends one sequence, in flight or not: its last output comes at once, and no other after it."""
         book = self._book(id, sequence)
@@ -232,7 +228,6 @@ class SchedulerRig(Rig):
             self._expect(output is None, f"finish of ended {id}/{sequence} returned {output}")
         self._check()
 
-    @blames
     def append(self, id: str, tokens: list[int], sequence: int = 0) -> None:
         """More known tokens for a live sequence: refused by type while the request is in flight."""
         book = self._book(id, sequence)
@@ -252,7 +247,6 @@ class SchedulerRig(Rig):
             self.events["append"] += 1
         self._check()
 
-    @blames
     def hint(self, hint: Any) -> None:
         """Say what is known of content that is to come. The answer has to be right, and nothing may wait for it."""
         if not isinstance(hint, Hint):
@@ -271,7 +265,6 @@ class SchedulerRig(Rig):
             self.retentions.hinted(hint, outcome, before[1])
         self._check()
 
-    @blames
     def fork(self, id: str, sequence: int = 0) -> None:
         """Begin one more sequence of a request where this one is: it shares full blocks and copies the partial one."""
         book, policy = self._book(id, sequence), getattr(self.scheduler, "policy", None)
@@ -344,7 +337,6 @@ class SchedulerRig(Rig):
 
     # -- the calls of the engine
 
-    @blames
     def schedule(self) -> Any:
         """Schedule a batch, and hold it against every rule that a batch obeys. Returns it; an empty batch is not
         outstanding. None where one more than may be out had to be refused."""
@@ -434,7 +426,6 @@ class SchedulerRig(Rig):
             self.loads[id].blocks.append((first, block))
             self.events["load"] += 1
 
-    @blames
     def run(self, index: int = 0) -> None:
         """The device reaches batch `index` of those that are out: it runs moves, then forward pass, of each."""
         if not 0 <= index < len(self.flights):
@@ -444,7 +435,6 @@ class SchedulerRig(Rig):
         if not self.loads:
             self.device.poison_free()
 
-    @blames
     def update(self, counts: Sequence[int] = ()) -> dict[Key, Delivery]:
         """End the oldest batch: its i-th sampling row gets `counts[i % len]` tokens; without `counts` each gets one."""
         if not self.flights:
@@ -548,7 +538,6 @@ class SchedulerRig(Rig):
         self._fail_on(found)
         return delivered
 
-    @blames
     def cancel(self, moved: bool) -> None:
         """Take back the latest batch. `moved` says that its moves ran; its forward pass then stopped half way."""
         if not self.flights:
@@ -589,7 +578,6 @@ class SchedulerRig(Rig):
                 state.computed = None
         self._check()
 
-    @blames
     def loaded(self, id: str, num_tokens: int) -> None:
         """The first `num_tokens` of the tokens that a loading request asked for have arrived from elsewhere."""
         if id not in self.loads:
@@ -621,7 +609,6 @@ class SchedulerRig(Rig):
             self.books[id].sequences[0].computed = first + num_tokens
         self._check()
 
-    @blames
     def saved(self, id: str) -> None:
         """The blocks of a request that has ended have been copied: until now nothing else was written to them."""
         if id not in self.saving:
@@ -645,7 +632,6 @@ class SchedulerRig(Rig):
                 seen = self.shadow.device[blocks].reshape(-1)[: book.sequences[0].computed or 0].tolist()
                 self.saving[id] = blocks, seen
 
-    @blames
     def step(self, counts: Sequence[int] = (), *, is_patient: bool = True, ahead: int | None = None) -> None:
         """One whole step: begin batches until `ahead` are out beside the oldest (None: as many as the world says), and
         end that one. A patient engine has loaded before all that is listed, and fed all starving sequences."""
@@ -668,7 +654,6 @@ class SchedulerRig(Rig):
         self._receive(outputs, {})
         self._check()
 
-    @blames
     def drain(self) -> None:
         """No more requests: all have to end within a bounded number of steps, and every block has to come back."""
         bound = life_oracles.drain_bound(self)
@@ -730,7 +715,6 @@ class SchedulerRig(Rig):
         else:
             self._fail_on([f"{what} was taken"])
 
-    @blames
     def look(self) -> None:
         """Look at everything, unless that was done since the last call."""
         if self._is_unseen:

@@ -106,14 +106,15 @@ class ShadowGroups:
             share = Share(number, "", end - int(batch.num_tokens[number]), np.full(end, POISON))
             yield from (place for place, _ in self._writes(share, views))
 
-    def lacking(self, namespace: object, tokens: Sequence[int]) -> list[str]:
-        """What the groups read behind these tokens and no page holds."""
+    def lacking(self, namespace: object, tokens: Sequence[int], pages: Slots | None = None) -> list[str]:
+        """What the groups read behind these tokens and no page holds, of the device if no `pages` are given."""
+        pages = self.pages if pages is None else pages
         path, found = self.contents.path(namespace, tokens).tolist(), []
         for number, group in enumerate(self.groups):
             first = len(path) - 1 if group.kind == "state" else front(group, len(path))
             for position, part in itertools.product(range(first, len(path)), range(group.pages)):
                 wanted = self.value(path[position], number, part)
-                if not (self.pages[:, position % self.block_size] == wanted).any():
+                if not (pages[:, position % self.block_size] == wanted).any():
                     found.append(self._told(wanted))
         return found
 

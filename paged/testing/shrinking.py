@@ -20,7 +20,7 @@ from paged.testing.engine_world import EngineWorld
 from paged.testing.manager_rig import ManagerRig, ManagerWorld
 from paged.testing.rig import NotThere
 from paged.testing.scheduler_rig import SchedulerRig
-from paged.testing.violation import Call, Program, Violation, sentence_of
+from paged.testing.violation import Call, Program, Violation
 from paged.testing.world import World
 
 Build = Callable[[Any], Any]
@@ -85,10 +85,6 @@ def _make(rig: Any, call: Call, made: list[Call]) -> None:
         getattr(rig, verb)(*cut)
     except NotThere:
         made.pop()
-    except (Violation, InvalidProgram):
-        raise
-    except Exception as error:
-        raise Violation([sentence_of(error)], rig.program) from error
 
 
 def _failing(rig_in: Build, left: Iterator[int], world: Any, calls: Sequence[Call]) -> list[Call] | None:

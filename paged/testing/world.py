@@ -1,4 +1,4 @@
-"""A small world for a scheduler, the sizes of its pools and every limit, and our own scheduler in one."""
+"""The sizes that the small worlds of all rigs begin with, that of a scheduler with every limit, and our own in them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,46 @@ from zlib import crc32
 
 import msgspec
 
-from paged.block_manager import LayerGroup
+from paged.base.arguments import checked_integer
+from paged.block_manager import BlockManager, LayerGroup
 from paged.errors import InvalidConfig, UnknownPolicy
-from paged.testing.memory_world import MemoryWorld, manager_in
 from paged.testing.naive_layers import full_pages, longest_in, pages_for, spare_pages
 from paged.testing.protocol import StepScheduler
 from paged.testing.reserving import IN_REGIONS, PREALLOCATES, RESERVES, most_blocks
+from paged.testing.violation import ShortRepr
+
+
+@dataclass(frozen=True, repr=False)
+class MemoryWorld(ShortRepr):
+    """Sizes in blocks and tokens. Raises InvalidConfig for one that is out of range."""
+
+    num_blocks: int = 8
+    block_size: int = 2
+    host_blocks: int = 0
+    prefix_caching: bool = True
+    host_caching: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_blocks", 1), ("block_size", 1), ("host_blocks", 0)):
+            checked_integer(name, getattr(self, name), least)
+
+    @property
+    def keeps_content_on_host(self) -> bool:
+        """Whether content that leaves the device goes to the host: as far as the other sizes allow it."""
+        return self.host_caching and self.host_blocks > 0 and self.prefix_caching
+
+
+def manager_in(world: MemoryWorld, groups: tuple[LayerGroup, ...] = ()) -> BlockManager:
+    """Our own manager; without `groups` for layers that are all full, a page a block."""
+    several: dict[str, Any] = {"groups": groups} if groups else {}
+    return BlockManager(
+        world.num_blocks,
+        world.block_size,
+        host_blocks=world.host_blocks,
+        prefix_caching=world.prefix_caching,
+        host_caching=world.keeps_content_on_host,
+        **several,
+    )
 
 
 @dataclass(frozen=True, repr=False)

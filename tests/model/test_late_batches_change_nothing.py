@@ -16,8 +16,7 @@ from hypothesis import given, note, settings, strategies as st
 
 from paged.testing.engine_rig import Alone
 from paged.testing.engine_world import EngineRequest, build_engine, submit
-from paged.testing.late_run import LateRun
-from paged.testing.late_steps import DeviceLost, run_late
+from paged.testing.late_steps import DeviceLost, LateRun, run_late
 from paged.testing.pressure import Answers, differences
 from paged.testing.pressure_run import run_alone
 from paged.testing.protocol import capabilities_of

@@ -20,8 +20,7 @@ from paged.attention import StepTokens
 from paged.block_manager import Moves
 from paged.model.runner import runner_for
 from paged.testing.pressure import Answers, differences
-from paged.testing.pressure_run import PressureRun, run_alone
-from paged.testing.shadowed_pool import ShadowedPool
+from paged.testing.pressure_run import PressureRun, ShadowedPool, run_alone
 
 Fault = Callable[[PressureRun], None]
 

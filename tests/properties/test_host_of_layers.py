@@ -6,7 +6,7 @@ from hypothesis import Phase, given, settings, strategies as st
 
 from paged import BlockManager, Costs, Request, Scheduler
 from paged.testing.machines import settings_for
-from paged.testing.naive_layers import front, pages_for, spare_pages
+from paged.testing.naive_layers import pages_for, spare_pages
 from paged.testing.shadow_groups import ShadowGroups, views_of
 from paged.testing.strategies import layer_groups
 
@@ -30,21 +30,8 @@ class OneByOne:
         """The longest length, 0 and ends of blocks, at which what each group reads is on cached pages of either tier."""
         cached = [self.manager.device.states == 1, self.manager.host.states == 1]
         kept = np.concatenate([self.shadow.pages[cached[0]], self.shadow.host[cached[1]]])
-        path = self.shadow.contents.path(None, tokens).tolist()
-
-        def can_begin(length):
-            for number, group in enumerate(self.groups):
-                first = length - 1 if group.kind == "state" else front(group, length)
-                for position in range(first, length):
-                    for part in range(group.pages):
-                        wanted = self.shadow.value(path[position], number, part)
-                        slot = 0 if group.kind == "state" else position % self.size
-                        if not (kept[:, slot] == wanted).any():
-                            return False
-            return True
-
         ends = range(0, len(tokens), self.size)
-        return max(length for length in ends if not length or can_begin(length))
+        return max(end for end in ends if not end or not self.shadow.lacking(None, tokens[:end], kept))
 
     def serve(self, tokens, max_tokens=2):
         """Serve the prompt to its end; where it began."""

@@ -17,8 +17,8 @@ from paged.testing import (
     capabilities_of,
     replay,
 )
-from paged.testing.late_device import LateDevice
 from paged.testing.machines import num_examples
+from paged.testing.shadow_kv import LateDevice
 
 
 def test_capabilities_are_read_off_sizes_and_flags():

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from paged import BlockManager, Hint, Request, Scheduler
 from paged.scheduler import sessions as ours
 from paged.testing.machines import num_examples
+from paged.testing.naive_content import NaivePool
 from paged.testing.naive_model import NaiveManager
-from paged.testing.naive_pool import NaivePool
 
 NUM_BLOCKS = 9
 REMEMBERED = 4
