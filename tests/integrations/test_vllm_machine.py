@@ -11,7 +11,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from integrations.plugged import CAPABILITIES, Plugged, PluggedAhead
 
 from conformance.vllm.whole_machine import OneBatchRig, VllmClients, VllmSchedulerMachine
-from paged.integrations.vllm.ahead import AsyncScheduler, RunnerViewAhead
+from paged.integrations.vllm.ahead import RunnerViewAhead
 from paged.integrations.vllm.groups import BETWEEN_STATES
 from paged.testing import Violation
 from paged.testing.machines import SchedulerMachine, settings_for
@@ -117,18 +117,14 @@ def test_the_machine_finds_nothing_in_the_plug_in(machine):
     run_state_machine_as_test(machine, settings=settings_for(6))
 
 
-class TellsTheResumed(RunnerViewAhead):
-    """Forgets those that a step left out."""
-
-    def output_of(self, batch, lives):
-        output = super().output_of(batch, lives)
+def test_the_machine_leaves_a_request_out_of_steps_that_has_to_be_told_its_tokens(monkeypatch):
+    def tell_the_resumed(self, batch, lives, tell=RunnerViewAhead.output_of):
+        output = tell(self, batch, lives)
         told = output.scheduled_cached_reqs
-        told.all_token_ids = {id: tokens for id, tokens in told.all_token_ids.items() if id in told.resumed_req_ids}
+        told.all_token_ids = {id: told.all_token_ids[id] for id in told.resumed_req_ids}
         return output
 
-
-def test_the_machine_leaves_a_request_out_of_steps_that_has_to_be_told_its_tokens(monkeypatch):
-    monkeypatch.setattr(AsyncScheduler, "_view_class", TellsTheResumed)
+    monkeypatch.setattr(RunnerViewAhead, "output_of", tell_the_resumed)
     machine, sizes = AheadMachine(), {"num_blocks": 12, "block_size": 4, "max_tokens_per_step": 8}
     machine.rig = AheadRig(World(policy="vllm", resumes_known=True, **sizes), AheadMachine.build)
     with pytest.raises(Violation, match="raised KeyError: 'r0'"):

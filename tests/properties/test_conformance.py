@@ -7,18 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paged import BlockManager, Request, Scheduler
-from paged.errors import InvalidConfig
-from paged.testing import (
-    BrokenPromise,
-    Capabilities,
-    SchedulerRig,
-    StepScheduler,
-    Violation,
-    World,
-    capabilities_of,
-    held_to,
-)
+from paged import BlockManager, LayerGroup, Request, Scheduler
+from paged.errors import PagedError
+from paged.testing import *  # noqa: F403
+from paged.testing import BrokenPromise, Capabilities, StepScheduler, Violation, World, held_to, replay
 from paged.testing.machines import SchedulerMachine, run_machine
 from paged.testing.world import build_scheduler
 
@@ -59,6 +51,14 @@ def test_an_answer_of_the_wrong_shape_is_told_with_the_method_its_arguments_and_
     assert_refused(call, shown, globals(), BrokenPromise)
 
 
+@pytest.mark.parametrize(("call", "shown"), shown_in("properties/refused_by_the_kit.txt", ">>>"))
+def test_what_the_kit_cannot_run_is_refused_by_name_and_no_part_of_a_program(call, shown):
+    added = [("add", (Request(id="a", prompt=[0]),))]
+    rig = replay(World(), added)
+    assert_refused(call, shown, globals() | {"rig": rig}, (PagedError, TypeError, ValueError))
+    assert rig.calls == added and not rig.has_failed
+
+
 @pytest.mark.parametrize(
     ("missing", "capability"),
     [
@@ -80,15 +80,6 @@ def test_a_feature_that_is_missing_is_named_when_it_is_called_with_the_way_to_le
         getattr(held_to("KVManager", Ours()), missing)
 
 
-def test_another_protocol_and_capabilities_of_another_type_are_refused():
-    with pytest.raises(InvalidConfig, match="protocol has to be one of KVManager, StepScheduler; got 'Manager'"):
-        held_to("Manager", BlockManager(4, 2))
-    with pytest.raises(
-        InvalidConfig, match="capabilities of SimpleNamespace have to be Capabilities; got {'fork': False}"
-    ):
-        capabilities_of(SimpleNamespace(capabilities={"fork": False}))
-
-
 class ReturnsNothing(Scheduler):
     """Its batches get lost."""
 
@@ -97,12 +88,10 @@ class ReturnsNothing(Scheduler):
 
 
 def test_a_scheduler_that_breaks_a_promise_is_a_violation_with_its_program():
-    rig = SchedulerRig(World(), lambda world: build_scheduler(world, ReturnsNothing))
-    rig.add(Request(id="a", prompt=[1], max_tokens=1))
-    with pytest.raises(
-        Violation, match=r"ReturnsNothing\.schedule\(\) gave None; StepScheduler promises a batch"
-    ) as caught:
-        rig.schedule()
+    calls = [("add", (Request(id="a", prompt=[1], max_tokens=1),)), ("schedule", ())]
+    told = r"ReturnsNothing\.schedule\(\) gave None; StepScheduler promises a batch"
+    with pytest.raises(Violation, match=told) as caught:
+        replay(World(), calls, lambda world: build_scheduler(world, ReturnsNothing))
     assert caught.value.program.lines[-1] == "rig.schedule()"
 
 

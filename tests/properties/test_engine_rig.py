@@ -241,19 +241,14 @@ def test_a_fault_that_shows_beside_others_is_a_difference_under_pressure(fault, 
     assert any(words in sentence for sentence in found)
 
 
-def test_an_engine_whose_answers_are_wrong_alone_needs_a_reference_from_elsewhere():
-    rig = EngineRig(EngineWorld(), StandInEngine, reference=sevens)
-    rig.add(EngineRequest(id="a", prompt=[0, 1], max_tokens=2))
-    with pytest.raises(Violation, match=r"a received \[\d\]; alone it is \[7, 7\]"):
-        rig.drain()
-
-
-def test_a_program_of_a_machine_keeps_its_reference_and_capabilities_where_it_is_shrunk_and_saved(tmp_path):
+def test_a_reference_is_from_elsewhere_and_a_program_of_a_machine_keeps_it_and_its_capabilities_where_it_is_shrunk_and_saved(
+    tmp_path,
+):
     class Machine(EngineMachine):
         build, reference = StandInEngine, staticmethod(sevens)
         capabilities = replace(StandInEngine.capabilities, salts=False)
 
-    with pytest.raises(Violation) as caught:
+    with pytest.raises(Violation, match=r"received \[\d\]; alone it is \[7\]") as caught:
         run_machine(Machine, few=5)
     program, given = caught.value.program, {"reference": sevens, "capabilities": Machine.capabilities}
     assert [verb for verb, _ in program.calls] == ["add", "step"] and program.options == given

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from paged import BlockManager, Scheduler
-from paged.errors import InvalidConfig
-from paged.testing import NaiveManager, expected_hits, hit_violations
+from paged.testing import expected_hits, hit_violations
 from paged.testing.strategies import prompts
 
 A, B = [0, 1, 2, 3, 4], [0, 1, 2, 3, 9]
@@ -35,24 +34,6 @@ def test_what_was_used_least_recently_is_forgotten_its_end_first():
 def test_outputs_are_cached_all_but_the_last_token():
     assert expected_hits([[0, 1], [0, 1, 2, 3, 4]], block_size=2, outputs=[[2, 3, 4], [0]]) == [0, 4]
     assert expected_hits([[0, 1], [0, 1, 2, 3, 4]], block_size=2, outputs=[[2, 3], [0]]) == [0, 2]
-
-
-def test_a_prompt_that_the_pool_does_not_hold_is_an_error():
-    with pytest.raises(ValueError, match="prompt 1: 2 blocks do not hold its 5 tokens"):
-        expected_hits([[0], A], block_size=2, num_blocks=2)
-
-
-@pytest.mark.parametrize(
-    ("options", "wrong"),
-    [
-        ({"namespaces": ["a"]}, "namespaces have to be as many as the prompts, 2; got 1"),
-        ({"outputs": []}, "outputs have to be as many as the prompts, 2; got 0"),
-        ({"block_size": 0}, "block_size has to be at least 1; got 0"),
-    ],
-)
-def test_options_that_do_not_fit_the_prompts_are_refused(options, wrong):
-    with pytest.raises(InvalidConfig, match=wrong):
-        expected_hits([A, B], **{"block_size": 2} | options)
 
 
 @st.composite
@@ -105,8 +86,3 @@ class Stops(Scheduler):
 
 def test_a_scheduler_that_ends_no_prompt_is_told_so():
     assert hit_violations(Stops(BlockManager(20, 2)), [A, B]) == [f"prompt 0, {A}: not served after 120 steps"]
-
-
-def test_what_is_neither_a_manager_nor_a_scheduler_is_refused():
-    with pytest.raises(TypeError, match="NaiveManager is neither"):
-        hit_violations(NaiveManager(4, 2), [A])

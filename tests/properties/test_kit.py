@@ -5,18 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paged import BlockManager, LayerGroup, Moves, PagedError
+from paged import BlockManager, Moves
 from paged.errors import InvalidConfig
-from paged.testing import (
-    Capabilities,
-    ManagerWorld,
-    SchedulerRig,
-    ShadowKV,
-    Violation,
-    World,
-    capabilities_of,
-    replay,
-)
+from paged.testing import Capabilities, ManagerWorld, ShadowKV, Violation, capabilities_of, replay
 from paged.testing.machines import num_examples
 from paged.testing.shadow_kv import LateDevice
 
@@ -127,23 +118,6 @@ def test_a_wrong_ref_count_of_a_host_block_is_a_violation():
     calls = [("add", ([0], None)), ("allocate", ([0], [1])), ("confirm", ()), ("swap_out", ([0], 0))]
     with pytest.raises(Violation, match="host block 0: ref count 2, expected 1"):
         replay(ManagerWorld(2, 1, host_blocks=1), calls, build)
-
-
-@pytest.mark.parametrize(
-    ("make", "wrong"),
-    [
-        (lambda: ManagerWorld(lag=-1), "lag has to be at least 0; got -1"),
-        (lambda: World(num_blocks=0), "num_blocks has to be at least 1; got 0"),
-        (lambda: SchedulerRig(World(policy="fcfs")), 'unknown policy "fcfs"; known are'),
-        (
-            lambda: World(groups=(LayerGroup("window", 4),)).longest,
-            "max_model_len has to be set where no group is full",
-        ),
-    ],
-)
-def test_a_world_that_cannot_be_is_refused_by_name(make, wrong):
-    with pytest.raises(PagedError, match=wrong):
-        make()
 
 
 @pytest.mark.parametrize("build", ["build_engine(world)", "scheduler_in(world, max_model_len=None, vocabulary=4)"])

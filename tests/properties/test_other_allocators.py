@@ -220,8 +220,9 @@ def test_what_capabilities_leave_out_is_never_called():
     machines.run_machine(machine_of(Bare), few=30, steps=20)
 
 
-def test_a_rig_by_hand_leaves_the_cache_out_as_capabilities_say():
-    rig = ManagerRig(ManagerWorld(num_blocks=2, block_size=1), Plain)
+@pytest.mark.parametrize("rig", [ManagerRig, VllmManagerRig])
+def test_a_rig_by_hand_leaves_the_cache_out_as_capabilities_say(rig):
+    rig = rig(ManagerWorld(num_blocks=2, block_size=1, prefix_caching=rig is ManagerRig), Plain)
     rig.add([1, 1])
     rig.allocate([0], [2])
     rig.confirm()
@@ -233,18 +234,9 @@ def test_an_allocator_that_needs_more_than_a_block_is_never_made_with_less():
         assert (world.num_blocks, world.block_size) == (4, 2)
         return BlockManager(4, 2)
 
-    rig = ManagerRig(ManagerWorld(num_blocks=4, block_size=2), build)
-    rig.add([1, 1])
-    rig.allocate([0], [2])
-    rig.confirm()
-
-
-def test_the_rig_for_a_manager_like_vllms_drives_one_without_a_cache():
-    rig = VllmManagerRig(ManagerWorld(num_blocks=2, block_size=1, prefix_caching=False), Plain)
-    rig.add([1, 1])
-    rig.allocate([0], [2])
-    rig.confirm()
-    rig.drain()
+    replay(
+        ManagerWorld(num_blocks=4, block_size=2), [("add", ([1, 1],)), ("allocate", ([0], [2])), ("confirm", ())], build
+    )
 
 
 def test_an_adapter_is_a_manager():

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from paged import POLICIES, BlockManager, Hint, HintOutcome, Request, Scheduler
-from paged.errors import DuplicateRequest, InvalidProgram, NeverFits, OutOfBlocks, UnknownRequest
+from paged import POLICIES, BlockManager, Hint, HintOutcome, Request, RequestUsage, Scheduler
+from paged.errors import DuplicateRequest, NeverFits, OutOfBlocks, UnknownRequest
 from paged.scheduler.hints import Hints
-from paged.testing import Capabilities, SchedulerRig, Violation, World, random_program, replay
+from paged.testing import SchedulerRig, Violation, World, random_program, replay
 from paged.testing.machines import ManagerMachine, first_violation, settings_for
 from paged.testing.world import build_scheduler
 
@@ -53,25 +53,18 @@ def test_a_fault_in_the_manager_is_found(fault):
     assert violation.found
 
 
-class FailsTwice(BlockManager):
-    """Raises where a second row computes, and whenever rows end after that."""
+def raising(what):
+    def fail(*_, **__):
+        raise KeyError(what)
 
-    def allocate(self, rows, counts, **unknown):
-        if len(self.rows.live) > 1:
-            self.has_failed = True
-            raise KeyError("the first")
-        return super().allocate(rows, counts, **unknown)
-
-    def free(self, rows):
-        if hasattr(self, "has_failed"):
-            raise KeyError("the one behind it")
-        super().free(rows)
+    return fail
 
 
 def test_what_is_raised_when_an_example_ends_does_not_hide_what_ended_it():
+    wrong = {"allocate": raising("the first"), "free": raising("the one behind it")}
+
     class Machine(ManagerMachine):
-        build = staticmethod(lambda world: FailsTwice(world.num_blocks, world.block_size))
-        capabilities = Capabilities(host_tier=False)
+        build = staticmethod(lambda world: type("Fails", (BlockManager,), wrong)(world.num_blocks, world.block_size))
 
     violation, _ = first_violation(Machine, settings_for(20))
     assert [sentence.partition(" (")[0] for sentence in violation.found] == ["raised KeyError: 'the first'"]
@@ -116,22 +109,16 @@ class GetsStuck(Scheduler):
         return batch
 
 
-class CountsNothingAgain(Scheduler):
-    """Forgets what it computed twice."""
+def counting(name, factor):
+    """A scheduler that says so many times what it counted."""
 
-    def stats(self):
-        shown = super().stats()
-        shown.recomputed_tokens = 0
-        return shown
+    class Counts(Scheduler):
+        def stats(self):
+            shown = super().stats()
+            setattr(shown, name, factor * getattr(shown, name))
+            return shown
 
-
-class CountsStepsTwice(Scheduler):
-    """Says twice the steps."""
-
-    def stats(self):
-        shown = super().stats()
-        shown.steps *= 2
-        return shown
+    return Counts
 
 
 def saying(**fields):
@@ -151,7 +138,7 @@ def saying(**fields):
         (WritesNextDoor, "."),
         (DeliversTwice, "."),
         (GetsStuck, "."),
-        (CountsNothingAgain, r"stats\(\): recomputed_tokens 0; \d+ were computed in batches before"),
+        (counting("recomputed_tokens", 0), r"stats\(\): recomputed_tokens 0; \d+ were computed in batches before"),
     ],
 )
 def test_a_fault_in_the_scheduler_is_found_by_random_programs(fault, told):
@@ -180,7 +167,7 @@ def lets_one_more_wait(world):
 @pytest.mark.parametrize(
     ("fault", "world", "lengths", "told"),
     [
-        (CountsStepsTwice, WORLD, (2,), r"stats\(\): steps 2, counted from its batches 1"),
+        (counting("steps", 2), WORLD, (2,), r"stats\(\): steps 2, counted from its batches 1"),
         (saying(watermark=0.0), WORLD, (2, 3), "10: r1 waits for 3 blocks; 6 are left, 0 owed, 0 kept free"),
         (saying(watermark=0.5), WITHOUT_WATERMARK, (2, 3), r"10: \['r0', 'r1'\] came in; 3 blocks are left, 0 owed, 4 kept free"),
         (SharesNothing, World(num_blocks=8, block_size=1), (3, 3), "r1/0 begins at 0, though its first 2 tokens are there"),
@@ -201,15 +188,17 @@ def serve(fault, world, lengths):
     rig.drain()
 
 
-class GivesATokenMore(Scheduler):
-    """The last output of a request that is aborted, or finished by the engine, has a token."""
+def ending_with(**wrong):
+    """A scheduler whose last output of a request that is aborted, or finished by the engine, is another one."""
 
-    def abort(self, request_id):
-        output = super().abort(request_id)
-        return output and msgspec.structs.replace(output, token_ids=[0])
+    class Ends(Scheduler):
+        def abort(self, request_id):
+            return msgspec.structs.replace(super().abort(request_id), **wrong)
 
-    def finish(self, *arguments):
-        return msgspec.structs.replace(super().finish(*arguments), token_ids=[0])
+        def finish(self, *arguments):
+            return msgspec.structs.replace(super().finish(*arguments), **wrong)
+
+    return Ends
 
 
 class Refuses(Scheduler):
@@ -231,28 +220,20 @@ class Refuses(Scheduler):
             return HintOutcome(status="missing", reason="nobody")
 
 
-class SaysWhatItDidNot(Scheduler):
-    """Reports an output and a preemption too many of each request."""
-
-    def abort(self, request_id):
-        output = super().abort(request_id)
-        usage = msgspec.structs.replace(output.usage, output_tokens=1, preemptions=1)
-        return msgspec.structs.replace(output, usage=usage)
-
-
+ONE_MORE, MUCH_MORE = ending_with(token_ids=[0]), ending_with(usage=RequestUsage(1, 1, 0, 0, 0, 1))
 ADDED = ("add", (Request(id="a", prompt=[0], max_tokens=2),))
 
 
 @pytest.mark.parametrize(
     ("fault", "call", "told"),
     [
-        (GivesATokenMore, ("abort", ("a",)), r"abort of live a returned Output\(id='a', sequence=0, token_ids=\[0\]"),
+        (ONE_MORE, ("abort", ("a",)), r"abort of live a returned Output\(id='a', sequence=0, token_ids=\[0\]"),
         (
-            SaysWhatItDidNot,
+            MUCH_MORE,
             ("abort", ("a",)),
             "a reports output_tokens 1; there were 0\na reports preemptions 1; there were 0",
         ),
-        (GivesATokenMore, ("finish", ("a",)), r"finish of a/0 returned Output\(id='a', sequence=0, token_ids=\[0\]"),
+        (ONE_MORE, ("finish", ("a",)), r"finish of a/0 returned Output\(id='a', sequence=0, token_ids=\[0\]"),
         (Refuses, ADDED, "a is taken, and was refused as never fitting, not as a duplicate"),
         (Refuses, ("finish", ("a",)), r"raised RuntimeError: lost \(finish line"),
         (
@@ -268,78 +249,43 @@ def test_a_call_that_is_answered_wrong_is_told_with_its_program(fault, call, tol
     assert caught.value.program.calls[-1][0] == call[0]
 
 
-def _pin_keeps(self, hint, *rest):
+def pin_beside(self, hint, *rest, pin=Hints._pin):
     before = self.pins
-    outcome = PIN(self, hint, *rest)
+    outcome = pin(self, hint, *rest)
     self.pins = before + self.pins[-1:]
     return outcome
 
 
-def _fetch_one(self):
+def fetch_one(self, fetch=Hints.fetch):
     del self.to_fetch[1:]
-    FETCH(self)
+    fetch(self)
 
 
-PIN, UNPIN, FETCH = Hints._pin, Hints._unpin, Hints.fetch
-SERVED = [ADDED, ("step", ()), ("step", ())]
-FILLED = Request(id="c", prompt=[2] * 5, max_tokens=1, writes_cache=False)
-TWICE = [("hint", (Hint(action="pin", tokens=[0], tenant=tenant),)) for tenant in ("t", None)]
+def unpin_of_all(self, target, *tenants, unpin=Hints._unpin):
+    return unpin(self, target)
+
+
+SERVED = [ADDED, *[("step", ())] * 2]
+OTHERS = Request(id="b", prompt=[1, 1], max_tokens=1), Request(id="c", prompt=[2] * 5, max_tokens=1, writes_cache=False)
+GONE = [*SERVED, *(call for request in OTHERS for call in (("add", (request,)), ("step", ())))]
+FETCHED = [("hint", (Hint(action="prefetch", tokens=[token] * 2),)) for token in (0, 1)]
+PINNED = [("hint", (Hint(action="pin", tokens=[0], tenant=tenant),)) for tenant in ("t", None)]
+PINNED_AT_ITS_END = ("hint", (Hint(action="pin", request="a"),))
 
 
 @pytest.mark.parametrize(
     ("method", "wrong", "calls", "told"),
     [
-        ("_pin", _pin_keeps, [*SERVED, TWICE[0], TWICE[0]], "18: the scheduler says that 2 blocks are pinned; 1 are"),
-        (
-            "_unpin",
-            lambda self, target, *tenants: UNPIN(self, target),
-            [*SERVED, *TWICE],
-            "18: the scheduler says that 1 blocks are pinned; 2 are",
-        ),
-        (
-            "finish",
-            lambda self, request, way: None,
-            [ADDED, ("hint", (Hint(action="pin", request="a"),)), *SERVED[1:]],
-            "18: the scheduler says that 0 blocks are pinned; 2 are",
-        ),
-        (
-            "fetch",
-            _fetch_one,
-            [
-                *SERVED,
-                ("add", (Request(id="b", prompt=[1, 1], max_tokens=1),)),
-                ("step", ()),
-                *(("add", (FILLED,)), ("step", ())),
-                *(("hint", (Hint(action="prefetch", tokens=[token] * 2),)) for token in (0, 1)),
-                ("schedule", ()),
-            ],
-            r"18: \d blocks were to be prefetched, and are not, though blocks are free",
-        ),
+        ("_pin", pin_beside, [*SERVED, PINNED[0], PINNED[0]], "says that 2 blocks are pinned; 1 are"),
+        ("_unpin", unpin_of_all, [*SERVED, *PINNED], "says that 1 blocks are pinned; 2 are"),
+        ("finish", lambda *_: None, [ADDED, PINNED_AT_ITS_END, *SERVED[1:]], "says that 0 blocks are pinned; 2 are"),
+        ("fetch", fetch_one, [*GONE, *FETCHED, ("schedule", ())], "1 blocks were to be prefetched, and are not"),
     ],
 )
 def test_what_a_hint_leaves_undone_is_told(monkeypatch, method, wrong, calls, told):
-    world = World(
-        num_blocks=6, block_size=1, host_blocks=8, host_caching=True, max_pinned=0 if method == "fetch" else 2
-    )
+    sizes = {"num_blocks": 6, "block_size": 1, "host_blocks": 8, "host_caching": True}
+    world = World(max_pinned=0 if method == "fetch" else 2, **sizes)
     assert replay(world, calls)
     monkeypatch.setattr(Hints, method, wrong)
     with pytest.raises(Violation, match=told):
         replay(world, calls)
-
-
-@pytest.mark.parametrize(
-    ("verb", "arguments", "told"),
-    [
-        ("append", ("b", [1]), "b has no sequence 0: the request is unknown or has ended."),
-        ("finish", ("a", 1), "a has no sequence 1: it has 1."),
-        ("fork", ("a", -1), "a has no sequence -1: it has 1."),
-        ("run", (0,), "0 batches are out; 0 is none of them."),
-        ("add", (5,), "5 is no Request."),
-        ("hint", ("pin",), "'pin' is no Hint."),
-    ],
-)
-def test_a_call_about_what_there_is_not_is_refused_and_no_part_of_the_program(verb, arguments, told):
-    rig = replay(World(), [ADDED])
-    with pytest.raises(InvalidProgram, match=told):
-        getattr(rig, verb)(*arguments)
-    assert rig.calls == [ADDED] and not rig.has_failed
