@@ -31,9 +31,9 @@ def expected_hits(
 ) -> list[int]:
     """Prompt tokens of each prompt that are hits, when each is served to its end before the next.
 
-    num_blocks   of the pool; None: as many as hold everything. Evicted is what was used least recently, children before
-    parents outputs      what each one generates; their content is cached, too, all but the last token's. None: one
-    token each namespaces   of each prompt; only equal ones share. None: all are one
+    num_blocks   of the pool; None: as many as hold everything. Evicted is what was used least recently, children first
+    outputs      what each one generates; their content is cached, too, all but the last token's. None: one token each
+    namespaces   of each prompt; only equal ones share. None: all are one
 
     Only full blocks are hits, and at least one token of a prompt is computed. Raises ValueError for a prompt that the
     pool does not hold; InvalidConfig, which is one, for a block size below 1, and for more or fewer `outputs` or

@@ -86,8 +86,8 @@ class KVManager(Protocol):
     """Block accounting over integer rows: what every manager has. What a capability stands for comes on top. Semantics:
     the docstrings of `paged.BlockManager`; `conformance` says which type and shape each answer has.
 
-    device, host    num_blocks, num_free, num_cached, num_used, in blocks; ref_counts, by block rows            live,
-    the rows that sequences hold; num_tokens, num_computed, num_scheduled, by row; num_on_host(row)
+    device, host    num_blocks, num_free, num_cached, num_used, in blocks; ref_counts, by block
+    rows            live, the rows that sequences hold; num_tokens, num_computed, num_scheduled, by row; num_on_host(row)
     """
 
     num_blocks: int
