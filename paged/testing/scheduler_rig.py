@@ -153,6 +153,7 @@ class SchedulerRig(Rig):
             self._expect(not self.world.can_hold(request), f"{id} was refused, and an empty pool holds it")
             # The id now stands for the refused request, whichever had it before.
             self.books.pop(id, None)
+            self.past.add(id)
             self.num_added += 1
             self.events["refused"] += 1
         except errors.DuplicateRequest:

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from paged import BlockManager, Moves
+from paged import BlockManager, Hint, Moves, Request
 from paged.errors import InvalidConfig
-from paged.testing import Capabilities, ManagerWorld, ShadowKV, Violation, capabilities_of, replay
+from paged.testing import Capabilities, ManagerWorld, ShadowKV, Violation, World, capabilities_of, replay
 from paged.testing.machines import num_examples
 from paged.testing.shadow_kv import LateDevice
 
@@ -134,3 +134,9 @@ def test_a_number_of_examples_in_the_environment_that_is_none_is_refused(asked, 
         InvalidConfig, match=f"PAGED_EXAMPLES has to be a number of examples, at least 1; got '{asked}'."
     ):
         num_examples(5)
+
+
+def test_a_request_that_was_refused_was_submitted_as_far_as_hints_and_aborts_say():
+    refused = ("add", (Request(id="a", prompt=[0] * 99),))
+    calls = [refused, ("hint", (Hint(action="retain", request="a"),)), ("abort", ("a",))]
+    assert replay(World(num_blocks=4), calls, drain=True).events["refused"] == 1
