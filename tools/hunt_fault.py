@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,11 +110,11 @@ def hunt(examples: int, programs: int, *, manager: bool, layers: bool, sessions:
         (PROGRAMS, lambda: run_programs(4 * examples)),
     ]
     if layers:
-        ways = [(LAYERS, lambda: run_machine(LayerMachine, examples))]
+        ways = [(LAYERS, partial(run_machine, LayerMachine, most)) for most in (examples, 4 * examples)]
     if sessions:
         if (result := run_sessions(examples))["by"] is not None:
             return result
-        ways = [(SCHEDULER, lambda: run_machine(SchedulerMachine, examples))]
+        ways = [(SCHEDULER, partial(run_machine, SchedulerMachine, most)) for most in (examples, 4 * examples)]
     begun, tried = time.monotonic(), 0
     for way, run in ways:
         try:
