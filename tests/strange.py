@@ -11,11 +11,10 @@ STRANGE = [
 ]  # fmt: skip
 
 
-def parameters_of(kind, but=()):
-    """(call, parameter) for each parameter of each public call of a class, but those named."""
+def parameters_of(kind):
+    """(call, parameter) for each parameter of each public call of a class."""
     calls = [(name, call) for name, call in vars(kind).items() if callable(call) and not name.startswith("_")]
-    every = [(name, parameter) for name, call in calls for parameter in list(inspect.signature(call).parameters)[1:]]
-    return [each for each in every if each not in but]
+    return [(name, parameter) for name, call in calls for parameter in list(inspect.signature(call).parameters)[1:]]
 
 
 def given(call, others, parameter, value):

@@ -177,8 +177,10 @@ class DiskTier:
             named = self._chains[hint.request][0].named if hint.request in self._chains else None
         elif hint.session is not None:
             named = self._turns.get(hint.session)
-        if named is None or self._is_plain:
-            return outcome if named is None else self.prefetches.ask(named, outcome)
+        if named is None:
+            return outcome
+        if self._is_plain:
+            return self.prefetches.ask(named, outcome)
         if (below := self.num_held(named) - outcome.num_tokens) <= 0:
             return outcome
         why = f"{below:,} tokens lie on the disk alone; with layers of several kinds they come when a request is admitted."
@@ -262,36 +264,32 @@ class DiskTier:
         if chain.is_private or row < 0 or rows.num_on_host(row):
             return
         # One step ahead a later batch may have taken the tail of its blocks.
-        pages = self._pages_of(row)
+        pages = self._pages_of(row, self._of_blocks)
         stop = min(min(end, int(rows.num_tokens[row])) // self._size, len(pages))
         if len(chain.keys) < stop:
             chain.extend(rows.tokens[row, len(chain.keys) * self._size : stop * self._size].tobytes(), 4 * self._size)
         if (pages[chain.num_kept : stop] < 0).any():
             # A hit lacks what windows have passed; the store has it, or it is lost, and all behind it.
             chain.num_kept = max(chain.num_kept, self._look_up(chain.keys[:stop]))
+            if (pages[chain.num_kept : stop] < 0).any():
+                return
         start = chain.num_kept
-        if (pages[start:stop] < 0).any():
-            return
         try:
             chain.num_kept += self.store.write(
                 chain.keys[start:stop], lambda places: self._copied(pages[start + np.array(places)])
             )
             is_at_end = end == stop * self._size == int(rows.num_launched[row]) and chain.num_kept == stop
             if self.states is not None and is_chunk and is_at_end:
-                self.states.write([chain.keys[stop - 1]], lambda _: self._copied(self._state_pages_of(row)))
+                self.states.write([chain.keys[stop - 1]], lambda _: self._copied(self._pages_of(row, self._of_states)))
         except Exception:
             # An error of a caller's store: the blocks are offered again with the next one.
             return
 
-    def _pages_of(self, row: int) -> NDArray[np.int32]:
-        """Return the pages of each of the row's blocks, in all groups that have blocks, int32 [columns, pages]; -1: passed."""
+    def _pages_of(self, row: int, groups: list[int]) -> NDArray[np.int32]:
+        """Return the pages of each of the row's blocks in these groups, int32 [columns, pages]; -1: passed. Of states: [1, pages]."""
         if self._is_plain:
             return self._manager.rows.table(row)[:, None]
-        return np.concatenate([self._manager.group_pages(number, row) for number in self._of_blocks], axis=1)
-
-    def _state_pages_of(self, row: int) -> NDArray[np.int32]:
-        """Return the pages of the row's states, int32 [1, pages]."""
-        return np.concatenate([self._manager.group_pages(number, row) for number in self._of_states], axis=1)
+        return np.concatenate([self._manager.group_pages(number, row) for number in groups], axis=1)
 
     def _copied(self, pages: NDArray[np.int32]) -> NDArray[np.uint8]:
         """Return what lies on the pages of each of n blocks, or a state, uint8 [n, bytes]."""
@@ -438,12 +436,12 @@ class DiskTier:
     def _copy_in(self, piece: _Piece, load: _Load) -> None:
         start, num = load.first + load.done, piece.num_whole
         if start == load.stop and num:
-            self._put(self._state_pages_of(load.row), piece.blocks)
+            self._put(self._pages_of(load.row, self._of_states), piece.blocks)
             load.is_over = load.is_whole = True
             return
         if num:
             # Read the table now: a load that was listed again has other blocks.
-            self._put(self._pages_of(load.row)[start : start + num], piece.blocks[:num])
+            self._put(self._pages_of(load.row, self._of_blocks)[start : start + num], piece.blocks[:num])
             load.done += num
             self._block_s = _mean(self._block_s, piece.seconds / num)
         if num < len(piece.blocks) or not len(piece.blocks):

@@ -101,7 +101,7 @@ class QueueSight(msgspec.Struct, frozen=True):
 
 
 class RequestSight(RequestView, frozen=True):
-    """A live request, with what the scheduler does not know of it.
+    """A live request: the scheduler's view of it, its tenant, its cells in the block map, its times, and what it waits for.
 
     number  its cells in the block map have it
     reason  why it does not run; "" if it runs, and of all but the first of those that do not
